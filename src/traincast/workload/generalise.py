@@ -1,0 +1,201 @@
+"""From several captures of one step to a program that depends on batch size and sequence length.
+
+Every integer of every op is solved for as a polynomial (see `sizes`) from captures at several sizes, one more than
+there are unknowns; all must be reproduced exactly, or the program is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import TraincastError
+from traincast.workload.ops import Signature
+from traincast.workload.program import Columns, Program
+from traincast.workload.sizes import MONOMIALS, IntArray, SizeTable, monomials, rounded_up
+from traincast.workload.symbolic import form_and_sizes, with_size_indices
+
+_STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
+
+_PADDINGS = (8, 16, 32, 64, 128)  # what attention kernels round sequence lengths up to
+
+
+def capture_sizes(batch: int, seq_len: int) -> list[tuple[int, int]]:
+    """The (batch, sequence length) pairs to capture at: those to solve from, then one to verify with.
+
+    The first is the pair asked for. Sizes are spread so that no dimension of a usual model is met by chance.
+    """
+    other = batch + 3 if batch < 8 else batch // 2 + 1
+    if not seq_len:
+        return [(batch, 0), (other, 0), (batch + other, 0)]
+    if seq_len < 12:
+        others = (seq_len + 1, seq_len + 3)
+    else:
+        # One above a multiple of 128, so that every padding below rounds it to another length.
+        half = seq_len // 2 // 128 * 128 + 1 if seq_len >= 256 else seq_len // 2 + 1
+        quarter = seq_len // 4 + 3
+        others = (half, quarter + (quarter == half))
+    pairs = [(b, s) for b in (batch, other) for s in (seq_len, *others)]
+    return [*pairs, (batch + other, seq_len // 2 + 5)]
+
+
+def generalise(captures: Sequence[Program]) -> Program:
+    """One program from captures at the sizes of `capture_sizes`, all of which it reproduces exactly."""
+    first = captures[0]
+    for other in captures[1:]:
+        _check_same_structure(first, other)
+    values = np.array([_all_sizes(program) for program in captures], dtype=np.int64)
+    distinct, position = np.unique(values.T, axis=0, return_inverse=True)
+    table = _solve(distinct, [(program.batch_size, program.seq_len) for program in captures])
+    return _rebuild(first, table, position.reshape(-1).astype(np.int64))
+
+
+def _check_same_structure(first: Program, other: Program) -> None:
+    if (first.num_ops, first.names) != (other.num_ops, other.names) or any(
+        not np.array_equal(getattr(first.columns, name), getattr(other.columns, name)) for name in _STRUCTURE
+    ):
+        raise TraincastError(
+            f"the step runs other ops at batch {other.batch_size}, length {other.seq_len} "
+            f"({other.num_ops} ops) than at batch {first.batch_size}, length {first.seq_len} ({first.num_ops} ops)"
+        )
+    pairs = set(zip(first.columns.op_signature.tolist(), other.columns.op_signature.tolist(), strict=True))
+    for a, b in pairs:
+        if form_and_sizes(first.signatures[a])[0] != form_and_sizes(other.signatures[b])[0]:
+            name = first.signatures[a].name
+            raise TraincastError(f"op {name} changes its form between batch sizes; capture at one size only")
+
+
+def _per_op(program: Program) -> list[Signature]:
+    signatures = program.signatures
+    return [signatures[i] for i in program.columns.op_signature]
+
+
+def _all_sizes(program: Program) -> list[int]:
+    flat: list[int] = []
+    taken = [form_and_sizes(signature)[1] for signature in program.signatures]
+    for index in program.columns.op_signature:
+        flat.extend(taken[index])
+    flat.extend(program.storage_nbytes.tolist())
+    return flat
+
+
+def _solve(observed: IntArray, points: list[tuple[int, int]]) -> SizeTable:
+    """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length."""
+    lengths = points[0][1] > 0
+    fit = _fit(observed, points, list(range(len(MONOMIALS))) if lengths else [0, 1])
+    multiples = np.ones(len(observed), dtype=np.int64)
+    for multiple in _PADDINGS if lengths else ():
+        left = np.flatnonzero(~fit.good)
+        padded = [(batch, rounded_up(length, multiple)) for batch, length in points]
+        again = _fit(observed[left], padded, [0, 1, 2, 3])
+        taken = left[again.good]
+        fit.coefficients[taken], fit.denominator[taken] = again.coefficients[again.good], again.denominator[again.good]
+        fit.good[taken], multiples[taken] = True, multiple
+    if not fit.good.all():
+        raise TraincastError(
+            f"a size of this step is no polynomial of the batch size and sequence length "
+            f"(seen {observed[np.argmin(fit.good)].tolist()}); it can only be used at the size it was captured at"
+        )
+    return SizeTable(fit.coefficients, fit.denominator, multiples)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Polynomials in some monomials, and which rows they reproduce at every point."""
+
+    coefficients: IntArray
+    denominator: IntArray
+    good: npt.NDArray[np.bool_]
+
+
+def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int]) -> _Fit:
+    """Solves each row from as many points as there are unknowns, exactly, and checks it at all of them."""
+    fit = _Fit(
+        np.zeros((len(observed), len(MONOMIALS)), dtype=np.int64),
+        np.ones(len(observed), dtype=np.int64),
+        np.zeros(len(observed), dtype=np.bool_),
+    )
+    design = [[Fraction(monomials(batch, length)[c]) for c in used] for batch, length in points]
+    chosen = _independent(design)
+    if len(chosen) < len(used):
+        return fit
+    inverse = _invert([design[i] for i in chosen])
+    denominator = math.lcm(*(entry.denominator for row in inverse for entry in row))
+    scaled = np.array([[int(entry * denominator) for entry in row] for row in inverse], dtype=object)
+    for i, row in enumerate(observed[:, chosen].astype(object) @ scaled.T):
+        parts = [Fraction(int(entry), denominator) for entry in row]
+        common = math.lcm(*(part.denominator for part in parts))
+        whole = [int(part * common) for part in parts]
+        if max(map(abs, (common, *whole))) < 2**63:
+            fit.denominator[i], fit.coefficients[i, used], fit.good[i] = common, whole, True
+    expected = observed.astype(object) * fit.denominator[:, None]
+    fit.good[:] &= np.all(_numerators(fit, points) == expected, axis=1) & _always_whole(fit)
+    return fit
+
+
+def _numerators(fit: _Fit, points: Iterable[tuple[int, int]]) -> npt.NDArray[np.object_]:
+    """Numerators at every point, in Python's integers, which do not overflow."""
+    terms = np.array([monomials(batch, length) for batch, length in points], dtype=object)
+    values: npt.NDArray[np.object_] = fit.coefficients.astype(object) @ terms.T
+    return values
+
+
+def _always_whole(fit: _Fit) -> npt.NDArray[np.bool_]:
+    """Which sizes are whole at every batch size and sequence length.
+
+    A polynomial of degree 1 in B and 2 in S is, if it is at 2 x 3 neighbouring points. `S // 2` met at a few
+    lengths can be fitted by chance; the fit then has fractions that no real size has.
+    """
+    remainders = _numerators(fit, product((0, 1), (0, 1, 2))) % fit.denominator[:, None]
+    whole: npt.NDArray[np.bool_] = np.all(remainders == 0, axis=1)
+    return whole
+
+
+def _independent(rows: list[list[Fraction]]) -> list[int]:
+    """Indices of the first rows that are linearly independent."""
+    chosen: list[int] = []
+    reduced: list[tuple[int, list[Fraction]]] = []  # pivot column, row
+    for index, row in enumerate(rows):
+        rest = row
+        for pivot, other in reduced:
+            factor = rest[pivot] / other[pivot]
+            rest = [a - factor * b for a, b in zip(rest, other, strict=True)]
+        pivot = next((c for c, entry in enumerate(rest) if entry), -1)
+        if pivot >= 0:
+            reduced.append((pivot, rest))
+            chosen.append(index)
+    return chosen
+
+
+def _invert(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
+    size = len(matrix)
+    rows = [row + [Fraction(int(i == j)) for j in range(size)] for i, row in enumerate(matrix)]
+    for pivot in range(size):
+        best = next(r for r in range(pivot, size) if rows[r][pivot])
+        rows[pivot], rows[best] = rows[best], rows[pivot]
+        scale = rows[pivot][pivot]
+        rows[pivot] = [entry / scale for entry in rows[pivot]]
+        for r in range(size):
+            if r != pivot and rows[r][pivot]:
+                factor = rows[r][pivot]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[pivot], strict=True)]
+    return [row[size:] for row in rows]
+
+
+def _rebuild(first: Program, table: SizeTable, position: IntArray) -> Program:
+    """The first program with its sizes replaced by indices into the solved table, signatures made distinct anew."""
+    cursor = iter(position.tolist())
+    distinct: dict[Signature, int] = {}
+    op_signature = [
+        distinct.setdefault(with_size_indices(signature, lambda _: next(cursor)), len(distinct))
+        for signature in _per_op(first)
+    ]
+    storages = np.fromiter(cursor, dtype=np.int32)
+    columns = replace(first.columns, op_signature=np.array(op_signature, dtype=np.int32), storage_bytes=storages)
+    return replace(first, sizes=table, symbolic=tuple(distinct), columns=columns)

@@ -1,0 +1,189 @@
+"""One rank's training step: scopes and ops in host order, kept as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import TraincastError
+from traincast.workload.ops import Op, Phase, Scope, Signature, StorageKind, Tensor
+from traincast.workload.sizes import IntArray, SizeTable
+from traincast.workload.symbolic import with_plain_sizes
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Columns:
+    """The arrays of a program. Pointers (`*_ptr`) have one entry more than the things they divide."""
+
+    op_signature: Int32Array
+    op_module: Int32Array  # index into `names`
+    op_forward: Int32Array  # forward op of a backward op, or -1
+    op_stream: Int32Array
+    input_ptr: Int32Array
+    input_tensor: Int32Array
+    output_ptr: Int32Array
+    output_tensor: Int32Array
+    tensor_storage: Int32Array
+    storage_bytes: Int32Array  # index into `sizes`
+    storage_kind: Int32Array
+    storage_alloc: Int32Array  # op that allocates it, or -1: there before the step
+    storage_free: Int32Array  # op after which it is freed, or the number of ops: outlives the step
+    scope_name: Int32Array  # index into `names`
+    scope_phase: Int32Array
+    scope_thread: Int32Array
+    scope_after: Int32Array
+    scope_ptr: Int32Array  # ops of scope i are scope_ptr[i] .. scope_ptr[i + 1]
+
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(field.name for field in fields(Columns))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """One rank's step at one batch size and sequence length, able to become another.
+
+    `symbolic` are the distinct op signatures with sizes as indices into `sizes`. `seq_len` is 0 for a
+    model without sequences. `rigid` says why the program cannot be re-batched ("" when it can).
+    """
+
+    sizes: SizeTable
+    symbolic: tuple[Signature, ...]
+    names: tuple[str, ...]
+    columns: Columns
+    batch_size: int
+    seq_len: int = 0
+    rigid: str = ""
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops."""
+        return len(self.columns.op_signature)
+
+    @property
+    def num_scopes(self) -> int:
+        """Number of top-level host ops."""
+        return len(self.columns.scope_name)
+
+    @cached_property
+    def size_values(self) -> IntArray:
+        """Every size at the program's batch size and sequence length."""
+        return self.sizes.at(self.batch_size, self.seq_len)
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The distinct op signatures with plain numbers."""
+        return with_plain_sizes(self.symbolic, self.size_values.tolist())
+
+    @cached_property
+    def op_scope(self) -> Int32Array:
+        """The scope of every op."""
+        counts = np.diff(self.columns.scope_ptr)
+        return np.repeat(np.arange(self.num_scopes, dtype=np.int32), counts)
+
+    @cached_property
+    def op_phase(self) -> Int32Array:
+        """The phase of every op (its scope's)."""
+        return self.columns.scope_phase[self.op_scope]
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Every op as an object, in host order. For reading and tests; prediction uses the columns."""
+        return tuple(self._op(index) for index in range(self.num_ops))
+
+    @cached_property
+    def scopes(self) -> tuple[Scope, ...]:
+        """Every top-level host op as an object, in host order."""
+        c = self.columns
+        return tuple(
+            Scope(
+                index=i,
+                name=self.names[c.scope_name[i]],
+                phase=Phase(int(c.scope_phase[i])),
+                thread=int(c.scope_thread[i]),
+                after=int(c.scope_after[i]),
+                first_op=int(c.scope_ptr[i]),
+                num_ops=int(c.scope_ptr[i + 1] - c.scope_ptr[i]),
+            )
+            for i in range(self.num_scopes)
+        )
+
+    @cached_property
+    def storage_nbytes(self) -> IntArray:
+        """Bytes of every storage."""
+        values: IntArray = self.size_values[self.columns.storage_bytes]
+        return values
+
+    @cached_property
+    def storage_on_host(self) -> npt.NDArray[np.bool_]:
+        """Which storages lie in host memory: those of the tensors that some op sees on a CPU device."""
+        c = self.columns
+        on_host = np.zeros(len(c.storage_bytes), dtype=np.bool_)
+        for specs, pointer, tensor in (
+            ([s.inputs for s in self.symbolic], c.input_ptr, c.input_tensor),
+            ([s.outputs for s in self.symbolic], c.output_ptr, c.output_tensor),
+        ):
+            flags = [[spec.device.startswith("cpu") for spec in row] for row in specs]
+            touches = np.array([any(row) for row in flags], dtype=np.bool_)
+            for op in np.flatnonzero(touches[c.op_signature]):
+                row = flags[c.op_signature[op]]
+                on_host[c.tensor_storage[tensor[pointer[op] : pointer[op + 1]][row]]] = True
+        return on_host
+
+    def resized(self, batch_size: int, seq_len: int) -> Program:
+        """The same program at another batch size and sequence length."""
+        return replace(self, batch_size=batch_size, seq_len=seq_len)
+
+    def _op(self, index: int) -> Op:
+        c = self.columns
+        signature = self.signatures[c.op_signature[index]]
+        scope = int(self.op_scope[index])
+        inputs = c.input_tensor[c.input_ptr[index] : c.input_ptr[index + 1]].tolist()
+        outputs = c.output_tensor[c.output_ptr[index] : c.output_ptr[index + 1]].tolist()
+        return Op(
+            index=index,
+            signature=signature,
+            inputs=tuple(Tensor(t, int(c.tensor_storage[t]), s) for t, s in zip(inputs, signature.inputs, strict=True)),
+            outputs=tuple(
+                Tensor(t, int(c.tensor_storage[t]), s) for t, s in zip(outputs, signature.outputs, strict=True)
+            ),
+            phase=Phase(int(c.scope_phase[scope])),
+            module=self.names[c.op_module[index]],
+            scope=scope,
+            forward=int(c.op_forward[index]),
+            thread=int(c.scope_thread[scope]),
+            stream=int(c.op_stream[index]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peak device memory of a step, in bytes: the peak, and what is alive at that moment by kind."""
+
+    peak_bytes: int
+    by_kind: dict[str, int]
+
+
+def peak_memory(program: Program) -> Memory:
+    """Peak of the live device storages over the step, each rounded up to the allocator's 512-byte blocks."""
+    c = program.columns
+    blocks = np.where(program.storage_on_host, 0, (program.storage_nbytes + 511) // 512 * 512)
+    if blocks.sum(dtype=np.float64) > 2.0**62:
+        raise TraincastError(f"the storages of this step at batch size {program.batch_size} exceed 64 bits of bytes")
+    steps = program.num_ops + 2
+    change = np.zeros(steps + 1, dtype=np.int64)
+    born = np.maximum(c.storage_alloc, -1) + 1
+    gone = np.minimum(c.storage_free, program.num_ops) + 2
+    np.add.at(change, born, blocks)
+    np.subtract.at(change, np.minimum(gone, steps), blocks)
+    live = np.cumsum(change[:steps])
+    moment = int(np.argmax(live))
+    alive = (born <= moment) & (gone > moment)
+    sums = {kind: int(blocks[alive & (c.storage_kind == kind)].sum()) for kind in StorageKind}
+    return Memory(int(live[moment]), {kind.name.lower(): total for kind, total in sums.items() if total})

@@ -1,0 +1,96 @@
+"""Signatures whose integers are indices into a `SizeTable`, and the road between them and plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from traincast.workload.ops import Scalar, Signature, TensorSpec
+
+
+class SizeRef(int):
+    """An index into a `SizeTable`, standing for an integer scalar argument.
+
+    It equals no plain number: `alpha=1.0` and an alpha that is size number 1 are different arguments.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SizeRef) and int(self) == int(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(("SizeRef", int(self)))
+
+
+Number: TypeAlias = Callable[[int], int]
+
+
+def with_size_indices(signature: Signature, index: Number) -> Signature:
+    """A plain signature with `index` of every dimension, stride and integer argument in its place, in that order."""
+    return Signature(
+        name=signature.name,
+        inputs=tuple([_map_spec(spec, index) for spec in signature.inputs]),
+        outputs=tuple([_map_spec(spec, index) for spec in signature.outputs]),
+        scalars=tuple([(name, _indexed(value, index)) for name, value in signature.scalars]),
+        groups=signature.groups,
+        overload=signature.overload,
+    )
+
+
+def with_plain_sizes(signatures: Sequence[Signature], sizes: Sequence[int]) -> tuple[Signature, ...]:
+    """Signatures with indices, each looked up in `sizes`.
+
+    Each tensor form is looked up once: fused optimizers pass hundreds of tensors of a few forms.
+    """
+    size = sizes.__getitem__
+    forms = {id(spec): spec for s in signatures for spec in (*s.inputs, *s.outputs)}
+    plain = {key: _map_spec(spec, size) for key, spec in forms.items()}
+    return tuple(
+        [
+            Signature(
+                name=s.name,
+                inputs=tuple([plain[id(spec)] for spec in s.inputs]),
+                outputs=tuple([plain[id(spec)] for spec in s.outputs]),
+                scalars=tuple([(name, _plain(value, size)) for name, value in s.scalars]),
+                groups=s.groups,
+                overload=s.overload,
+            )
+            for s in signatures
+        ]
+    )
+
+
+def form_and_sizes(signature: Signature) -> tuple[Signature, list[int]]:
+    """A plain signature with every size set to index zero, and the sizes that were taken out, in order."""
+    taken: list[int] = []
+
+    def take(size: int) -> int:
+        taken.append(size)
+        return 0
+
+    return with_size_indices(signature, take), taken
+
+
+def _map_spec(spec: TensorSpec, number: Number) -> TensorSpec:
+    return TensorSpec(
+        tuple([number(size) for size in spec.shape]),
+        tuple([number(size) for size in spec.stride]),
+        spec.dtype,
+        spec.device,
+    )
+
+
+def _indexed(value: Scalar, index: Number) -> Scalar:
+    if isinstance(value, tuple):
+        return tuple([_indexed(item, index) for item in value])
+    return SizeRef(index(value)) if type(value) is int else value
+
+
+def _plain(value: Scalar, size: Number) -> Scalar:
+    if isinstance(value, tuple):
+        return tuple([_plain(item, size) for item in value])
+    return size(value) if isinstance(value, SizeRef) else value
