@@ -1,0 +1,99 @@
+"""Host profiles: the five overheads per top-level op, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import TraincastError, unknown
+
+FloatArray = npt.NDArray[np.float64]
+_DATA = files("traincast.host") / "data"
+
+# how a scope's host time is cut up around its launches
+BEFORE, BETWEEN, AFTER, ALONE = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HostProfile:
+    """Mean host times in seconds, by top-level op name.
+
+    `t1` is the gap before any op; `t2`, `t3`, `t5` by op name (before the first launch, after the last, between
+    two); `alone` is the whole time of an op that launches nothing (the other meaning of T5); `t4` by runtime call
+    ("launch", "memcpy", "memset", "synchronize"). The entry "*" of each table is for ops nobody measured, and
+    "*Backward" for autograd nodes nobody measured.
+    """
+
+    name: str
+    t1: float
+    t2: Mapping[str, float]
+    t3: Mapping[str, float]
+    t4: Mapping[str, float]
+    t5: Mapping[str, float]
+    alone: Mapping[str, float]
+    spread: float
+    provenance: Mapping[str, Any]
+
+    def scope_seconds(self, names: Sequence[str]) -> FloatArray:
+        """Host seconds per name and part: float64[n, 4] in the order BEFORE, BETWEEN, AFTER, ALONE."""
+        rows = [
+            (
+                self.t1 + _look_up(self.t2, name),
+                _look_up(self.t5, name),
+                _look_up(self.t3, name),
+                self.t1 + _look_up(self.alone, name),
+            )
+            for name in names
+        ]
+        return np.array(rows, dtype=np.float64).reshape(len(names), 4)
+
+    def knows(self, name: str) -> bool:
+        """Whether this op was measured."""
+        return name in self.t2 or name in self.alone
+
+
+def _look_up(table: Mapping[str, float], name: str) -> float:
+    if name in table:
+        return table[name]
+    if "Backward" in name and "*Backward" in table:
+        return table["*Backward"]
+    return table["*"]
+
+
+@cache
+def profile_names() -> tuple[str, ...]:
+    """Names of the built-in host profiles."""
+    return tuple(sorted(entry.name[:-5] for entry in _DATA.iterdir() if entry.name.endswith(".json")))
+
+
+@cache
+def load_host_profile(name: str) -> HostProfile:
+    """A built-in host profile."""
+    if name not in profile_names():
+        raise unknown("host profile", name, profile_names(), "Use one of these names.")
+    return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:
+    """A host profile from its JSON form, in which times are microseconds."""
+    try:
+        tables = {
+            key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()}
+            for key in ("t2", "t3", "t4", "t5", "alone")
+        }
+        return HostProfile(
+            name=name,
+            t1=1e-6 * float(data["t1_us"]),
+            spread=float(data["spread"]),
+            provenance=data["provenance"],
+            **tables,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraincastError(f"host profile '{name}' is malformed: {error!r}") from None

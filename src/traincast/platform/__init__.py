@@ -1,0 +1,24 @@
+"""Hardware as data: GPUs, nodes, hosts, and what joins them."""
+
+from traincast.platform.device import Device
+from traincast.platform.platform import (
+    Platform,
+    device_by_name,
+    device_keys,
+    load_device,
+    load_platform,
+    platform_keys,
+)
+from traincast.platform.topology import Topology, load_topology
+
+__all__ = [
+    "Device",
+    "Platform",
+    "Topology",
+    "device_by_name",
+    "device_keys",
+    "load_device",
+    "load_platform",
+    "load_topology",
+    "platform_keys",
+]

@@ -1,0 +1,67 @@
+"""A GPU as data: what its sheet says, what it sustains, and how a locked clock changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from traincast.errors import TraincastError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU (or one die of a package, as PyTorch sees it).
+
+    Rates are per second, sizes in bytes. `peak_flops` is dense, by compute type ("fp32", "tf32", "fp16",
+    "bf16", "fp8"), at `boost_clock_mhz`; a type the chip lacks is absent. `sustained_clock_mhz` is what it holds
+    under a long compute-bound load within its power limit; `clock_mhz` is the locked SM clock, or None when
+    the clock floats.
+    """
+
+    key: str
+    name: str
+    vendor: str
+    arch: str
+    memory_bytes: float
+    dram_bandwidth: float
+    num_sms: int
+    cores_per_sm: int
+    boost_clock_mhz: float
+    sustained_clock_mhz: float
+    peak_flops: Mapping[str, float]
+    l2_bytes: float
+    smem_per_sm_bytes: float
+    nvlink_bandwidth: float
+    pcie_gen: int
+    source: str
+    clock_mhz: float | None = None
+
+    @property
+    def effective_clock_mhz(self) -> float:
+        """The SM clock a long kernel runs at: the locked one, else the sustained one."""
+        return self.clock_mhz if self.clock_mhz is not None else self.sustained_clock_mhz
+
+    def peak(self, compute: str) -> float:
+        """Peak rate in flop/s of this compute type at boost clock (or at the locked clock).
+
+        A type the chip has no units for runs at its fp32 rate.
+        """
+        at_boost = self.peak_flops.get(compute, self.peak_flops["fp32"])
+        return at_boost * (self.clock_mhz or self.boost_clock_mhz) / self.boost_clock_mhz
+
+    def sustained(self, compute: str) -> float:
+        """Rate in flop/s of this compute type at the clock that a long kernel runs at."""
+        return (
+            self.peak_flops.get(compute, self.peak_flops["fp32"])
+            * self.effective_clock_mhz
+            / self.boost_clock_mhz
+        )
+
+    def at_clock(self, clock_mhz: float) -> Device:
+        """This device with its SM clock locked."""
+        ceiling = 1.1 * self.boost_clock_mhz
+        if not 100 <= clock_mhz <= ceiling:
+            raise TraincastError(
+                f"SM clock {clock_mhz:g} MHz is out of range for {self.key}; give 100 to {ceiling:.0f} MHz"
+            )
+        return replace(self, clock_mhz=clock_mhz)

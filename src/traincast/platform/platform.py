@@ -1,0 +1,137 @@
+"""Reading device and node descriptions. Adding a GPU is adding a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import TraincastError, unknown
+from traincast.platform.device import Device
+from traincast.platform.files import USER_FILES, number, read_table
+
+_DATA = files("traincast.platform") / "data"
+HOST_PROFILE = "study-2022"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """A device in its surroundings: how many of them a node holds and which host profile drives them.
+
+    `link_bandwidth` is what one GPU can send to its node mates, and `network_bandwidth` what one GPU can send to
+    another node, both in bytes per second and one direction; 0 where there is none.
+    """
+
+    key: str
+    device: Device
+    gpus_per_node: int = 1
+    link_bandwidth: float = 0.0
+    network_bandwidth: float = 0.0
+    host: str = HOST_PROFILE
+
+    def at_clock(self, clock_mhz: float) -> Platform:
+        """This platform with the SM clock of its devices locked."""
+        return replace(self, device=self.device.at_clock(clock_mhz))
+
+
+def load_platform(name: str) -> Platform:
+    """A built-in platform by its key, or one described in a TOML or YAML file of the user's."""
+    if name.endswith(USER_FILES):
+        path = Path(name)
+        if not path.is_file():
+            raise TraincastError(
+                f"platform file '{name}' does not exist; give a device or node description in TOML or YAML"
+            )
+        return _platform_from(path.stem, read_table(path))
+    if name in node_keys():
+        return _platform_from(name, read_table(_DATA / "nodes" / f"{name}.toml"))
+    if name in device_keys():
+        return Platform(key=name, device=load_device(name))
+    raise unknown(
+        "platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file."
+    )
+
+
+@cache
+def load_device(key: str) -> Device:
+    """A built-in device by its key, e.g. `v100`."""
+    if key not in device_keys():
+        raise unknown("device", key, device_keys(), "See 'traincast platforms'.")
+    return _device_from(key, read_table(_DATA / "devices" / f"{key}.toml"))
+
+
+def device_by_name(name: str) -> Device:
+    """The built-in device that `torch.cuda.get_device_name()` calls `name`."""
+    by_name = _keys_by_name()
+    if name not in by_name:
+        raise unknown("device", name, by_name, "Describe it in a .toml file.")
+    return load_device(by_name[name])
+
+
+@cache
+def device_keys() -> tuple[str, ...]:
+    """Keys of the built-in devices."""
+    return _keys(_DATA / "devices")
+
+
+@cache
+def node_keys() -> tuple[str, ...]:
+    """Keys of the built-in nodes."""
+    return _keys(_DATA / "nodes")
+
+
+def platform_keys() -> tuple[str, ...]:
+    """Everything `--on` accepts by name."""
+    return (*device_keys(), *node_keys())
+
+
+@cache
+def _keys_by_name() -> dict[str, str]:
+    return {load_device(key).name: key for key in device_keys()}
+
+
+def _keys(folder: Traversable) -> tuple[str, ...]:
+    return tuple(sorted(entry.name[:-5] for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def _platform_from(key: str, table: dict[str, Any]) -> Platform:
+    if "device" not in table:
+        return Platform(key=key, device=_device_from(key, table))
+    device = load_device(str(table["device"]))
+    return Platform(
+        key=key,
+        device=device,
+        gpus_per_node=number(key, table, "gpus_per_node", integer=True),
+        link_bandwidth=1e9 * number(key, table, "link_gbs"),
+        network_bandwidth=1e9 * number(key, table, "network_gbs_per_gpu"),
+    )
+
+
+def _device_from(key: str, table: dict[str, Any]) -> Device:
+    peaks = table.get("peak_tflops")
+    if not isinstance(peaks, dict) or "fp32" not in peaks:
+        raise TraincastError(f"platform '{key}' lacks [peak_tflops] with an fp32 entry")
+    boost = number(key, table, "boost_clock_mhz")
+    return Device(
+        key=key,
+        name=str(table.get("name", key)),
+        vendor=str(table.get("vendor", "nvidia")),
+        arch=str(table.get("arch", "")),
+        memory_bytes=1e9 * number(key, table, "memory_gb"),
+        dram_bandwidth=1e9 * number(key, table, "dram_bandwidth_gbs"),
+        num_sms=number(key, table, "num_sms", integer=True),
+        cores_per_sm=number(key, table, "cores_per_sm", integer=True),
+        boost_clock_mhz=boost,
+        sustained_clock_mhz=number(key, table, "sustained_clock_mhz")
+        if "sustained_clock_mhz" in table
+        else boost,
+        peak_flops={name: 1e12 * number(key, peaks, name) for name in peaks},
+        l2_bytes=1e6 * number(key, table, "l2_mb"),
+        smem_per_sm_bytes=1e3 * number(key, table, "smem_kb_per_sm"),
+        nvlink_bandwidth=1e9 * number(key, table, "nvlink_gbs", zero=True),
+        pcie_gen=number(key, table, "pcie_gen", integer=True),
+        source=str(table.get("source", "user")),
+    )
