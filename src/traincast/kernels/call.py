@@ -1,0 +1,117 @@
+"""Kernel calls: what a family of kernels is asked to do, one at a time and as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+IntArray = npt.NDArray[np.int64]
+
+COMPUTE_TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int64", "int32", "int16", "int8", "bool")
+COMPUTE_BYTES = dict(zip(COMPUTE_TYPES, (4, 4, 2, 2, 1, 8, 8, 4, 2, 1, 1), strict=True))
+_COMPUTE_CODE = {name: code for code, name in enumerate(COMPUTE_TYPES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A kernel family: the kinds it knows and the numbers that describe a call, by name and order."""
+
+    name: str
+    kinds: tuple[str, ...]
+    fields: tuple[str, ...]
+
+    def call(self, kind: str, compute: str = "fp32", /, *, estimated: bool = False, **sizes: float) -> KernelCall:
+        """A call of this family; every field must be given, and nothing else."""
+        if kind not in self.kinds:
+            raise AssertionError(f"kernel family {self.name} has no kind {kind!r}")
+        if sizes.keys() != set(self.fields):
+            raise AssertionError(f"a {self.name} call needs {', '.join(self.fields)}; got {', '.join(sizes)}")
+        return KernelCall(self, kind, compute, tuple(float(sizes[field]) for field in self.fields), estimated)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One kernel launch. `compute` is the type it computes in; `values` follow `family.fields`.
+
+    `estimated` marks a call that stands in for an op nobody has modelled.
+    """
+
+    family: Family
+    kind: str
+    compute: str
+    values: tuple[float, ...]
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Many calls of one family as columns: `kind` and `compute` are codes, `values` is float64[n, fields]."""
+
+    family: Family
+    kind: IntArray
+    compute: IntArray
+    values: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def __getitem__(self, field: str) -> FloatArray:
+        return self.values[:, self.family.fields.index(field)]
+
+    def is_kind(self, *kinds: str) -> BoolArray:
+        """Which calls are of one of these kinds."""
+        return np.isin(self.kind, [self.family.kinds.index(kind) for kind in kinds])
+
+    def is_compute(self, *compute: str) -> BoolArray:
+        """Which calls compute in one of these types."""
+        return np.isin(self.compute, [_COMPUTE_CODE[name] for name in compute])
+
+    def per_compute(self, table: dict[str, float], default: float) -> FloatArray:
+        """A value per call, looked up by its compute type."""
+        lookup = np.array([table.get(name, default) for name in COMPUTE_TYPES])
+        return lookup[self.compute]
+
+    def item_bytes(self) -> FloatArray:
+        """Bytes of one element of the compute type."""
+        return self.per_compute({name: float(size) for name, size in COMPUTE_BYTES.items()}, 4.0)
+
+    def take(self, rows: npt.NDArray[np.intp] | BoolArray) -> Calls:
+        """A selection of the calls."""
+        return Calls(self.family, self.kind[rows], self.compute[rows], self.values[rows])
+
+    @staticmethod
+    def of(family: Family, calls: Iterable[KernelCall]) -> Calls:
+        """Columns from single calls of one family."""
+        calls = list(calls)
+        return Calls.from_columns(
+            family,
+            [call.kind for call in calls],
+            [call.compute for call in calls],
+            np.array([call.values for call in calls], dtype=np.float64).reshape(len(calls), len(family.fields)),
+        )
+
+    @staticmethod
+    def from_columns(family: Family, kind: Sequence[str], compute: Sequence[str], values: FloatArray) -> Calls:
+        """Columns from names and a value matrix (n x fields)."""
+        kinds = {name: code for code, name in enumerate(family.kinds)}
+        return Calls(
+            family,
+            np.array([kinds[name] for name in kind], dtype=np.int64),
+            np.array([_COMPUTE_CODE[name] for name in compute], dtype=np.int64),
+            values,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Device times of calls: `seconds`, `sigma` (standard deviation of log time, so that a 90 % interval is
+    seconds * exp(±1.645 sigma)) and `in_domain` (inside what the model was fitted on)."""
+
+    seconds: FloatArray
+    sigma: FloatArray
+    in_domain: BoolArray

@@ -1,0 +1,62 @@
+"""From kernel calls to seconds: a fitted model where there is one, the roofline elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+import numpy as np
+
+from traincast.kernels.call import BoolArray, Calls, Estimate, FloatArray, IntArray
+from traincast.kernels.lowered import LoweredProgram
+from traincast.kernels.models.shipped import shipped_models
+from traincast.kernels.roofline import Roofline
+from traincast.platform.device import Device
+
+
+class Source(IntEnum):
+    """Where a duration came from."""
+
+    MEASURED = 0
+    MODEL = 1
+    ROOFLINE = 2
+    ESTIMATED = 3
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Costs:
+    """Durations of the distinct calls of a program, in seconds, with spread, domain mask and source."""
+
+    seconds: FloatArray
+    sigma: FloatArray
+    in_domain: BoolArray
+    source: IntArray
+
+
+@cache
+def _roofline() -> Roofline:
+    return Roofline()
+
+
+def price_calls(calls: Calls, device: Device, *, roofline_only: bool = False) -> tuple[Estimate, Source]:
+    """Device time of calls of one family on this device."""
+    models = {} if roofline_only else shipped_models()
+    model = models.get(calls.family.name)
+    if model is None:
+        return _roofline().predict(calls, device), Source.ROOFLINE
+    return model.predict(calls, device), Source.MODEL
+
+
+def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False) -> Costs:
+    """Device time of every distinct call of a program on this device."""
+    n = len(lowered.calls)
+    seconds, sigma = np.zeros(n), np.zeros(n)
+    in_domain, source = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.int64)
+    for rows, calls in lowered.by_family():
+        estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
+        seconds[rows], sigma[rows], in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
+        source[rows] = origin
+    source[lowered.estimated] = Source.ESTIMATED
+    sigma[lowered.estimated] = np.maximum(sigma[lowered.estimated], 0.7)
+    return Costs(seconds, sigma, in_domain, source)

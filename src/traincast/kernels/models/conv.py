@@ -1,0 +1,89 @@
+"""Convolutions: the fastest of the ways to compute one, as cuDNN's search would find, plus a learned residual."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.kernels.call import BoolArray, Calls, Estimate, Family, FloatArray
+from traincast.kernels.families import CONV
+from traincast.kernels.models.base import KernelModel, Measurements, State
+from traincast.kernels.models.boosting import Boosting
+from traincast.kernels.models.conv_fit import (
+    ConvParameters,
+    algorithm_seconds,
+    fit_residual,
+    fit_weights,
+    residual_features,
+)
+from traincast.kernels.models.conv_physics import Geometry, depthwise_seconds
+from traincast.platform.device import Device
+
+TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
+_LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
+_TENSOR_LAYOUT_ARCHS = ("ampere", "ada", "hopper", "blackwell")
+
+
+class ConvModel(KernelModel):
+    """Forward, data gradient and filter gradient. Fitted state: `parameters_`, and `residual_` (trees)."""
+
+    family: ClassVar[Family] = CONV
+    _UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
+    _DEPTHWISE: ClassVar[float] = 0.6
+
+    def __init__(self, parameters: ConvParameters | None = None, residual: Boosting | None = None) -> None:
+        self.parameters_ = parameters
+        self.residual_ = residual
+
+    def fit(self, data: Measurements) -> Self:
+        """From device times of any kinds and compute types."""
+        self.parameters_ = fit_weights(data)
+        self.residual_ = fit_residual(self.parameters_, data)
+        return self
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        g = Geometry.of(calls)
+        tensor = calls.is_compute(*[name for name in TENSOR_TYPES if name in device.peak_flops])
+        tensor &= g.channels >= _LEAST_TENSOR_CHANNELS
+        by_algorithm = algorithm_seconds(self.parameters_, calls, g, device, tensor)
+        seconds = by_algorithm.min(axis=1)
+        row = self.parameters_.chips.find(device)
+        learned = self._in_learned_domain(calls, g) & (row >= 0)
+        if self.residual_ is not None and learned.any():
+            some = Geometry.of(calls.take(learned))
+            features = residual_features(some, device, by_algorithm[learned])
+            seconds[learned] *= np.exp(self.residual_.predict(features))
+        seconds = seconds + _layout_seconds(g, device, calls.item_bytes(), tensor)
+        depthwise = (g.groups > 1) & (g.channels == 1)
+        seconds = np.where(depthwise, 8e-6 + depthwise_seconds(g, device, calls.item_bytes()), seconds)
+        sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
+        sigma = np.where(learned, sigma, np.hypot(sigma, self._UNMEASURED))
+        sigma = np.where(depthwise, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
+        return Estimate(seconds, sigma, learned & self.parameters_.within(g))
+
+    def state(self) -> State:
+        """Coefficients and trees."""
+        assert self.parameters_ is not None and self.residual_ is not None, "the model has not been fitted"
+        return {**self.parameters_.state(), **self.residual_.state("residual")}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with these coefficients and trees."""
+        return cls(ConvParameters.from_state(state), Boosting.from_state(state, "residual"))
+
+    @staticmethod
+    def _in_learned_domain(calls: Calls, g: Geometry) -> BoolArray:
+        return np.asarray(g.winograd & calls.is_kind("forward"))
+
+
+def _layout_seconds(g: Geometry, device: Device, item: FloatArray, tensor: BoolArray) -> FloatArray:
+    """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back."""
+    if device.arch not in _TENSOR_LAYOUT_ARCHS:
+        return np.zeros(len(item))
+    turned = 2.0 * item * (g.input_size + g.output_size) / (0.82 * device.dram_bandwidth)
+    return np.where(tensor, turned, 0.0)

@@ -1,0 +1,148 @@
+"""Matrix products: physics of tiles and traffic, corrected by one small network per kind of arithmetic unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.kernels.call import (
+    COMPUTE_BYTES,
+    COMPUTE_TYPES,
+    BoolArray,
+    Calls,
+    Estimate,
+    Family,
+    FloatArray,
+    IntArray,
+)
+from traincast.kernels.families import GEMM
+from traincast.kernels.models.base import KernelModel, Measurements, State
+from traincast.kernels.models.chips import Chips
+from traincast.kernels.models.gemm_engine import ENGINES, Engine, Problem, describe, engine_of
+from traincast.kernels.models.residual_net import Float32Array, ResidualNet
+from traincast.platform.device import Device
+
+SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
+"""Seconds at which the spread is tabulated anew."""
+
+OLD_ARCHS = ("maxwell", "pascal")
+"""Before Volta, the library had other kernels and the SMs issued two instructions at once."""
+
+_CHUNK = 4096  # calls at once: features stay in the CPU's cache
+_UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
+_BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
+_BORROWED = 0.2  # log-sigma where a batch or a compute type borrows the correction of another
+_SESSION = 0.03  # log-sigma of one card between two days: clocks, drivers
+_FITTED_TYPES = {"simt": ("fp32",), "half": ("bf16", "fp16"), "fp8": ("fp8",), "amd": ("fp32",)}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """What one engine learned. `sigma` (chip, class, duration) ends with two rows for chips never measured, old
+    and newer; `box` holds the least and most of batch, m, n, k measured, for single and for batched products."""
+
+    net: ResidualNet
+    chips: Chips
+    sigma: FloatArray
+    box: FloatArray
+
+    def code(self, row: int, device: Device) -> Float32Array:
+        """The code of a chip; for one never measured, the mean of its side of the Volta divide."""
+        if row >= 0:
+            return np.asarray(self.net.codes[row])
+        alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == (device.arch in OLD_ARCHS)]
+        return np.asarray(self.net.codes[alike or slice(None)].mean(axis=0))
+
+    def state(self, name: str) -> State:
+        """Arrays whose names start with the engine's."""
+        own: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box}
+        chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
+        return {**own, **chips, **self.net.state(name)}
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
+        """What `state` wrote."""
+        chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
+        return EngineFit(
+            ResidualNet.from_state(state, name), Chips.from_state(chips), state[f"{name}_sigma"], state[f"{name}_box"]
+        )
+
+
+class GemmModel(KernelModel):
+    """GEMM, linear and batched GEMM in every compute type. Fitted state: `engines_`, by engine name."""
+
+    family: ClassVar[Family] = GEMM
+
+    def __init__(self, engines: Mapping[str, EngineFit] | None = None) -> None:
+        self.engines_ = dict(engines or {})
+
+    def fit(self, data: Measurements) -> Self:
+        """Learns from device times. Engines without measurements stay as they are."""
+        from traincast.kernels.models.gemm_fit import Stopwatch, fit_engines
+
+        self.engines_.update(fit_engines(data, Stopwatch.none(len(data.seconds)))[0])
+        return self
+
+    def state(self) -> State:
+        """All engines as named arrays."""
+        return {key: value for name, fit in self.engines_.items() for key, value in fit.state(name).items()}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with this fitted state."""
+        return cls({name: EngineFit.from_state(state, name) for name in ENGINES if f"{name}_sigma" in state})
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        seconds, sigma = np.zeros(len(calls)), np.zeros(len(calls))
+        in_domain = np.zeros(len(calls), dtype=np.bool_)
+        for code in np.unique(calls.compute):
+            compute = COMPUTE_TYPES[code]
+            rows = np.flatnonzero(calls.compute == code)
+            for start in range(0, len(rows), _CHUNK):
+                chunk = rows[start : start + _CHUNK]
+                part = self._predict_chunk(calls.take(chunk), device, compute)
+                seconds[chunk], sigma[chunk], in_domain[chunk] = part.seconds, part.sigma, part.in_domain
+        return Estimate(seconds, sigma, in_domain)
+
+    def _predict_chunk(self, calls: Calls, device: Device, compute: str) -> Estimate:
+        engine = engine_of(device, compute)
+        fit = self.engines_[engine.name]
+        row = fit.chips.find(device)
+        seconds = engine_seconds(engine, fit, calls, device, compute)
+        stacked = engine.linear_only & (calls["batch"] > 1.0)
+        beyond = _doublings_outside(fit.box, calls, stacked)
+        spreads = fit.sigma[row] if row >= 0 else fit.sigma[-2 if device.arch in OLD_ARCHS else -1]
+        spread = spreads[spread_class(calls), np.searchsorted(SIGMA_EDGES, seconds)]
+        borrowed = stacked | (compute not in _FITTED_TYPES[engine.name])
+        sigma = np.hypot(np.hypot(spread, np.where(borrowed, _BORROWED, _SESSION)), _BEYOND * beyond)
+        return Estimate(seconds, sigma, (beyond == 0.0) & (row >= 0) & ~borrowed)
+
+
+def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:
+    """Device time of calls that all run on `engine`."""
+    physical, features = describe(engine, Problem.of(calls, device, compute, float(COMPUTE_BYTES[compute])))
+    row = fit.chips.find(device)
+    trust = 1.0 if row >= 0 else _UNSEEN_TRUST
+    factor = np.exp(trust * fit.net.correction(features, fit.code(row, device)))
+    return np.asarray(engine.least_seconds + (physical - engine.least_seconds) * factor)
+
+
+def spread_class(calls: Calls) -> IntArray:
+    """0: single products with both operands contiguous in k (a linear layer), 1: other single ones, 2: batched."""
+    contiguous = (calls["trans_a"] == 0) & (calls["trans_b"] == 1)
+    return np.where(calls["batch"] > 1.0, 2, np.where(contiguous, 0, 1))
+
+
+def _doublings_outside(box: FloatArray, calls: Calls, stacked: BoolArray) -> FloatArray:
+    """By how many doublings, over all dimensions, a call lies outside the measured sizes."""
+    sizes = np.maximum(calls.values[:, :4], 1.0)
+    sizes[:, 1] *= np.where(stacked, sizes[:, 0], 1.0)
+    sizes[stacked, 0] = 1.0
+    batched = (sizes[:, 0] > 1.0).astype(np.int64)
+    outside = np.maximum(np.maximum(sizes / box[batched, 1], box[batched, 0] / sizes), 1.0)
+    return np.asarray(np.log2(outside).sum(axis=1))

@@ -1,0 +1,186 @@
+"""What a matrix product asks of a GPU: tiles spread over SMs in waves, bytes through DRAM, and when each binds.
+
+An engine is one kind of arithmetic unit with the tiles its library offers. It gives every product a time from
+physics alone, and the numbers from which a small network learns what physics leaves out (which tile the library
+picks, how well a tile runs, what alignment costs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.kernels.call import Calls, FloatArray
+from traincast.platform.device import Device
+
+DRAM_SHARE = 0.82
+"""Share of the sheet's DRAM rate that streaming kernels reach, the mean over the measured cards."""
+
+_SPLIT_DEPTH = 256.0  # a library splits the contraction only into slices at least this deep
+_HIDDEN = 0.8  # share of the shorter of arithmetic and traffic that hides behind the longer
+_ISSUE_SHARE = 0.8  # SMs that issue one instruction per lane group: 64 of 80 slots of a tile's inner loop are FMA
+_SINGLE_ISSUE = ("ampere", "ada", "hopper", "blackwell")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A kind of arithmetic unit and its library.
+
+    `tiles` are (columns, rows) of the output a block computes, `resident` the blocks of each that share an SM,
+    `tile_overhead` the tile intensity (elements) at which half of the rate is lost, `start_seconds` what an empty
+    kernel takes, `linear_only` whether only single products laid out as in a linear layer were measured: then a
+    batch is seen as one tall product, and other layouts as that one.
+    `most` bounds (rows, columns, depth) of what was measured: beyond it only physics scales. `visits` is how many
+    measurements, repeats counted, a training shows the network.
+    """
+
+    name: str
+    tiles: tuple[tuple[int, int], ...]
+    resident: tuple[int, ...]
+    tile_overhead: float
+    start_seconds: float
+    linear_only: bool
+    most: tuple[float, float, float]
+    visits: float
+
+    @property
+    def least_seconds(self) -> float:
+        """What no correction touches: three quarters of an empty kernel."""
+        return 0.75 * self.start_seconds
+
+
+_SIMT_TILES = ((128, 32), (32, 128), (64, 64), (128, 64), (128, 128), (32, 32))
+_TENSOR_TILES = ((32, 16), (64, 16), (64, 32), (64, 64), (128, 64), (64, 128), (128, 128), (128, 256), (256, 128))
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine("simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 3e-6, False, (8192, 65536, 65536), 8e6),
+        Engine("half", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 5e6),
+        Engine("fp8", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 4e6),
+        Engine("amd", _SIMT_TILES, (1,) * 6, 8.0, 5e-6, False, (65536, 65536, 65536), 2e6),
+    )
+}
+_BATCHED_MOST = 2048.0  # batched products were measured up to 1,025 in every dimension
+
+HALF = ("bf16", "fp16", "tf32")
+
+
+def engine_of(device: Device, compute: str) -> Engine:
+    """The engine that computes in this type on this device; a type without matrix units runs on the cores."""
+    if device.vendor == "amd":
+        return ENGINES["amd"]
+    if compute in device.peak_flops and compute in (*HALF, "fp8"):
+        return ENGINES["fp8" if compute == "fp8" else "half"]
+    return ENGINES["simt"]
+
+
+def peak_rate(device: Device, compute: str) -> float:
+    """Flop/s of a matrix product with ideal tiles at the clock the device holds."""
+    if device.vendor == "amd" and compute == "fp32":
+        return device.sustained("fp32_matrix")
+    rate = device.sustained(compute)
+    if compute in device.peak_flops and compute != "fp32":
+        return rate
+    single_issue = device.arch in _SINGLE_ISSUE and device.cores_per_sm == 128
+    return rate * (_ISSUE_SHARE if single_issue else 1.0)
+
+
+def _bounded_log(x: FloatArray, least: float, most: float) -> FloatArray:
+    return np.asarray(np.log(np.minimum(np.maximum(x, least), most)))
+
+
+def _alignment(x: FloatArray) -> FloatArray:
+    """0, 1/3, 2/3 or 1: divisible by 1, 2, 4 or 8."""
+    whole = x.astype(np.int64)
+    return np.asarray(((whole & 1 == 0) * 1.0 + (whole & 3 == 0) + (whole & 7 == 0)) / 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Products of one compute type on one device, ready for `describe`. Sizes are elements, rates per second."""
+
+    batch: FloatArray
+    m: FloatArray
+    n: FloatArray
+    k: FloatArray
+    k_contiguous: FloatArray
+    item_bytes: float
+    rate: float
+    device: Device
+
+    @staticmethod
+    def of(calls: Calls, device: Device, compute: str, item_bytes: float) -> Problem:
+        """From calls that all compute in `compute`."""
+        batch, m, n, k = np.maximum(calls.values[:, :4].T, 1.0)
+        contiguous = ((calls["trans_a"] == 0) & (calls["trans_b"] == 1)).astype(np.float64)
+        return Problem(batch, m, n, k, contiguous, item_bytes, peak_rate(device, compute), device)
+
+
+def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[np.float32]]:
+    """Seconds from physics alone, and the features, one row each, that the residual network reads."""
+    b, m, n, k, device = problem.batch, problem.m, problem.n, problem.k, problem.device
+    sms, item = float(device.num_sms), problem.item_bytes
+    moved = b * (item * (m * k + k * n) + max(item, 2.0) * m * n)
+    traffic = moved / (DRAM_SHARE * device.dram_bandwidth)
+    ideal = 2.0 * b * m * n * k / problem.rate
+
+    width = np.array([tile[0] for tile in engine.tiles], dtype=np.float64)[:, None]
+    height = np.array([tile[1] for tile in engine.tiles], dtype=np.float64)[:, None]
+    padded = np.ceil(n / width) * np.ceil(m / height)  # tiles of one product
+    waste = np.log(padded * (width * height) / (m * n))
+    blocks = padded * b
+    waves = blocks / sms
+    whole = np.ceil(waves)
+    intensity = width * height / (width + height)
+    slices = np.minimum(np.maximum(np.floor(sms / blocks), 1.0), np.maximum(k / _SPLIT_DEPTH, 1.0))
+    turns = np.where(waves < 1.0, 1.0 / slices, whole)
+    tile_flop = 2.0 * width * height * (1.0 + engine.tile_overhead / intensity)
+    merging = np.where(slices > 1.0, 8.0 * m * n * b * slices / device.dram_bandwidth, 0.0)
+    by_tile = turns * tile_flop * (k * sms / problem.rate) + merging
+    arithmetic = by_tile.min(axis=0)
+    longer, shorter = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
+    seconds = engine.start_seconds + longer + (1.0 - _HIDDEN) * shorter
+
+    resident = np.array(engine.resident, dtype=np.float64)[:, None]
+    lead = waste[:-1] - waste[1:]
+    rows = [
+        waste,
+        np.log(np.minimum(whole / waves, 8.0)),
+        _bounded_log(waves, 1 / 64, 64.0),
+        (waves / resident) % 1.0,
+        np.tanh(np.log(by_tile / arithmetic) / 0.3),
+        np.tanh(lead / 0.0005),  # libraries pick the tile that pads least, however small the difference
+        np.tanh(lead / 0.02),
+        _sizes(engine, problem, traffic, ideal, arithmetic, seconds),
+    ]
+    return seconds, np.concatenate(rows, dtype=np.float32, casting="same_kind")
+
+
+def _sizes(
+    engine: Engine, problem: Problem, traffic: FloatArray, ideal: FloatArray, arithmetic: FloatArray, total: FloatArray
+) -> FloatArray:
+    """Features of the product as a whole. Sizes beyond what was measured look like the largest measured one."""
+    b, m, n, k = problem.batch, problem.m, problem.n, problem.k
+    contiguous = problem.k_contiguous
+    if engine.linear_only:
+        b, m, contiguous = np.ones_like(b), b * m, np.ones_like(b)
+    most = [np.where(b > 1.0, min(_BATCHED_MOST, limit), limit) for limit in engine.most]
+    mm, nn, kk = np.minimum(m, most[0]), np.minimum(n, most[1]), np.minimum(k, most[2])
+    cache = problem.item_bytes / problem.device.l2_bytes
+    at_once = np.minimum(b, float(problem.device.num_sms))
+    return np.stack([
+        _bounded_log(traffic / ideal, 0.005, 1e3),
+        _bounded_log(arithmetic / ideal, 0.9, 1e4),
+        _bounded_log(engine.start_seconds / total, 1e-3, 1.0),
+        np.log(kk), np.log(np.minimum(b, 1024.0)), np.log(mm), np.log(nn), _bounded_log(m, 1.0, 32.0),
+        _bounded_log(cache * nn * kk, 1e-3, 1e4),
+        _bounded_log(cache * mm * kk, 1e-3, 1e4),
+        _bounded_log(cache * mm * nn, 1e-3, 1e4),
+        _bounded_log(cache * (mm * kk + nn * kk + mm * nn) * at_once, 1e-3, 1e4),
+        _alignment(n), _alignment(k), _alignment(problem.m),
+        contiguous, (b > 1.0) * 1.0,
+        _bounded_log(ideal, 1e-6, 0.1),
+    ])  # fmt: skip

@@ -1,0 +1,223 @@
+"""Fitting the GEMM model: training, spreads from left-out shapes, and spreads for chips never measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from traincast.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, BoolArray, FloatArray, IntArray
+from traincast.kernels.models.base import Measurements
+from traincast.kernels.models.chips import Chips
+from traincast.kernels.models.gemm import OLD_ARCHS, SIGMA_EDGES, EngineFit, engine_seconds, spread_class
+from traincast.kernels.models.gemm_engine import ENGINES, Engine, Problem, describe, engine_of
+from traincast.kernels.models.residual_net import Float32Array
+from traincast.kernels.models.residual_training import Examples, Schedule, as_timed, train
+from traincast.kernels.models.solve import spread_90
+from traincast.platform.device import Device
+
+Progress = Callable[[str, float], None]
+
+_FEWEST_PASSES, _MOST_PASSES = 30, 300
+_TRIAL_SHARE = 0.6  # of a training's passes, for the fit that measures the spread
+_STRANGER_SHARE = 0.15  # the same, for fits without one of the chips
+_FEWEST_OWN = 2000  # measurements of a device, for a code of its own beside another card with its chip
+_UNKNOWN_SPREAD = 0.5
+_FEWEST_ROWS = 25  # for a spread of its own
+_CLASSES = 3  # see `spread_class`
+_BINS = len(SIGMA_EDGES) + 1
+_DEVICE_SHARE = 0.6  # of a stopwatch's reading, for its error to be the kernel's
+
+
+@dataclass(frozen=True, slots=True)
+class Stopwatch:
+    """How each measurement was timed: rows of `group` share a host floor and an offset, in seconds (see
+    `as_timed`). Zero floor and offset: the kernel alone. `weight` is how much a measurement counts."""
+
+    group: IntArray
+    floor: FloatArray
+    offset: FloatArray
+    weight: FloatArray
+
+    @staticmethod
+    def none(n: int) -> Stopwatch:
+        """Measurements of kernels alone."""
+        return Stopwatch(np.zeros(n, dtype=np.int64), np.zeros(1), np.zeros(1), np.ones(n))
+
+    def shown(self, seconds: FloatArray, rows: IntArray) -> FloatArray:
+        """What it shows for kernels of these measurements."""
+        group = self.group[rows]
+        return as_timed(seconds, np.maximum(self.floor[group], 1e-9), np.maximum(self.offset[group], 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The measurements of one engine, described once. `chip` is the row in `chips` of each measurement."""
+
+    engine: Engine
+    data: Measurements
+    watch: Stopwatch
+    rows: IntArray
+    chips: Chips
+    chip: IntArray
+    physical: FloatArray
+    features: Float32Array
+
+    def examples(self, use: BoolArray) -> Examples:
+        """What a training on a part of the measurements sees."""
+        rows = self.rows[use]
+        return Examples(
+            features=self.features[:, use], fixed=self.engine.least_seconds,
+            physical=self.physical[use] - self.engine.least_seconds, device=self.chip[use],
+            measured=self.data.seconds[rows], weight=self.watch.weight[rows], group=self.watch.group[rows],
+            floor=self.watch.floor, offset=self.watch.offset,
+        )  # fmt: skip
+
+
+def fit_engines(
+    data: Measurements, watch: Stopwatch, progress: Progress | None = None
+) -> tuple[dict[str, EngineFit], Stopwatch]:
+    """Every engine that has measurements, by name, and the stopwatch as fitted beside them. Deterministic."""
+    by_row = _engines_by_row(data)
+    fits = {}
+    for i, engine in enumerate(ENGINES.values()):
+        rows = np.flatnonzero(by_row == i)
+        if len(rows):
+            if progress:
+                progress(f"GEMM on {engine.name} units: {len(rows)} measurements", i / len(ENGINES))
+            fits[engine.name], watch = _fit_engine(_task(engine, data, watch, rows))
+    return fits, watch
+
+
+def _engines_by_row(data: Measurements) -> IntArray:
+    names = list(ENGINES)
+    table = np.array([[names.index(engine_of(d, c).name) for c in COMPUTE_TYPES] for d in data.devices])
+    return np.asarray(table[data.device, data.calls.compute])
+
+
+def _task(engine: Engine, data: Measurements, watch: Stopwatch, rows: IntArray) -> _Task:
+    chips = Chips.of(_coded_devices(data, rows))
+    code = np.array([chips.find(device) for device in data.devices])
+    device, compute = data.device[rows], data.calls.compute[rows]
+    physical, blocks, order = np.zeros(len(rows)), [], []
+    for d, c in np.unique(np.stack([device, compute]), axis=1).T:
+        mine = np.flatnonzero((device == d) & (compute == c))
+        name = COMPUTE_TYPES[c]
+        problem = Problem.of(data.calls.take(rows[mine]), data.devices[d], name, float(COMPUTE_BYTES[name]))
+        physical[mine], block = describe(engine, problem)
+        blocks.append(block)
+        order.append(mine)
+    features = np.empty((len(blocks[0]), len(rows)), dtype=np.float32)
+    features[:, np.concatenate(order)] = np.concatenate(blocks, axis=1)
+    return _Task(engine, data, watch, rows, chips, code[device], physical, features)
+
+
+def _coded_devices(data: Measurements, rows: IntArray) -> list[Device]:
+    """Devices that get a code of their own: a card with few measurements shares that of a card with its chip."""
+    count = np.bincount(data.device[rows], minlength=len(data.devices))
+    kept: list[Device] = []
+    for i in np.argsort(-count, kind="stable"):
+        device = data.devices[i]
+        if count[i] >= _FEWEST_OWN or (count[i] and Chips.of(kept).find(device) < 0):
+            kept.append(device)
+    return sorted(kept, key=lambda device: device.key)
+
+
+def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
+    everything = np.ones(len(task.rows), dtype=np.bool_)
+    sizes = np.maximum(task.data.calls.values[task.rows, :4], 1.0)
+    box = _box(sizes)
+    fit, fitted_watch = _train(task, everything, box, share=1.0)
+    left_out = _shape_fifth(sizes)
+    trial, watch = _train(task, ~left_out, box, share=_TRIAL_SHARE)
+    errors, seconds = _log_errors(task, watch, trial, left_out)
+    chip, kind = task.chip[left_out], spread_class(task.data.calls.take(task.rows[left_out]))
+    bins = np.searchsorted(SIGMA_EDGES, seconds)
+    few = np.bincount(task.chip, minlength=len(task.chips.keys)) < _FEWEST_OWN
+    sigma = [
+        [
+            _spreads(errors, [[(chip == row) & (kind == c) & (bins == i), (chip == row) & few[row],
+                               (kind == c) & (bins == i), bins == i] for i in range(_BINS)])
+            for c in range(_CLASSES)
+        ]
+        for row in range(len(task.chips.keys))
+    ]  # fmt: skip
+    unseen = [[spreads] * _CLASSES for spreads in _unseen_spreads(task, box)]
+    return replace(fit, sigma=np.array([*sigma, *unseen])), fitted_watch
+
+
+def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float) -> tuple[EngineFit, Stopwatch]:
+    """An engine without spreads yet, and the stopwatch as fitted beside it."""
+    passes = share * np.clip(task.engine.visits / use.sum(), _FEWEST_PASSES, _MOST_PASSES)
+    net, floor, offset = train(task.examples(use), Schedule(passes=max(5, round(float(passes)))))
+    spread = np.full((len(task.chips.keys) + 2, _CLASSES, _BINS), _UNKNOWN_SPREAD)
+    return EngineFit(net, task.chips, spread, box), replace(task.watch, floor=floor, offset=offset)
+
+
+def _log_errors(task: _Task, watch: Stopwatch, fit: EngineFit, use: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """Log of shown over predicted, and predicted device seconds; errors where the host decides are nan."""
+    rows = task.rows[use]
+    seconds = np.zeros(len(rows))
+    calls, device = task.data.calls.take(rows), task.data.device[rows]
+    for d, c in np.unique(np.stack([device, calls.compute]), axis=1).T:
+        mine = np.flatnonzero((device == d) & (calls.compute == c))
+        seconds[mine] = engine_seconds(task.engine, fit, calls.take(mine), task.data.devices[d], COMPUTE_TYPES[c])
+    shown = watch.shown(seconds, rows)
+    error = np.log(task.data.seconds[rows] / shown) * (shown / seconds)  # the offset dilutes the kernel's error
+    return np.where(seconds > _DEVICE_SHARE * shown, error, np.nan), seconds
+
+
+def _spreads(errors: FloatArray, preferred: Sequence[Sequence[BoolArray]]) -> FloatArray:
+    """Log-sigma of every bin of durations, from the first of its `preferred` selections that has enough
+    measurements, else from the nearest bin."""
+    known = np.isfinite(errors)
+    found = np.full(len(preferred), np.nan)
+    for i, selections in enumerate(preferred):
+        for selection in selections:
+            use = selection & known
+            if use.sum() >= _FEWEST_ROWS:
+                found[i] = spread_90(np.exp(errors[use]), np.ones(int(use.sum())))
+                break
+    have = np.flatnonzero(np.isfinite(found))
+    if not len(have):
+        return np.full(len(found), _UNKNOWN_SPREAD)
+    return np.asarray(found[[have[np.argmin(np.abs(have - i))] for i in range(len(found))]])
+
+
+def _unseen_spreads(task: _Task, box: FloatArray) -> list[FloatArray]:
+    """Log-sigma by duration for old and for newer chips never measured: every chip with enough measurements is
+    predicted from the others. A side with no such chip takes the spreads of both."""
+    errors, seconds, old = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=np.bool_)]
+    alike = [(arch, *numbers[:2]) for arch, numbers in zip(task.chips.archs, task.chips.numbers, strict=True)]
+    for chip in dict.fromkeys(alike):
+        mine = np.isin(task.chip, [i for i, other in enumerate(alike) if other == chip])
+        if mine.sum() < _FEWEST_OWN or mine.all():
+            continue
+        others = _task(task.engine, task.data, task.watch, task.rows[~mine])
+        fit, watch = _train(others, np.ones(len(others.rows), dtype=np.bool_), box, share=_STRANGER_SHARE)
+        error, predicted = _log_errors(task, watch, fit, mine)
+        errors.append(error)
+        seconds.append(predicted)
+        old.append(np.full(len(error), chip[0] in OLD_ARCHS))
+    error, side = np.concatenate(errors), np.concatenate(old)
+    bins = np.searchsorted(SIGMA_EDGES, np.concatenate(seconds))
+    return [
+        _spreads(error, [[(side == is_old) & (bins == i), bins == i] for i in range(_BINS)]) for is_old in (True, False)
+    ]
+
+
+def _box(sizes: FloatArray) -> FloatArray:
+    """Least and most of batch, m, n, k, for single and batched products; engines without batches say so by b <= 1."""
+    box = np.empty((2, 2, 4))
+    for i, use in enumerate((sizes[:, 0] == 1.0, sizes[:, 0] > 1.0)):
+        part = sizes[use] if use.any() else sizes
+        box[i] = part.min(axis=0), part.max(axis=0)
+    return box
+
+
+def _shape_fifth(sizes: FloatArray) -> BoolArray:
+    """A fifth of the measurements, by shape; chosen with other numbers than the held-out fifth of the evaluation."""
+    batch, m, n, k = sizes.astype(np.int64).T
+    mixed = (batch * 49979687) ^ (m * 73856093) ^ (n * 19349663) ^ (k * 83492791)
+    return np.asarray(mixed % 997 < 200)

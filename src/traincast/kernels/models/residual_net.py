@@ -1,0 +1,68 @@
+"""A small network that corrects a physical estimate: features and a device's code in, log of the correction out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Float32Array = npt.NDArray[np.float32]
+State = dict[str, npt.NDArray[Any]]
+
+_VECTORS = ("mean", "scale", "least", "most", "codes")
+_COLDEST = np.float32(-80.0)  # exp(80) still fits in 32 bits
+_FURTHEST = 3.0  # no measured kernel is further than this (in log) from its physical estimate
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualNet:
+    """Fully connected layers with SiLU between them.
+
+    `codes` has one row per fitted device. Features are shifted by `mean`, scaled by `scale`, and held inside
+    [`least`, `most`], the range seen in fitting, so that nothing is extrapolated but the physics.
+    """
+
+    mean: Float32Array
+    scale: Float32Array
+    least: Float32Array
+    most: Float32Array
+    codes: Float32Array
+    weights: tuple[Float32Array, ...]
+    biases: tuple[Float32Array, ...]
+
+    def normalised(self, features: Float32Array) -> Float32Array:
+        """Features (one row each) as the network reads them."""
+        x = (features - self.mean[:, None]) * self.scale[:, None]
+        return np.asarray(np.minimum(np.maximum(x, self.least[:, None]), self.most[:, None]))
+
+    def correction(self, features: Float32Array, code: Float32Array) -> Float32Array:
+        """Log of measured over physical time, for calls on the device with this code."""
+        x = self.normalised(features)
+        known = len(self.mean)
+        first = self.weights[0]
+        z = first[:known].T @ x + (code @ first[known:] + self.biases[0])[:, None]
+        for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
+            z = weight.T @ (z * gate(z)) + bias[:, None]
+        return np.asarray(np.clip(z[0], -_FURTHEST, _FURTHEST))
+
+    def state(self, prefix: str) -> State:
+        """The network as arrays whose names start with `prefix`."""
+        arrays: State = {f"{prefix}_{name}": getattr(self, name) for name in _VECTORS}
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            arrays[f"{prefix}_weight{i}"], arrays[f"{prefix}_bias{i}"] = weight, bias
+        return arrays
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> ResidualNet:
+        """The network read back."""
+        depth = sum(name.startswith(f"{prefix}_weight") for name in state)
+        weights, biases = (tuple(state[f"{prefix}_{kind}{i}"] for i in range(depth)) for kind in ("weight", "bias"))
+        return ResidualNet(**{name: state[f"{prefix}_{name}"] for name in _VECTORS}, weights=weights, biases=biases)
+
+
+def gate(z: Float32Array) -> Float32Array:
+    """The logistic function; SiLU is z times it."""
+    return np.asarray(np.float32(1) / (np.float32(1) + np.exp(-np.maximum(z, _COLDEST))))

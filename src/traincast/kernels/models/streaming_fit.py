@@ -1,0 +1,168 @@
+"""The parameters of the shared memory system, and how they follow from element-wise device times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.kernels.call import Calls, FloatArray
+from traincast.kernels.models.base import Measurements, State
+from traincast.kernels.models.chips import Chips, has_stacked_memory
+from traincast.kernels.models.memory import START_SECONDS, MemorySystem, lane_seconds, overlapped
+from traincast.kernels.models.solve import relative_fit
+from traincast.platform.device import Device
+
+_BYTES_PER_CLOCK = (10.0, 13.0, 16.0, 20.0, 24.0, 32.0)
+_L2_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)
+_TELLING_SECONDS = 20e-6
+_LONG_SECONDS = 150e-6  # shorter kernels are measured before the clock has risen, which only arithmetic feels
+_POW_CYCLES = np.geomspace(5.0, 400.0, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """The parameters that hold for one device. `known` when it, or a card with its chip, was measured."""
+
+    memory: MemorySystem
+    pow_cycles: float
+    sigma: float
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParameters:
+    """Fitted state: per device read share, write share, cycles of `pow`, log-sigma; and what all devices share.
+
+    `pooled` holds (read share, write share) for GDDR and for stacked memory, then the cycles of `pow` for NVIDIA
+    and AMD; `unseen_sigma` is the spread of a device known from its sheet only.
+    """
+
+    chips: Chips
+    devices: FloatArray
+    pooled: FloatArray
+    l2: FloatArray  # bytes per clock and SM; share of the L2
+    unseen_sigma: float
+    most_bytes: float
+
+    def view(self, device: Device) -> DeviceView:
+        """What holds for this device."""
+        row = self.chips.find(device)
+        stacked = int(has_stacked_memory(device))
+        read, write = self.pooled[2 * stacked : 2 * stacked + 2]
+        cycles, sigma = self.pooled[4 + (device.vendor == "amd")], self.unseen_sigma
+        if row >= 0:
+            read, write, cycles, sigma = self.devices[row]
+        memory = MemorySystem.of(device, float(read), float(write), float(self.l2[0]), float(self.l2[1]))
+        return DeviceView(memory, float(cycles), float(sigma), row >= 0)
+
+    def state(self) -> State:
+        """As arrays."""
+        return {
+            **self.chips.state(),
+            "devices": self.devices,
+            "pooled": self.pooled,
+            "l2": self.l2,
+            "scalars": np.array([self.unseen_sigma, self.most_bytes]),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> StreamParameters:
+        """Read back from arrays."""
+        return StreamParameters(
+            Chips.from_state(state),
+            np.asarray(state["devices"], dtype=np.float64),
+            np.asarray(state["pooled"], dtype=np.float64),
+            np.asarray(state["l2"], dtype=np.float64),
+            *(float(value) for value in state["scalars"]),
+        )
+
+
+def fit_streams(data: Measurements) -> StreamParameters:
+    """Per device, the DRAM shares from what is far larger than the L2; then `pow`; then, for all, the L2.
+
+    Spreads are left at a placeholder; `with_spread` sets them from points the fit has not seen.
+    """
+    devices, order = list(data.devices), range(len(data.devices))
+    rows = [np.flatnonzero(data.device == i) for i in order]
+    shares = np.array(
+        [_dram_shares(data.calls.take(r), data.seconds[r], d) for r, d in zip(rows, devices, strict=True)]
+    )
+    pooled = _pool(devices, shares)
+    l2 = _fit_l2(data, rows, shares)
+    table = np.zeros((len(devices), 4))
+    for i in order:
+        memory = MemorySystem.of(devices[i], shares[i, 0], shares[i, 1], l2[0], l2[1])
+        table[i] = (*shares[i], _fit_pow(data.calls.take(rows[i]), data.seconds[rows[i]], devices[i], memory), 0.02)
+    amd = np.array([device.vendor == "amd" for device in devices])
+    cycles = [np.median(table[amd == vendor, 2]) if (amd == vendor).any() else 60.0 for vendor in (False, True)]
+    most = float(np.max(data.calls["bytes_read"] + data.calls["bytes_written"]))
+    return StreamParameters(Chips.of(devices), table, np.array([*pooled, *cycles]), np.array(l2), 0.10, most)
+
+
+def with_spread(parameters: StreamParameters, sigma: FloatArray, unseen_sigma: float) -> StreamParameters:
+    """The parameters with these spreads, one per fitted device and one for devices never measured."""
+    table = parameters.devices.copy()
+    table[:, 3] = sigma
+    return StreamParameters(
+        parameters.chips, table, parameters.pooled, parameters.l2, unseen_sigma, parameters.most_bytes
+    )
+
+
+def _dram_shares(calls: Calls, seconds: FloatArray, device: Device) -> tuple[float, float]:
+    footprint = calls["bytes_read"] + calls["bytes_written"]
+    use = ~calls.is_kind("pow") & (footprint > 1.5 * device.l2_bytes) & (seconds > 4 * START_SECONDS)
+    features = np.stack([calls["bytes_read"][use], calls["bytes_written"][use]], axis=1) / device.dram_bandwidth
+    target = seconds[use] - START_SECONDS
+    inverse = relative_fit(features, target)
+    if inverse[1] < 1.0:  # writes cannot outrun the sheet; what they seemed to gain belongs to the reads
+        inverse = np.array([relative_fit(features[:, :1], target - features[:, 1])[0], 1.0])
+    return float(1 / inverse[0]), float(1 / inverse[1])
+
+
+def _pool(devices: list[Device], shares: FloatArray) -> list[float]:
+    stacked = np.array([has_stacked_memory(device) for device in devices])
+    pooled: list[float] = []
+    for kind in (False, True):
+        chosen = shares[stacked == kind] if (stacked == kind).any() else shares
+        # an unseen device gets one share for both directions: how they differ is a trait of the single card
+        both = 2.0 / (1.0 / chosen[:, 0] + 1.0 / chosen[:, 1])
+        pooled += [float(np.median(both))] * 2
+    return pooled
+
+
+def _fit_l2(data: Measurements, rows: list[npt.NDArray[np.intp]], shares: FloatArray) -> tuple[float, float]:
+    """Only footprints near the L2's size tell, and only of an L2 that takes longer to fill than the host to launch."""
+    best, chosen = np.inf, (16.0, 0.9)
+    for per_clock in _BYTES_PER_CLOCK:
+        for share in _L2_SHARES:
+            loss = 0.0
+            for i, device in enumerate(data.devices):
+                if device.l2_bytes < _TELLING_SECONDS * device.dram_bandwidth:
+                    continue
+                calls, seconds = data.calls.take(rows[i]), data.seconds[rows[i]]
+                footprint = calls["bytes_read"] + calls["bytes_written"]
+                near = (footprint > 0.4 * device.l2_bytes) & (footprint < 1.5 * device.l2_bytes) & ~calls.is_kind("pow")
+                near &= seconds > 4 * START_SECONDS
+                memory = MemorySystem.of(device, shares[i, 0], shares[i, 1], per_clock, share)
+                predicted = START_SECONDS + memory.seconds(calls["bytes_read"][near], calls["bytes_written"][near])
+                loss += float(np.sum(np.minimum(np.abs(np.log(predicted / seconds[near])), 0.5)))
+            if loss < best:
+                best, chosen = loss, (per_clock, share)
+    return chosen
+
+
+def _fit_pow(calls: Calls, seconds: FloatArray, device: Device, memory: MemorySystem) -> float:
+    use = calls.is_kind("pow") & (seconds > _LONG_SECONDS)
+    if not use.any():
+        return 60.0
+    stream = memory.seconds(calls["bytes_read"][use], calls["bytes_written"][use])
+    lanes = lane_seconds(device, calls["elements"][use])
+    losses = [
+        np.median(np.abs(np.log((START_SECONDS + overlapped(stream, cycles * lanes)) / seconds[use])))
+        for cycles in _POW_CYCLES
+    ]
+    return float(_POW_CYCLES[int(np.argmin(losses))])

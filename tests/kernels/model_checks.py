@@ -1,0 +1,31 @@
+"""Checks that every kernel model passes, whatever its family."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.kernels.call import Calls
+from traincast.kernels.models.base import KernelModel
+from traincast.platform import Device
+
+
+def check_contract(model: KernelModel, calls: Calls, device: Device) -> None:
+    """Positive and finite, one value a call, independent of company and order, and unchanged by its own state."""
+    estimate = model.predict(calls, device)
+    for values in (estimate.seconds, estimate.sigma, estimate.in_domain):
+        assert len(values) == len(calls)
+    assert np.isfinite(estimate.seconds).all()
+    assert (estimate.seconds > 1e-7).all(), "no kernel takes less than a tenth of a microsecond"
+    assert (estimate.sigma > 0).all()
+    assert np.isfinite(estimate.sigma).all()
+    assert estimate.in_domain.dtype == np.bool_
+
+    again = model.predict(calls, device)
+    assert np.array_equal(again.seconds, estimate.seconds), "the same question has one answer"
+
+    backwards = model.predict(calls.take(np.arange(len(calls))[::-1]), device)
+    np.testing.assert_allclose(backwards.seconds[::-1], estimate.seconds, rtol=1e-4)
+
+    restored = type(model).from_state(model.state()).predict(calls, device)
+    assert np.array_equal(restored.seconds, estimate.seconds)
+    assert np.array_equal(restored.sigma, estimate.sigma)
