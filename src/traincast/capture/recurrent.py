@@ -1,0 +1,72 @@
+"""Recurrent layers as CUDA runs them: one cuDNN call each way instead of a cell per time step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten: Any = torch.ops.aten
+Tensor = torch.Tensor
+_MODES = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "gru.input": 3}
+_LSTM = 2
+
+
+def replacements() -> dict[str, Callable[..., Any]]:
+    """The composites by name, for tensors in one piece; packed sequences depend on lengths and are refused."""
+    return {"lstm.input": _lstm, **{name: _with_one_state(mode) for name, mode in _MODES.items()}}
+
+
+def _lstm(
+    input: Tensor, hx: list[Tensor], params: list[Tensor], has_biases: bool, num_layers: int, dropout: float,
+    train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    output, hidden, cell = _cudnn(
+        _LSTM, input, hx[0], hx[1], params, has_biases, num_layers, dropout, train, bidirectional, batch_first
+    )
+    return output, hidden, cell
+
+
+def _with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def layer(input: Tensor, hx: Tensor, params: list[Tensor], *options: Any) -> tuple[Tensor, Tensor]:
+        output, hidden, _ = _cudnn(mode, input, hx, None, params, *options)
+        return output, hidden
+
+    return layer
+
+
+def _cudnn(
+    mode: int, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    hidden_size = hx.shape[2] if cx is None else cx.shape[2]
+    projected = 0 if cx is None or hx.shape[2] == cx.shape[2] else hx.shape[2]
+    per_layer = (4 if has_biases else 2) + (1 if projected else 0)
+    made = aten._cudnn_rnn(
+        input, params, per_layer, None, hx, cx, mode, hidden_size, projected, num_layers, batch_first, dropout,
+        train, bidirectional, [], None,
+    )  # fmt: skip
+    return made[0], made[1], made[2]
+
+
+def cudnn_rnn(
+    input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor | None, hx: Tensor, cx: Tensor | None,
+    mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
+    bidirectional: bool, batch_sizes: list[int], dropout_state: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Results of cuDNN's forward without data. Its reserve, whose size only cuDNN knows, is left empty."""
+    width = (proj_size or hidden_size) * (2 if bidirectional else 1)
+    output = input.new_empty(*input.shape[:2], width)
+    cell = torch.empty_like(cx) if cx is not None else input.new_empty(0)
+    nothing = input.new_empty(0, dtype=torch.uint8)
+    return output, torch.empty_like(hx), cell, nothing, input.new_empty(0)
+
+
+def cudnn_rnn_backward(
+    input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Tensor | None,
+    *rest: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Results of cuDNN's backward without data."""
+    grad_cell = torch.empty_like(cx) if cx is not None else None
+    return torch.empty_like(input), torch.empty_like(hx), grad_cell, [torch.empty_like(w) for w in weight]

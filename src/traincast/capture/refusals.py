@@ -1,0 +1,49 @@
+"""One-line refusals that name the user's own file and line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from traincast.errors import TraincastError
+
+_NOT_THE_USER = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen", "<string>")
+
+
+def user_line() -> str:
+    """`FILE:LINE` of the innermost running frame that is neither torch's nor ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _internal(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "the step function"
+
+
+def raised_line(trace: TracebackType | None) -> str:
+    """`FILE:LINE` of the innermost frame of a traceback that is neither torch's nor ours."""
+    for entry in reversed(traceback.extract_tb(trace)):
+        if not _internal(entry.filename):
+            return f"{entry.filename}:{entry.lineno}"
+    return "the step function"
+
+
+def _internal(filename: str) -> bool:
+    return filename.startswith(_NOT_THE_USER)
+
+
+def refuse_values(what: str, remedy: str) -> TraincastError:
+    """For code that needs the values of a tensor that has none."""
+    return TraincastError(
+        f"{user_line()}: {what} needs the values of a tensor, and a capture without a GPU has only shapes; {remedy}"
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,135 @@
+"""Which storages and tensors a step uses: identity, device, size, lifetime and what they hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+
+from traincast.workload.ops import StorageKind, TensorSpec
+
+_TENSOR_ID = "_traincast_tensor_id"
+_books = count()
+
+
+@dataclass(slots=True, eq=False)
+class StorageInfo:
+    """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never)."""
+
+    index: int
+    device: str
+    nbytes: int
+    alloc: int
+    kind: StorageKind = StorageKind.ACTIVATION
+    free: int | None = None
+    merged_into: int | None = None
+    reference: weakref.ref[Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class StorageBook:
+    """Every storage met since the model was built, live or recorded; tensor ids on top of them.
+
+    Tensors without data (device `meta`) stand for the GPU's; those marked in `place` stand for the host's.
+    """
+
+    live: dict[int, StorageInfo] = field(default_factory=dict)  # by address
+    recorded: list[StorageInfo] = field(default_factory=list)
+    tensor_storage: list[int] = field(default_factory=list)
+    num_ops: int = 0
+    recording: bool = False
+    _serial: int = field(default_factory=lambda: next(_books))
+    _created: int = 0
+    _tensor_by_form: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def info(self, tensor: torch.Tensor, *, device: str | None = None, produced: bool = False) -> StorageInfo:
+        """The storage behind a strided tensor. `device` places it when it is new (default: where its data is)."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        info = self.live.get(key)
+        if info is None:
+            place = device or ("cuda" if tensor.is_meta else "cpu")
+            info = StorageInfo(self._created, place, storage.nbytes(), self.num_ops if produced else -1)
+            self._created += 1
+            info.reference = weakref.ref(storage, lambda _: self._released(key))
+            self.live[key] = info
+            if self.recording:
+                self._record(info)
+        return info
+
+    def _record(self, info: StorageInfo) -> None:
+        info.index = len(self.recorded)
+        self.recorded.append(info)
+
+    def _released(self, key: int) -> None:
+        info = self.live.pop(key, None)
+        if info is not None and self.recording:
+            info.free = self.num_ops - 1
+
+    def start(self) -> None:
+        """Begins recording: what is alive now was there before the step."""
+        self.recording = True
+        for info in self.live.values():
+            info.alloc = -1
+            self._record(info)
+
+    def stop(self) -> None:
+        """Ends recording: what is released from now on outlives the step."""
+        self.recording = False
+
+    def merge(self, made: int, target: int) -> None:
+        """Tensor `made` turned out to be written into tensor `target`'s storage: they share it from now on."""
+        gone = self.recorded[self.final(self.tensor_storage[made])]
+        stays = self.recorded[self.final(self.tensor_storage[target])]
+        gone.merged_into = stays.index
+        stays.free, stays.kind = gone.free, gone.kind
+
+    def final(self, storage: int) -> int:
+        """The storage that this one was merged into, or itself."""
+        while (target := self.recorded[storage].merged_into) is not None:
+            storage = target
+        return storage
+
+    def device_of(self, tensor: torch.Tensor) -> str:
+        """`cuda`, `cpu` or `cpu:pinned`: where the tensor would be in a run with a GPU."""
+        if tensor.layout is not torch.strided:
+            return "cuda" if tensor.is_meta else "cpu"
+        info = self.live.get(tensor.untyped_storage()._cdata)
+        if info is not None:
+            return info.device
+        return "cuda" if tensor.is_meta else "cpu"
+
+    def spec(self, tensor: torch.Tensor, device: str) -> TensorSpec:
+        """The tensor's form, as recorded."""
+        return TensorSpec(tuple(tensor.shape), tensor.stride(), str(tensor.dtype)[6:], device)
+
+    def tensor_id(self, tensor: torch.Tensor, info: StorageInfo, *, new: bool) -> int:
+        """The tensor's number; the same for the copies autograd keeps of it.
+
+        The number lives on the Python object; a tensor that autograd saved and handed back is another object,
+        recognised by its storage and form.
+        """
+        known = tensor.__dict__.get(_TENSOR_ID)
+        if not new and known is not None and known[0] == self._serial and self.tensor_storage[known[1]] == info.index:
+            return int(known[1])
+        form = (info.index, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        number = None if new else self._tensor_by_form.get(form)
+        if number is None:
+            number = len(self.tensor_storage)
+            self.tensor_storage.append(info.index)
+            self._tensor_by_form[form] = number
+        tensor.__dict__[_TENSOR_ID] = (self._serial, number)
+        return number
+
+
+def strided_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor itself, or the strided tensors a sparse one is made of."""
+    if tensor.layout is torch.sparse_coo:
+        yield tensor._indices()
+        yield tensor._values()
+    else:
+        yield tensor
