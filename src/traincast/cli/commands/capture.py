@@ -1,0 +1,71 @@
+"""A training step of your own model, captured without a GPU.
+
+FILE.py:FUNCTION names a function that builds model, optimizer and inputs for a batch size in plain PyTorch and
+returns a callable that runs one iteration:
+
+    def make_step(batch_size):          # or make_step(batch_size, seq_len)
+        ...
+        return step                     # step() runs one iteration
+
+The workload written to OUT is predicted with 'traincast predict OUT --on PLATFORM', at any batch size. FILE.py is
+run as Python: capture only files you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traincast.api import MODES
+from traincast.cli.output import print_json, print_text
+from traincast.errors import TraincastError
+from traincast.report.text import count
+from traincast.workload import peak_memory
+from traincast.workload.file import save_workload
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("function", metavar="FILE.py:FUNCTION")
+    parser.add_argument(
+        "-o", "--out", type=Path, required=True, metavar="OUT", help="the workload file to write (.tc)"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N")
+    parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
+    parser.add_argument("--mode", choices=MODES, default="training")
+    parser.add_argument("--name", help="name of the workload (default: the file's)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Captures and saves."""
+    try:
+        from traincast.capture.from_file import capture_file
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise TraincastError("capture needs PyTorch: pip install 'traincast[capture]'") from None
+    workload = capture_file(
+        args.function, batch_size=args.batch_size, seq_len=args.seq_len, mode=args.mode, name=args.name
+    )
+    save_workload(workload, args.out)
+    program = workload.programs[0]
+    peak = peak_memory(program).peak_bytes
+    summary = {
+        "workload": workload.name,
+        "file": str(args.out),
+        "batch_size": workload.batch_size,
+        "seq_len": workload.seq_len or None,
+        "ops": program.num_ops,
+        "peak_memory_bytes": peak,
+        "rebatchable": not program.rigid,
+        "why_not": program.rigid or None,
+    }
+    if args.json:
+        print_json(summary)
+    else:
+        scaling = "any batch size" if not program.rigid else f"this size only ({program.rigid})"
+        print_text(
+            f"{args.out}: {program.num_ops} ops, peak memory {count(peak)}B "
+            f"at batch {workload.batch_size}; usable at {scaling}"
+        )
+    return 0

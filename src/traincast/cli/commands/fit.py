@@ -1,0 +1,40 @@
+"""Rebuilds the shipped profiles (kernel models, collectives, host overheads) from a folder of measurements.
+
+The same data give the same bytes. Nothing is written unless every piece asked for could be fitted. With '--out' the
+profiles go there instead of into the installed package.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traincast.cli.data import measurements_folder
+from traincast.cli.output import print_json, print_text
+from traincast.cli.progress import progress_bar
+from traincast.errors import TraincastError
+from traincast.fit.pieces import PIECES, fit_pieces
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"{', '.join(PIECES)} (default: all)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the installed package)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fits and writes."""
+    folder = measurements_folder(args.data)
+    try:
+        with progress_bar("fit") as show:
+            written = fit_pieces(args.pieces or list(PIECES), folder, args.out, lambda _, share: show(share))
+    except ModuleNotFoundError as error:
+        if error.name not in ("polars", "sklearn", "scipy"):
+            raise
+        raise TraincastError(f"fitting needs {error.name}: pip install 'traincast[data]'") from None
+    if args.json:
+        print_json(written)
+    else:
+        print_text("\n".join(f"{piece}: {', '.join(paths)}" for piece, paths in written.items()))
+    return 0

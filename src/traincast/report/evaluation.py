@@ -1,0 +1,64 @@
+"""Accuracy tables as text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from traincast.evaluate.iterations import Outcome
+from traincast.evaluate.metrics import ErrorRow
+from traincast.report.text import table
+
+
+def summary_text(rows: Sequence[ErrorRow]) -> str:
+    """One line per group: n, GMAE, MAPE, median, worst with its case, bias, and what others score (percent)."""
+    header = ("suite", "group", "n", "GMAE", "MAPE", "median", "worst", "bias", "worst case", "others")
+    cells = [
+        (
+            row.suite, row.group, str(row.n), f"{row.gmae:.2f}", f"{row.mape:.2f}", f"{row.median:.2f}",
+            f"{row.worst:+.1f}", f"{row.bias:+.1f}", row.worst_case, row.reference,
+        )
+        for row in rows
+    ]  # fmt: skip
+    return table(header, cells, right=(2, 3, 4, 5, 6, 7))
+
+
+def cases_text(outcomes: Sequence[Outcome]) -> str:
+    """One line per case, with the errors of others beside ours (percent)."""
+    others = list(dict.fromkeys(name for outcome in outcomes for name in outcome.case.others))
+    header = ("device", "case", "measured ms", "predicted ms", "90 % interval", "error", "active", *others)
+    cells = [
+        (
+            o.case.group,
+            o.case.name,
+            f"{o.case.measured_ms:.2f}",
+            f"{o.predicted_ms:.2f}",
+            f"{o.low_ms:.2f} - {o.high_ms:.2f}",
+            f"{o.error_percent:+.1f}",
+            "" if o.active_error_percent is None else f"{o.active_error_percent:+.1f}",
+            *(f"{o.case.others[name]:+.1f}" if name in o.case.others else "" for name in others),
+        )
+        for o in outcomes
+    ]
+    return table(header, cells, right=tuple(range(2, len(header))))
+
+
+def evaluation_json(rows: Sequence[ErrorRow], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Summary and cases as plain data."""
+    return {
+        "summary": [asdict(row) for row in rows],
+        "cases": [
+            {
+                "device": o.case.group,
+                "case": o.case.name,
+                "measured_ms": o.case.measured_ms,
+                "predicted_ms": o.predicted_ms,
+                "interval_ms": [o.low_ms, o.high_ms],
+                "error_percent": o.error_percent,
+                "active_error_percent": o.active_error_percent,
+                "others_error_percent": o.case.others,
+            }
+            for o in outcomes
+        ],
+    }

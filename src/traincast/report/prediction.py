@@ -1,0 +1,98 @@
+"""A prediction as JSON and as a page for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from traincast.report.text import bar, milliseconds, table
+from traincast.simulate.critical import critical_seconds
+from traincast.simulate.prediction import Prediction
+
+
+def prediction_json(p: Prediction) -> dict[str, Any]:
+    """The answer as plain data; keys are stable."""
+    return {
+        "workload": p.workload.name,
+        "platform": p.platform.key,
+        "device": p.platform.device.name,
+        "clock_mhz": p.platform.device.clock_mhz,
+        "mode": p.workload.mode,
+        "batch_size": p.workload.batch_size,
+        "seq_len": p.workload.seq_len or None,
+        "gpus": p.gpus,
+        "iteration_ms": 1e3 * p.iteration,
+        "interval_ms": [1e3 * p.interval[0], 1e3 * p.interval[1]],
+        "device_active_ms": 1e3 * p.device_active,
+        "device_idle_ms": 1e3 * p.device_idle,
+        "host_ms": 1e3 * p.host,
+        "exposed_comm_ms": 1e3 * p.exposed_comm,
+        "per_family": {family: 1e3 * seconds for family, seconds in p.by_family.items()},
+        "per_phase": {phase: 1e3 * seconds for phase, seconds in p.by_phase.items()},
+        "per_source": {source: 1e3 * seconds for source, seconds in p.by_source.items()},
+        "critical_path": {what: 1e3 * seconds for what, seconds in critical_seconds(p.timeline).items()},
+        "kernels": len(p.timeline.launches),
+        "estimated_ops": list(p.estimated_ops),
+        "estimated_ms": 1e3 * p.estimated_seconds,
+        "out_of_domain_ops": list(p.out_of_domain_ops),
+        "memory_gb": {"peak": p.memory.peak_bytes / 1e9, **{k: v / 1e9 for k, v in p.memory.by_kind.items()}},
+        "host_profile": p.host_profile,
+        "warnings": list(p.warnings),
+    }
+
+
+def prediction_text(p: Prediction) -> str:
+    """The answer as a page: the number, what it is made of, and where it came from."""
+    return "\n".join([_headline(p), "", _split(p), "", _families(p), "", _footer(p)])
+
+
+def _headline(p: Prediction) -> str:
+    device = p.platform.device
+    clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
+    sequence = f", {p.workload.seq_len} tokens" if p.workload.seq_len else ""
+    low, high = (milliseconds(limit) for limit in p.interval)
+    return (
+        f"{p.workload.name} ({p.workload.mode}) on {device.name}{clock}\n"
+        f"batch {p.workload.batch_size}{sequence}: {milliseconds(p.iteration)} ms a step, "
+        f"90 % interval {low} to {high} ms"
+    )
+
+
+def _split(p: Prediction) -> str:
+    parts = (("device active", p.device_active), ("device idle", p.device_idle), ("host busy", p.host))
+    rows = [
+        (name, milliseconds(seconds), f"{seconds / p.iteration:6.1%}", bar(seconds / p.iteration))
+        for name, seconds in parts
+    ]
+    path = ", ".join(
+        f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(critical_seconds(p.timeline), 4)
+    )
+    return table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
+
+
+def _top(parts: dict[str, float], n: int) -> list[tuple[str, float]]:
+    return list(parts.items())[:n]
+
+
+def _families(p: Prediction) -> str:
+    total = sum(p.by_family.values()) or 1.0
+    rows = [
+        (family, milliseconds(seconds), f"{seconds / total:6.1%}", bar(seconds / total))
+        for family, seconds in p.by_family.items()
+    ]
+    return table(("kernels", "ms", "share", ""), rows, right=(1, 2))
+
+
+def _footer(p: Prediction) -> str:
+    sources = ", ".join(
+        f"{name} {seconds / max(sum(p.by_source.values()), 1e-30):.0%}"
+        for name, seconds in p.by_source.items()
+    )
+    lines = [
+        f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",
+        f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {p.platform.device.memory_bytes / 1e9:.0f} GB",
+    ]
+    if p.estimated_ops:
+        lines.append(f"no kernel model (costed from bytes): {', '.join(p.estimated_ops)}")
+    if p.out_of_domain_ops:
+        lines.append(f"outside the fitted range: {', '.join(p.out_of_domain_ops)}")
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])

@@ -1,0 +1,118 @@
+"""The critical path of a step: the chain of host work, kernels and waits that its length is made of.
+
+The walk only ever takes maxima and adds durations, so what held an event back is found afterwards: it is whatever
+ended exactly when the event began.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.simulate.schedule import Code
+from traincast.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the critical path, seconds on the walk's clock.
+
+    `where` is "host" or "device"; `instruction` indexes the schedule (for the device: its launch).
+    """
+
+    where: str
+    instruction: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the stretch."""
+        return self.end - self.start
+
+
+def critical_path(timeline: Timeline) -> list[Segment]:
+    """The segments from the start of the step to its end, in order; adjacent ones touch."""
+    return list(reversed(_Backtrace(timeline).segments()))
+
+
+class _Backtrace:
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        schedule, trace = timeline.schedule, timeline.trace
+        self.launches = timeline.launches
+        self.thread = schedule.thread
+        self.ends: dict[float, list[int]] = {}
+        for k, end in enumerate(trace.kernel_end.tolist()):
+            self.ends.setdefault(end, []).append(k)
+        self.previous = self._previous_on_thread()
+
+    def _previous_on_thread(self) -> list[int]:
+        last: dict[int, int] = {}
+        previous = []
+        for i, thread in enumerate(self.thread.tolist()):
+            previous.append(last.get(thread, -1))
+            last[thread] = i
+        return previous
+
+    def segments(self) -> list[Segment]:
+        trace = self.timeline.trace
+        if not len(trace.host_after):
+            return []
+        latest_kernel = float(trace.kernel_end.max(initial=-np.inf))
+        latest_host = float(trace.host_after.max())
+        if latest_kernel > latest_host:
+            return self._follow("device", int(np.argmax(trace.kernel_end)))
+        return self._follow("host", int(np.argmax(trace.host_after)))
+
+    def _follow(self, where: str, index: int) -> list[Segment]:
+        found: list[Segment] = []
+        while index >= 0:
+            where, index = (
+                self._step_device(index, found) if where == "device" else self._step_host(index, found)
+            )
+        return found
+
+    def _step_device(self, k: int, found: list[Segment]) -> tuple[str, int]:
+        trace = self.timeline.trace
+        start, instruction = float(trace.kernel_start[k]), int(self.launches[k])
+        found.append(Segment("device", instruction, start, float(trace.kernel_end[k])))
+        if start == trace.host_issue[instruction]:
+            return "host", instruction
+        blocker = self._kernel_ending_at(start, before=k)
+        return ("device", blocker) if blocker >= 0 else ("host", self._host_at(start, before=instruction))
+
+    def _step_host(self, i: int, found: list[Segment]) -> tuple[str, int]:
+        trace = self.timeline.trace
+        issue, after = float(trace.host_issue[i]), float(trace.host_after[i])
+        if after > issue:  # held by a synchronisation
+            blocker = self._kernel_ending_at(after, before=len(self.launches))
+            if blocker >= 0:
+                return "device", blocker
+            return "host", self._host_at(after, before=i)
+        before = self.previous[i]
+        start = float(trace.host_after[before]) if before >= 0 else self.timeline.origin
+        if issue > start:
+            found.append(Segment("host", i, start, issue))
+        return "host", before
+
+    def _kernel_ending_at(self, moment: float, *, before: int) -> int:
+        return max((k for k in self.ends.get(moment, ()) if k < before), default=-1)
+
+    def _host_at(self, moment: float, *, before: int) -> int:
+        matches = np.flatnonzero(self.timeline.trace.host_after[:before] == moment)
+        return int(matches[-1]) if len(matches) else -1
+
+
+def critical_seconds(timeline: Timeline) -> dict[str, float]:
+    """Seconds of the critical path by what it is spent on: "host", or the kernel family."""
+    totals: dict[str, float] = {}
+    for segment in critical_path(timeline):
+        instruction = segment.instruction
+        if timeline.schedule.code[instruction] == Code.LAUNCH and segment.where == "device":
+            key = timeline.calls[timeline.schedule.call[instruction]].family.name
+        else:
+            key = "host"
+        totals[key] = totals.get(key, 0.0) + segment.seconds
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

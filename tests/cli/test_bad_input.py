@@ -1,0 +1,113 @@
+"""Bad input is one clear line on stderr and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import zipfile
+
+import pytest
+
+from traincast.cli.main import main
+from traincast.models.catalog import load_model
+from traincast.workload.file import save_workload
+
+
+def refusal(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    return captured.err
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "step.tc"
+    save_workload(load_model("dlrm-default"), path)
+    return path
+
+
+def test_unknown_model_names_the_nearest(capsys):
+    assert "dlrm-default" in refusal(capsys, "predict", "dlrm-defualt", "--on", "v100")
+
+
+def test_unknown_platform_names_the_nearest(capsys):
+    assert "v100" in refusal(capsys, "predict", "dlrm-default", "--on", "v1oo")
+
+
+def test_missing_workload_file(capsys, tmp_path):
+    assert "nowhere.tc" in refusal(capsys, "predict", tmp_path / "nowhere.tc", "--on", "v100")
+
+
+def test_missing_yaml(capsys, tmp_path):
+    assert "nowhere.yaml" in refusal(capsys, "predict", tmp_path / "nowhere.yaml", "--on", "v100")
+
+
+@pytest.mark.parametrize("batch", [0, -1, 10**12, 10**30])
+def test_batch_size_out_of_range(capsys, batch):
+    assert str(batch) in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--batch-size", batch)
+
+
+def test_sequence_length_of_a_model_without_sequences(capsys):
+    assert "sequence" in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--seq-len", 128)
+
+
+@pytest.mark.parametrize("clock", [0, -5, 1e9, "nan"])
+def test_clock_out_of_range(capsys, clock):
+    assert "MHz" in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--clock-mhz", clock)
+
+
+def test_several_gpus_are_refused_rather_than_guessed(capsys):
+    assert "--gpus 8" in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 8)
+
+
+def test_truncated_workload(capsys, saved):
+    saved.write_bytes(saved.read_bytes()[:500])
+    assert "step.tc" in refusal(capsys, "predict", saved, "--on", "v100")
+
+
+def test_workload_of_a_newer_version(capsys, saved, tmp_path):
+    newer = tmp_path / "newer.tc"
+    with zipfile.ZipFile(saved) as old, zipfile.ZipFile(newer, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name == "workload.json":
+                data = data.replace(b'"version":1', b'"version":99').replace(b'"version": 1', b'"version": 99')
+            new.writestr(name, data)
+    message = refusal(capsys, "predict", newer, "--on", "v100")
+    assert "99" in message
+    assert "newer" in message
+
+
+def test_optimizer_of_a_saved_workload_cannot_change(capsys, saved):
+    assert "optimizer" in refusal(capsys, "predict", saved, "--on", "v100", "--optimizer", "adam")
+
+
+def test_trace_into_a_missing_folder(capsys, tmp_path):
+    target = tmp_path / "no" / "trace.json"
+    assert "cannot write" in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--trace-out", target)
+
+
+def test_malformed_platform_file(capsys, tmp_path):
+    path = tmp_path / "gpu.toml"
+    path.write_text("memory_gb = 'lots'\n[peak_tflops]\nfp32 = 1\n")
+    assert "boost_clock_mhz" in refusal(capsys, "predict", "dlrm-default", "--on", path)
+
+
+def test_evaluate_without_data(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRAINCAST_DATA", raising=False)
+    assert "--data" in refusal(capsys, "evaluate", "dlrm")
+    assert "--data" in refusal(capsys, "evaluate", "dlrm", "--data", tmp_path / "none")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["predict"], ["predict", "dlrm-default", "--on", "v100", "--dtype", "int3"]])
+def test_argument_errors_exit_with_2(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+
+
+def test_a_step_larger_than_the_device_is_a_warning_in_the_answer(capsys):
+    assert main(["predict", "gpt3-2.7b", "--on", "p4", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "GB too much" in captured.out

@@ -1,0 +1,50 @@
+"""The prediction page and its JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import traincast
+from traincast.report.prediction import prediction_json, prediction_text
+
+CONTRACT = {
+    "iteration_ms", "interval_ms", "device_active_ms", "device_idle_ms", "host_ms", "exposed_comm_ms", "per_family",
+    "estimated_ops", "out_of_domain_ops", "platform", "workload", "batch_size", "gpus",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return traincast.predict("dlrm-default", on="v100", batch_size=1024, clock_mhz=1297)
+
+
+def test_json_has_every_key_of_the_contract(answer):
+    document = json.loads(json.dumps(prediction_json(answer), allow_nan=False))
+
+    assert document.keys() >= CONTRACT
+    assert document["batch_size"] == 1024
+    assert document["gpus"] == 1
+    assert document["platform"] == "v100"
+
+
+def test_json_numbers_agree_with_each_other(answer):
+    document = prediction_json(answer)
+
+    low, high = document["interval_ms"]
+    assert 0 < low < document["iteration_ms"] < high
+    assert document["device_active_ms"] + document["device_idle_ms"] == pytest.approx(document["iteration_ms"])
+    # one stream: families add up to the active time, sources and phases too
+    for part in ("per_family", "per_phase", "per_source"):
+        assert sum(document[part].values()) == pytest.approx(document["device_active_ms"])
+    assert sum(document["critical_path"].values()) == pytest.approx(document["iteration_ms"])
+
+
+def test_page_names_what_was_asked_and_what_it_is_made_of(answer):
+    lines = prediction_text(answer).splitlines()
+
+    assert lines[0] == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
+    assert lines[1].startswith(f"batch 1024: {1e3 * answer.iteration:.2f} ms a step, 90 % interval ")
+    for word in ("device active", "device idle", "host busy", "critical path", "gemm", "embedding", "peak memory"):
+        assert any(word in line for line in lines)
