@@ -1,0 +1,107 @@
+"""Topologies as data: what the node files and a user's own file say about links."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.errors import TraincastError
+from traincast.platform import load_platform, load_topology
+from traincast.platform.mesh import all_to_all_load, connected, ring_count
+from traincast.platform.platform import node_keys
+
+
+@pytest.mark.parametrize("key", node_keys())
+def test_every_node_file_has_a_topology_that_agrees_with_its_platform(key):
+    topology, platform = load_topology(key), load_platform(key)
+    assert topology.gpus_per_node == platform.gpus_per_node
+    assert topology.link_bandwidth == platform.link_bandwidth
+    assert topology.network_bandwidth(topology.gpus_per_node) == pytest.approx(
+        platform.network_bandwidth * platform.gpus_per_node
+    )
+
+
+def test_sixteen_gpus_of_an_eight_gpu_node_are_two_nodes():
+    topology = load_topology("dgx-a100")
+    assert [topology.nodes_for(gpus) for gpus in (1, 8, 9, 16, 1024)] == [1, 1, 2, 2, 128]
+    with pytest.raises(TraincastError, match="cannot use 0 GPUs"):
+        topology.nodes_for(0)
+
+
+def test_the_cube_mesh_offers_as_many_rings_as_were_measured():
+    # all-reduce of V100 GPUs 0..n-1 was measured at 22.5, 45, 85, 37, 46, 87 and 134 GB/s bus bandwidth
+    topology = load_topology("dgx1-v100")
+    assert [topology.ring_bandwidth(n) / 1e9 for n in range(2, 9)] == [25, 50, 100, 40, 50, 100, 150]
+
+
+def test_all_to_all_over_a_mesh_is_held_back_by_its_thinnest_pair():
+    topology = load_topology("dgx1-v100")
+    assert topology.all_to_all_bandwidth(4) == pytest.approx(75e9)  # three peers over single links of 25 GB/s
+    assert topology.all_to_all_bandwidth(8) < topology.all_to_all_bandwidth(4)  # most pairs need a hop in between
+
+
+def test_rings_and_reach_of_small_meshes():
+    line = ((0, 1, 1), (1, 2, 1))
+    assert ring_count(line, 3) == 0
+    assert connected(line, 3)
+    assert not connected(line, 4)
+    assert all_to_all_load(line, 3) == 2.0
+    assert all_to_all_load(((0, 1, 1),), 3) == float("inf")
+
+
+def test_cards_in_pairs_talk_over_the_host_beyond_their_bridge():
+    topology = load_topology("pcie-a100-pairs")
+    assert topology.ring_bandwidth(2) == 300e9
+    assert topology.ring_bandwidth(4) == 32e9
+    assert 32e9 < topology.all_to_all_bandwidth(4) < 300e9
+
+
+def test_a_user_describes_a_cluster_in_yaml(tmp_path):
+    path = tmp_path / "ours.yaml"
+    path.write_text(
+        "device: h100\ngpus_per_node: 4\nlink_gbs: 450\nnetwork_gbs_per_gpu: 25\nadapters: 2\nnetwork_latency_us: 8\n"
+    )
+    topology = load_topology(str(path))
+    assert (topology.key, topology.gpus_per_node, topology.adapters) == ("ours", 4, 2)
+    assert topology.network_bandwidth(1) == 50e9  # one GPU can use a whole adapter
+    assert topology.network_bandwidth(4) == 100e9
+    assert topology.network_latency == pytest.approx(8e-6)
+    assert topology.host_bandwidth == 64e9  # PCIe 5 of the device
+    assert topology.curves == ""
+    assert load_platform(str(path)).device.key == "h100"
+
+
+GOOD = "gpus_per_node: 8\nlink_gbs: 100\nnetwork_gbs_per_gpu: 10\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("link_gbs: 100\nnetwork_gbs_per_gpu: 10\n", "'gpus_per_node'"),
+        (GOOD + "adapters: 0\n", "'adapters'"),
+        (GOOD + "island: 1.5\n", "whole number for 'island'"),
+        (GOOD + "link_latency_us: .nan\n", "'link_latency_us'"),
+        (GOOD + "link_latency_us: .inf\n", "finite number for 'link_latency_us'"),
+        (GOOD + "links: 3\n", "list of"),
+        (GOOD + "links: [[0, 9, 1]]\n", "two GPUs below 8"),
+        (GOOD + "links: [[0, 1, true]]\n", "is not"),
+        (GOOD + "links: [[0, 1, 1], [1, 0, 1]]\n", "twice"),
+        ("gpus_per_node: 16\nlink_gbs: 1\nnetwork_gbs_per_gpu: 1\nlinks: [[0, 1, 1]]\n", "at most 8 GPUs"),
+        ("- 1\n", "key: value"),
+        ("a: [\n", "not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ],
+)
+def test_a_wrong_description_is_refused_by_name(tmp_path, text, message):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(TraincastError, match=message):
+        load_topology(str(path))
+
+
+def test_unknown_names_and_single_gpus_are_refused():
+    with pytest.raises(TraincastError, match="dgx-a100"):
+        load_topology("dgx-a10")
+    with pytest.raises(TraincastError, match="is one GPU"):
+        load_topology("h100")
+    with pytest.raises(TraincastError, match="does not exist"):
+        load_topology("nowhere.toml")
