@@ -1,6 +1,9 @@
 """A host profile from the published overhead tables of the DLRM and CNN study.
 
-T1 and T2 come from `t1_t2_by_op_model.csv` (2022-02, seven models). T3, T4 and T5 exist only in the older
+T2 comes from `t1_t2_by_op_model.csv` (2022-02, seven models), each op's median over the models. T1 is published there as a
+mean over the gaps that passed a filter (same module, longer than the profiler's own cost); what a step needs is the time
+of all its gaps, so the published total per traced step of the three DLRMs is spread over the top-level ops of their captured
+programs. T3, T4 and T5 exist only in the older
 `t1_to_t5_v100_dlrm_default.csv`, taken with an older PyTorch. T3 and T5 of an op are carried over to the newer one by
 the ratio of its own T2 in the two tables (the median ratio where an op is in one table only). T4 is published as the
 profiler saw it; the profiler's own cost, as the study states it, is taken off here.
@@ -10,18 +13,24 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from traincast.errors import TraincastError
+from traincast.models.catalog import load_model
 
 PROFILE = "study-2022"
 _BY_MODEL = "overheads/t1_t2_by_op_model.csv"
 _BY_TYPE = "overheads/t1_to_t5_v100_dlrm_default.csv"
 # the study's batch sizes; 256, 8192 and 16384 were taken on another, multi-GPU host
 _BATCHES = {8, 16, 32, 64, 128, 512, 1024, 2048, 4096}
+_NEWER_COLUMNS = ("type", "op", "model", "batch", "mean_us", "count")
+_DLRMS = {"DLRM_default": "dlrm-default", "DLRM_MLPerf": "dlrm-mlperf", "DLRM_DDP": "dlrm-ddp"}
+_ONCE_A_STEP = {"LookupFunction", "BmmBackward0", "IndexBackward0", "TransposeBackward0", "ViewBackward0", "aten::bmm"}
 # names that autograd nodes had before PyTorch 1.9
 _RENAMED = {
     "AddmmBackward": "AddmmBackward0", "IndexBackward": "IndexBackward0", "MseLossBackward": "MseLossBackward0",
@@ -34,9 +43,11 @@ _HOST_ONLY = ("CatBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0
               "aten::view", "aten::zeros")  # fmt: skip
 
 
-def fit_host(data: Path, out: Path) -> dict[str, Any]:
+def fit_host(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, Any]:
     """Writes the host profile `study-2022.json` into `out` and returns it."""
-    t1, t2 = _newer(data / _BY_MODEL)
+    progress("host overheads", 0.0)
+    newer = [row for row in _rows(data / _BY_MODEL, _NEWER_COLUMNS) if int(row["batch"]) in _BATCHES]
+    t1, (t2, spread) = _t1(newer), _t2(newer)
     older = _older(data / _BY_TYPE)
     ratios = {op: t2[op] / us for op, us in older["T2"].items() if op in t2}
     ratio = statistics.median(ratios.values())
@@ -57,7 +68,7 @@ def fit_host(data: Path, out: Path) -> dict[str, Any]:
         },
         "t5_us": _with_defaults(t5),
         "alone_us": _with_defaults(alone),
-        "spread": 0.12,
+        "spread": spread,
         "provenance": {
             "sources": ["owensgroup/ml_perf_model @ 5b2522a0 (BSD-3-Clause)"],
             "host": "the authors' V100 host, CPU turbo off; CPU not stated",
@@ -73,21 +84,37 @@ def fit_host(data: Path, out: Path) -> dict[str, Any]:
     return profile
 
 
-def _newer(path: Path) -> tuple[float, dict[str, float]]:
-    """T1, and T2 per op: each model's mean over its batch sizes, then the median over models.
+def _t2(rows: list[dict[str, str]]) -> tuple[dict[str, float], float]:
+    """T2 per op: each model's mean over its batch sizes, then the median over models; and how far models scatter
+    around that median (standard deviation of the logarithm), which is what sharing a profile costs.
 
     The median keeps out what is particular to one model: the prelude of an optimizer step grows with its parameters,
     and with 160 of them (CNNs) it is five times that of a DLRM.
     """
-    by_model: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in _rows(path, ("type", "op", "model", "batch", "mean_us")):
-        if int(row["batch"]) in _BATCHES:
-            by_model[row["type"], row["op"]][row["model"]].append(float(row["mean_us"]))
-    pooled = {
-        key: statistics.median(statistics.fmean(values) for values in models.values())
-        for key, models in by_model.items()
-    }
-    return pooled["T1", ""], {op: us for (kind, op), us in pooled.items() if kind == "T2"}
+    by_op: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["type"] == "T2":
+            by_op[row["op"]][row["model"]].append(float(row["mean_us"]))
+    pooled, scatter = {}, []
+    for op, models in by_op.items():
+        means = [statistics.fmean(values) for values in models.values()]
+        pooled[op] = statistics.median(means)
+        scatter += [math.log(mean / pooled[op]) ** 2 for mean in means if len(means) > 1]
+    return pooled, math.sqrt(statistics.fmean(scatter))
+
+
+def _t1(rows: list[dict[str, str]]) -> float:
+    """T1 per top-level op of the captured DLRMs: the median over models and batch sizes."""
+    steps: dict[tuple[str, str], int] = defaultdict(int)
+    gaps: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = row["model"], row["batch"]
+        if row["op"] in _ONCE_A_STEP:  # outliers were dropped upstream, so the largest count is the number of steps
+            steps[key] = max(steps[key], int(row["count"]))
+        if row["type"] == "T1" and row["model"] in _DLRMS:
+            gaps[key] = float(row["mean_us"]) * int(row["count"])
+    scopes = {model: load_model(name).programs[0].num_scopes for model, name in _DLRMS.items()}
+    return statistics.median(total / steps[key] / scopes[key[0]] for key, total in gaps.items())
 
 
 def _older(path: Path) -> dict[str, dict[str, float]]:

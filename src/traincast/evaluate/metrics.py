@@ -1,0 +1,61 @@
+"""Accuracy reported one way: n, GMAE, MAPE, median, worst, signed bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One line of an accuracy table. Errors are percent of the measured value.
+
+    `gmae` is the geometric mean of absolute errors, `bias` the mean signed error, `worst_case` the name of the
+    point with the largest error and `worst` that error with its sign. `reference` is what others score, as text.
+    """
+
+    suite: str
+    group: str
+    n: int
+    gmae: float
+    mape: float
+    median: float
+    worst: float
+    worst_case: str
+    bias: float
+    reference: str = ""
+
+
+def error_row(
+    suite: str,
+    group: str,
+    predicted: npt.ArrayLike,
+    measured: npt.ArrayLike,
+    names: Sequence[str] | None = None,
+    reference: str = "",
+) -> ErrorRow:
+    """The accuracy of predictions against measurements that took no part in fitting."""
+    p = np.asarray(predicted, dtype=np.float64)
+    m = np.asarray(measured, dtype=np.float64)
+    if p.shape != m.shape or p.ndim != 1 or not len(p):
+        raise AssertionError(f"{suite}/{group}: need as many predictions as measurements, and at least one")
+    signed = p / m - 1.0
+    absolute = np.abs(signed)
+    worst = int(np.argmax(absolute))
+    return ErrorRow(
+        suite=suite,
+        group=group,
+        n=len(p),
+        gmae=100 * float(np.exp(np.mean(np.log(np.maximum(absolute, _SMALLEST))))),
+        mape=100 * float(np.mean(absolute)),
+        median=100 * float(np.median(absolute)),
+        worst=100 * float(signed[worst]),
+        worst_case=names[worst] if names is not None else "",
+        bias=100 * float(np.mean(signed)),
+        reference=reference,
+    )

@@ -1,0 +1,118 @@
+"""Reading measured tables: every row is checked before a fit sees it, and the held-out fifth is set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.errors import TraincastError
+from traincast.kernels.call import BoolArray, FloatArray
+from traincast.platform import Device, device_by_name
+
+HELD_OUT_SHARE = 0.2
+HASH_SEED = 0x9E3779B97F4A7C15
+UNJUDGED_SPREAD = 0.3
+"""Log-sigma for unseen devices when the measurements hold only one chip, so that none can be left out."""
+_MAX_ROWS = 5_000_000
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """A measured table: its file name for messages, and its columns. Text columns are object arrays."""
+
+    file: str
+    columns: dict[str, npt.NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def text(self, name: str) -> npt.NDArray[Any]:
+        """A text column."""
+        return self.columns[name]
+
+    def number(self, name: str) -> FloatArray:
+        """A numeric column as float64."""
+        return self.columns[name].astype(np.float64)
+
+    def take(self, rows: BoolArray) -> Table:
+        """A selection of rows."""
+        return Table(self.file, {name: column[rows] for name, column in self.columns.items()})
+
+
+def read_table(
+    data: Path, file: str, text: Sequence[str], numbers: Sequence[str], *, positive: Sequence[str] = ()
+) -> Table:
+    """Columns of a Parquet or CSV table under `data`. `positive` columns must hold finite numbers above zero."""
+    import polars as pl
+
+    path = data / file
+    if not path.is_file():
+        raise TraincastError(f"measurements '{file}' are not under {data}; give the folder that holds them with --data")
+    try:
+        frame = pl.read_parquet(path) if file.endswith(".parquet") else pl.read_csv(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise TraincastError(f"cannot read '{file}': {str(error).splitlines()[0]}") from None
+    if frame.height > _MAX_ROWS:
+        raise TraincastError(f"'{file}' has {frame.height} rows; at most {_MAX_ROWS} are read")
+    for name in (*text, *numbers):
+        if name not in frame.columns:
+            raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
+    columns: dict[str, npt.NDArray[Any]] = {name: frame[name].to_numpy().astype(object) for name in text}
+    for name in numbers:
+        try:
+            columns[name] = frame[name].cast(pl.Float64).to_numpy()
+        except pl.exceptions.PolarsError:
+            raise TraincastError(f"'{file}', column '{name}': not numbers") from None
+    table = Table(file, columns)
+    for name in positive:
+        bad = np.flatnonzero(~(np.isfinite(table.number(name)) & (table.number(name) > 0)))
+        if len(bad):
+            value = table.columns[name][bad[0]]
+            raise TraincastError(f"'{file}', row {bad[0]}, column '{name}': {value} is not a positive number")
+    return table
+
+
+def devices_in(table: Table, column: str = "device") -> list[Device]:
+    """The devices named in a column, sorted by key; a name no platform file knows is an error."""
+    names, first = np.unique(table.text(column).astype(str), return_index=True)
+    devices = []
+    for name, row in zip(names, first, strict=True):
+        try:
+            devices.append(device_by_name(str(name)))
+        except TraincastError as error:
+            raise TraincastError(f"'{table.file}', row {row}, column '{column}': {error}") from None
+    return sorted(devices, key=lambda device: device.key)
+
+
+def device_rows(table: Table, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
+    """Position in `devices` of every row's device."""
+    position = {device.name: i for i, device in enumerate(devices)}
+    return np.array([position[str(name)] for name in table.text(column)], dtype=np.int64)
+
+
+def check_possible(table: Table, least_seconds: FloatArray, seconds: FloatArray, column: str = "latency_us") -> None:
+    """Refuses a table with a row three times faster than the data sheet allows (`least_seconds`)."""
+    bad = np.flatnonzero(seconds * 3 < least_seconds)
+    if len(bad):
+        row = int(bad[0])
+        raise TraincastError(
+            f"'{table.file}', row {row}, column '{column}': {1e6 * seconds[row]:.4g} us is more than 3 times faster "
+            f"than the sheet of '{table.text('device')[row]}' allows ({1e6 * least_seconds[row]:.4g} us)"
+        )
+
+
+def held_out(*shape: FloatArray) -> BoolArray:
+    """The fifth of the rows that no fit may see, chosen by a hash of the shape: repeats fall together."""
+    state = np.full(len(shape[0]), HASH_SEED, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for column in shape:
+            state = (state ^ column.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+            state ^= state >> np.uint64(29)
+            state *= np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(32)
+    return (state >> np.uint64(11)).astype(np.float64) / 2.0**53 < HELD_OUT_SHARE

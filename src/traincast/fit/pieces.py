@@ -1,0 +1,66 @@
+"""Everything `traincast fit` rebuilds, in order: piece -> where its data goes, and the function that fits it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import unknown
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A fitted profile: the package folder it lives in, and `module:function(data, out, progress)` that writes it."""
+
+    folder: str
+    function: str
+
+    def fit(self, data: Path, out: Path, progress: Progress) -> dict[str, Any]:
+        """Writes the profile into `out` and returns its provenance."""
+        module, name = self.function.split(":")
+        fitted: dict[str, Any] = getattr(import_module(f"traincast.fit.{module}"), name)(data, out, progress)
+        return fitted
+
+
+PIECES = {
+    "gemm": Piece("kernels/profiles", "gemm:fit_gemm"),
+    "elementwise": Piece("kernels/profiles", "streaming:fit_elementwise"),
+    "softmax": Piece("kernels/profiles", "rows:fit_softmax"),
+    "norm": Piece("kernels/profiles", "rows:fit_norm"),
+    "conv": Piece("kernels/profiles", "conv:fit_conv"),
+    "attention": Piece("kernels/profiles", "attention:fit_attention"),
+    "collectives": Piece("collectives/profiles", "collectives:fit_collectives"),
+    "host": Piece("host/data", "host:fit_host"),
+}
+
+
+def fit_pieces(names: Iterable[str], data: Path, out: Path | None, progress: Progress) -> dict[str, list[str]]:
+    """Fits the pieces named and returns the files written by piece. All are written, or none.
+
+    `out` receives the package's folder layout; None is the installed package itself.
+    """
+    chosen = list(names)
+    for name in chosen:
+        if name not in PIECES:
+            raise unknown("piece", name, PIECES, f"Choose from {', '.join(PIECES)}.")
+    root = out or Path(str(files("traincast")))
+    written: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, name in enumerate(chosen):
+            folder = Path(scratch) / name
+            folder.mkdir()
+            PIECES[name].fit(data, folder, lambda what, share, n=number: progress(what, (n + share) / len(chosen)))
+        for name in chosen:
+            target = root / PIECES[name].folder
+            target.mkdir(parents=True, exist_ok=True)
+            made = sorted((Path(scratch) / name).iterdir())
+            written[name] = [str(Path(shutil.copy(file, target / file.name)).relative_to(root)) for file in made]
+    return written

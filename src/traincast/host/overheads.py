@@ -1,0 +1,210 @@
+"""The five host overheads, measured in a linked timeline.
+
+T1 between two top-level ops of a thread; T2 from an op's start to its first launch; T3 from its last launch to its
+end; T4 a runtime call; T5 between two launches of an op, or (`alone`) the whole of an op that launches nothing. Time
+in which a thread is held, by the device or by another thread, is not overhead and is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from traincast.host.distribution import Distribution
+from traincast.traces.events import BoolArray, IntArray, Kind
+from traincast.traces.link import Linked
+
+# what the profiler adds, as the DLRM study measured it; a trace in which ops take less than this bounds it
+_OP_COST_NS, _CALL_COST_NS = 2_000.0, 4_000.0
+_BOUND_QUANTILE = 0.1
+_JOIN_NS = 100_000  # a thread silent for longer than this while another works is waiting for it
+
+_RUNTIME_CLASSES = (
+    ("synchronize", re.compile(r"\w*Synchronize")),
+    ("event", re.compile(r"\w*(?:WaitEvent|EventRecord|EventQuery)")),
+    ("memcpy", re.compile(r"\w*[mM]emcpy")),
+    ("memset", re.compile(r"\w*[mM]emset")),
+    ("launch", re.compile(r"\w*Launch")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerCost:
+    """Nanoseconds that recording one op, and one runtime call, adds to the host's time."""
+
+    op: float
+    call: float
+
+
+@dataclass(eq=False, slots=True)
+class Overheads:
+    """Distributions by (type, name): types "T1" (name ""), "T2", "T3", "T5", "alone" by op; "T4" by runtime call."""
+
+    table: dict[tuple[str, str], Distribution] = field(default_factory=dict)
+
+    def merged(self, other: Overheads) -> Overheads:
+        """The samples of both."""
+        table = dict(self.table)
+        for key, distribution in other.table.items():
+            table[key] = table[key].merged(distribution) if key in table else distribution
+        return Overheads(table)
+
+    def of_type(self, kind: str) -> dict[str, Distribution]:
+        """Distributions of one type by name, those with the most time first."""
+        found = {name: d for (k, name), d in self.table.items() if k == kind}
+        return dict(sorted(found.items(), key=lambda item: -item[1].total))
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by type over the whole trace."""
+        totals: dict[str, float] = defaultdict(float)
+        for (kind, _), distribution in self.table.items():
+            totals[kind] += distribution.total
+        return dict(totals)
+
+
+def profiler_cost(linked: Linked) -> ProfilerCost:
+    """The study's figures, or less where this trace leaves no room for them.
+
+    Recording an op cannot take longer than the time between the shortest-spaced starts of two ops of a thread, and
+    recording a runtime call not more than half of the shortest launches.
+    """
+    ops = linked.host[linked.events["kind"][linked.host] == Kind.OP]
+    spacing = [np.diff(linked.events["start"][ops[linked.thread[ops] == t]]) for t in np.unique(linked.thread[ops])]
+    launches = linked.events["duration"][linked.is_launch]
+    return ProfilerCost(
+        op=min(_OP_COST_NS, _shortest(np.concatenate([*spacing, np.empty(0)]))),
+        call=min(_CALL_COST_NS, 0.5 * _shortest(launches)),
+    )
+
+
+def _shortest(values: IntArray) -> float:
+    return float(np.quantile(values, _BOUND_QUANTILE)) if len(values) else 0.0
+
+
+def measure_overheads(linked: Linked, cost: ProfilerCost | None = None) -> Overheads:
+    """Every overhead of a timeline with the profiler's cost taken off (pass a zero cost to keep it in)."""
+    cost = profiler_cost(linked) if cost is None else cost
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    _Extraction(linked, cost, samples).run()
+    return Overheads({key: Distribution.of(1e-9 * np.array(values)) for key, values in samples.items()})
+
+
+def pooled(overheads: Iterable[Overheads]) -> Overheads:
+    """All samples of several traces together."""
+    result = Overheads()
+    for one in overheads:
+        result = result.merged(one)
+    return result
+
+
+class _Extraction:
+    def __init__(self, linked: Linked, cost: ProfilerCost, samples: dict[tuple[str, str], list[float]]) -> None:
+        self.linked, self.cost, self.samples = linked, cost, samples
+        self.starts, self.ends = linked.events["start"], linked.end
+        self.launches = _by_scope(linked, linked.is_launch)
+        self.held = _by_scope(linked, linked.is_synchronise)
+        kinds = linked.events["kind"]
+        self.records = _by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
+        self.calls = _by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
+        self.busy = _busy_by_thread(linked)
+
+    def run(self) -> None:
+        self._gaps()
+        for scope in self.linked.scopes.tolist():
+            self._scope(scope)
+        self._runtime()
+
+    def _scope(self, scope: int) -> None:
+        name = self.linked.name(scope)
+        begin, end = int(self.starts[scope]), int(self.ends[scope])
+        launches = self.launches.get(scope, [])
+        if not launches:
+            self._add("alone", name, scope, begin, end)
+            return
+        self._add("T2", name, scope, begin, int(self.starts[launches[0]]))
+        for before, after in zip(launches, launches[1:], strict=False):
+            self._add("T5", name, scope, int(self.ends[before]), int(self.starts[after]))
+        self._add("T3", name, scope, int(self.ends[launches[-1]]), end)
+
+    def _add(self, kind: str, name: str, scope: int, begin: int, end: int) -> None:
+        """One span of an op without what the host was held for and what the recording inside it cost."""
+        span = float(end - begin)
+        for row in self.held.get(scope, ()):
+            span -= max(min(int(self.ends[row]), end) - max(int(self.starts[row]), begin), 0)
+        span -= self.cost.op * self._count(self.records, scope, begin, end)
+        span -= self.cost.call * self._count(self.calls, scope, begin, end)
+        self.samples[kind, name].append(max(span, 0.0))
+
+    def _count(self, rows: dict[int, list[int]], scope: int, begin: int, end: int) -> int:
+        return sum(begin <= self.starts[row] < end for row in rows.get(scope, ()))
+
+    def _gaps(self) -> None:
+        """T1: from one top-level op of a thread to the next, unless it waited for another thread or a step began."""
+        last: dict[int, int] = {}
+        for scope in self.linked.scopes.tolist():
+            thread, step = int(self.linked.thread[scope]), int(self.linked.step[scope])
+            before = last.get(thread, -1)
+            last[thread] = scope
+            if before < 0 or self.linked.step[before] != step:
+                continue
+            begin, end = int(self.ends[before]), int(self.starts[scope])
+            if end - begin > _JOIN_NS and self._others_busy(thread, begin, end):
+                continue
+            self.samples["T1", ""].append(max(end - begin, 0))
+
+    def _others_busy(self, thread: int, begin: int, end: int) -> bool:
+        for other, (starts, ends) in self.busy.items():
+            if other != thread:
+                place = int(np.searchsorted(ends, begin, side="right"))
+                if place < len(starts) and starts[place] < end:
+                    return True
+        return False
+
+    def _runtime(self) -> None:
+        names = [runtime_class(name) for name in self.linked.trace.names]
+        rows = self.linked.trace.of_kind(Kind.RUNTIME)
+        blocking = blocking_copies(self.linked)
+        for row in rows.tolist():
+            kind = names[self.linked.events["name"][row]]
+            if not kind or blocking[row]:
+                continue
+            duration = float(self.linked.events["duration"][row])
+            self.samples["T4", kind].append(max(duration - self.cost.call, 0.0))
+
+
+def runtime_class(name: str) -> str:
+    """Which T4 a runtime call counts for: "launch", "memcpy", "memset", "synchronize", or "" for none."""
+    return next((kind for kind, pattern in _RUNTIME_CLASSES if pattern.match(name)), "")
+
+
+def blocking_copies(linked: Linked) -> BoolArray:
+    """Which runtime calls held the host for their own copy: from pageable memory, or returning after it had ended."""
+    blocking = np.zeros(len(linked.events), dtype=np.bool_)
+    copies = np.flatnonzero((linked.events["kind"] == Kind.MEMCPY) & (linked.launch >= 0))
+    calls = linked.launch[copies]
+    pageable = np.array(["Pageable" in name for name in linked.trace.names])
+    blocking[calls[pageable[linked.events["name"][copies]] | (linked.end[copies] <= linked.end[calls])]] = True
+    return blocking
+
+
+def _by_scope(linked: Linked, chosen: BoolArray) -> dict[int, list[int]]:
+    """The chosen events under each scope, by start; a scope does not count as under itself."""
+    found: dict[int, list[int]] = defaultdict(list)
+    rows = linked.host[chosen[linked.host] & (linked.scope[linked.host] >= 0)]
+    for row, scope in zip(rows.tolist(), linked.scope[rows].tolist(), strict=True):
+        if row != scope:
+            found[scope].append(row)
+    return found
+
+
+def _busy_by_thread(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
+    scopes = linked.scopes
+    return {
+        int(thread): (linked.events["start"][rows], linked.end[rows])
+        for thread in np.unique(linked.thread[scopes])
+        for rows in [scopes[linked.thread[scopes] == thread]]
+    }
