@@ -31,8 +31,8 @@ class Distribution:
         bins = np.minimum(place.astype(np.int64), _BINS - 1)
         return Distribution(
             np.bincount(bins, minlength=_BINS).astype(np.float64),
-            np.bincount(bins, weights=values, minlength=_BINS),
-            np.bincount(bins, weights=values * values, minlength=_BINS),
+            np.bincount(bins, weights=values, minlength=_BINS).astype(np.float64),
+            np.bincount(bins, weights=values * values, minlength=_BINS).astype(np.float64),
         )
 
     def merged(self, other: Distribution) -> Distribution:

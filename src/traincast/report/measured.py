@@ -35,7 +35,14 @@ def _rank_text(rank: RankReport) -> str:
     if linked.trace.device_name:
         title += f", {linked.trace.device_name}"
     lines = [title, *(f"  note: {note}" for note in rank.notes), ""]
-    lines += [_steps_table(rank), "", "Where the median step goes", *_parts(rank), "", *_top("Kernels", rank, "by_family")]
+    lines += [
+        _steps_table(rank),
+        "",
+        "Where the median step goes",
+        *_parts(rank),
+        "",
+        *_top("Kernels", rank, "by_family"),
+    ]
     lines += ["", *_top("Ops", rank, "by_op"), "", _overheads_table(rank)]
     if rank.collectives:
         lines += ["", _collectives_table(rank)]

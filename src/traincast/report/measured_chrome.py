@@ -24,7 +24,8 @@ def measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
 
 def _slice(pid: int, tid: int, name: str, category: str, start_us: float, length_us: float) -> dict[str, Any]:
     return {
-        "ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": round(start_us, 3), "dur": round(length_us, 3),
+        "ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": round(start_us, 3),
+        "dur": round(length_us, 3),
     }  # fmt: skip
 
 

@@ -44,9 +44,7 @@ class TraceReport:
 
 def analyse_traces(paths: Sequence[str | Path]) -> TraceReport:
     """Reads trace files or folders of ranks and measures everything in them."""
-    ranks = tuple(
-        _rank(entry.rank, link(entry.kineto), entry.execution) for entry in read_ranks(paths) if entry.kineto
-    )
+    ranks = tuple(_rank(entry.rank, link(entry.kineto), entry.execution) for entry in read_ranks(paths) if entry.kineto)
     if not ranks:
         raise TraincastError("only execution traces were given; a measured step needs a Kineto trace too")
     together = over_ranks([report.steps for report in ranks]) if len(ranks) > 1 else None

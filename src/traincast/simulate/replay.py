@@ -76,9 +76,7 @@ def replay(linked: Linked) -> Replay:
     """Walks the whole timeline and compares each step between its markers."""
     points = _points(linked)
     compiled = _Compiler(linked).compile(points)
-    trace = walk(
-        compiled.schedule, compiled.host_seconds, compiled.kernel_seconds, Clocks.at_zero(compiled.schedule)
-    )
+    trace = walk(compiled.schedule, compiled.host_seconds, compiled.kernel_seconds, Clocks.at_zero(compiled.schedule))
     return Replay(
         steps=_compare(linked, compiled, trace),
         origin=points[0].start,
@@ -137,18 +135,28 @@ class _Compiler:
         return self._finish()
 
     def _emit(
-        self, code: Code, thread: int, *, target: int = -1, event: int = -1, host: int = 0, kernel: int = 0, row: int = -1
+        self,
+        code: Code,
+        thread: int,
+        *,
+        target: int = -1,
+        event: int = -1,
+        host: int = 0,
+        kernel: int = 0,
+        row: int = -1,
     ) -> None:
         self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, row))
 
     def _backlog(self, start: int) -> None:
-        """Work that the device still had from before the trace: streams are busy until it ends."""
+        """Work from before the trace: each stream is busy until the last of it had ended, as measured."""
         before = self.linked.device[self.linked.launch[self.linked.device] < 0]
-        for row in before.tolist():
-            end = int(self.linked.end[row])
-            if end > start:
-                stream = self.stream[int(self.linked.events["stream"][row])]
-                self._emit(Code.LAUNCH, 0, target=stream, kernel=int(self.linked.events["duration"][row]), row=row)
+        last = {
+            int(self.linked.events["stream"][row]): row for row in before[np.argsort(self.linked.end[before])].tolist()
+        }
+        for stream, row in last.items():
+            busy = int(self.linked.end[row]) - start
+            if busy > 0:
+                self._emit(Code.LAUNCH, 0, target=self.stream[stream], kernel=busy, row=row)
 
     def _gap(self, point: _Point) -> None:
         """Host time since the thread's last point; after a silence, it waited for the thread that worked last."""
@@ -163,7 +171,7 @@ class _Compiler:
 
     def _silent(self, thread: int, begin: int, end: int) -> bool:
         """Whether the thread ran no op for most of this time."""
-        starts, ends = self.busy[thread] if thread in self.busy else (_NOTHING, _NOTHING)
+        starts, ends = self.busy.get(thread, (_NOTHING, _NOTHING))
         first, last = int(np.searchsorted(ends, begin)), int(np.searchsorted(starts, end))
         worked = np.minimum(ends[first:last], end) - np.maximum(starts[first:last], begin)
         return float(np.maximum(worked, 0).sum()) < 0.5 * (end - begin)

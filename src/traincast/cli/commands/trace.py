@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("files", metavar="FILES", nargs="+", type=Path)
     parser.add_argument(
-        "--trace-out", type=Path, metavar="FILE", help="measured and replayed timelines for Perfetto (Chrome trace JSON)"
+        "--trace-out",
+        type=Path,
+        metavar="FILE",
+        help="measured and replayed timelines for Perfetto (Chrome trace JSON)",
     )
 
 

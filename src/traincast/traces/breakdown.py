@@ -1,0 +1,153 @@
+"""What a measured step was made of: device active and idle and why, exposed communication, kernels, ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.traces.classify import COMMUNICATION, kernel_family
+from traincast.traces.events import IntArray
+from traincast.traces.intervals import Intervals
+from traincast.traces.link import Linked, Step
+
+_SLACK_NS = 2_000  # a kernel starts this long after the call that launched it at the earliest
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBreakdown:
+    """One measured step of one rank; all times are seconds.
+
+    `step = compute + exposed_comm + idle`. Idle is `host_bound` (the device waited for the host to launch),
+    `synchronised` (likewise, after the host itself had waited for the device), `event_wait` (a kernel was launched in
+    time but its stream waited for another) or `launch_latency` (it was launched in time and simply began later).
+    `by_family` and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
+    """
+
+    number: int
+    step: float
+    compute: float
+    communication: float
+    exposed_comm: float
+    idle: float
+    host_bound: float
+    synchronised: float
+    event_wait: float
+    launch_latency: float
+    by_family: dict[str, float]
+    by_op: dict[str, float]
+    kernels: int
+
+    @property
+    def active(self) -> float:
+        """Seconds during which the device ran anything."""
+        return self.compute + self.exposed_comm
+
+    @property
+    def eg_comm(self) -> float:
+        """Exposed communication as a share of the step."""
+        return self.exposed_comm / self.step if self.step else 0.0
+
+
+def breakdown(linked: Linked) -> list[StepBreakdown]:
+    """Every step of a rank's timeline."""
+    families = np.array([kernel_family(name) for name in linked.trace.names])
+    device = linked.device
+    communicates = families[linked.events["name"][device]] == COMMUNICATION
+    compute = _covered(linked, device[~communicates])
+    comm = _covered(linked, device[communicates])
+    everything = _covered(linked, device)
+    return [_step(linked, index, families, compute, comm, everything) for index in range(len(linked.steps))]
+
+
+def _covered(linked: Linked, rows: IntArray) -> Intervals:
+    return Intervals.union(linked.events["start"][rows], linked.end[rows])
+
+
+def _step(
+    linked: Linked,
+    index: int,
+    families: np.ndarray[tuple[int], np.dtype[np.str_]],
+    compute: Intervals,
+    comm: Intervals,
+    everything: Intervals,
+) -> StepBreakdown:
+    step = linked.steps[index]
+    inside, comm_inside = compute.clip(step.start, step.end), comm.clip(step.start, step.end)
+    exposed = comm_inside.minus(inside)
+    idle = _idle_reasons(linked, everything.gaps(step.start, step.end), step)
+    rows = linked.device[linked.step[linked.device] == index]
+    seconds = 1e-9 * linked.events["duration"][rows]
+    return StepBreakdown(
+        number=step.number,
+        step=step.seconds,
+        compute=1e-9 * inside.total,
+        communication=1e-9 * comm_inside.total,
+        exposed_comm=1e-9 * exposed,
+        idle=1e-9 * sum(idle.values()),
+        host_bound=1e-9 * idle["host_bound"],
+        synchronised=1e-9 * idle["synchronised"],
+        event_wait=1e-9 * idle["event_wait"],
+        launch_latency=1e-9 * idle["launch_latency"],
+        by_family=_totals(families[linked.events["name"][rows]].tolist(), seconds.tolist()),
+        by_op=_totals([_op_name(linked, row) for row in rows.tolist()], seconds.tolist()),
+        kernels=len(rows),
+    )
+
+
+def _op_name(linked: Linked, row: int) -> str:
+    launch = linked.launch[row]
+    scope = linked.scope[launch] if launch >= 0 else -1
+    return linked.name(int(scope)) if scope >= 0 else "(no op)"
+
+
+def _totals(names: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for name, value in zip(names, seconds, strict=True):
+        totals[name] = totals.get(name, 0.0) + value
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _idle_reasons(linked: Linked, gaps: Intervals, step: Step) -> dict[str, int]:
+    """Nanoseconds of idle device time by reason. What ends a gap tells why it was there."""
+    reasons = {"host_bound": 0, "synchronised": 0, "event_wait": 0, "launch_latency": 0}
+    events, device = linked.events, linked.device
+    synchronising = np.flatnonzero(linked.is_synchronise)
+    sync_ends = np.sort(linked.end[synchronising])
+    starts = events["start"][device]
+    for begin, end in zip(gaps.start.tolist(), gaps.end.tolist(), strict=True):
+        place = int(np.searchsorted(starts, end))
+        row = int(device[place]) if place < len(device) else -1
+        launch = int(linked.launch[row]) if row >= 0 else -1
+        # the device could have gone on from here had it been told to
+        told = min(max(int(events["start"][launch]) + _SLACK_NS, begin), end) if launch >= 0 else end
+        returned = int(np.searchsorted(sync_ends, told, side="right")) - 1
+        waited = returned >= 0 and sync_ends[returned] >= begin
+        reasons["synchronised" if waited else "host_bound"] += told - begin
+        reasons["event_wait" if row >= 0 and linked.waited_for[row] >= 0 else "launch_latency"] += end - told
+    return reasons
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksBreakdown:
+    """Several ranks together: shares of a step, as the study of multi-GPU training defines them.
+
+    `eg_comm` is the least exposed communication of any rank as a share of its step; `eg_imbalance` is how much longer
+    the slowest rank's embedding kernels run than the average rank's, as a share of the median step.
+    """
+
+    step: float
+    eg_comm: float
+    eg_imbalance: float
+
+
+def over_ranks(ranks: Sequence[Sequence[StepBreakdown]]) -> RanksBreakdown:
+    """The medians over steps of each rank, put together."""
+    embedding = [float(np.median([step.by_family.get("embedding", 0.0) for step in steps])) for steps in ranks]
+    step = float(np.median([step.step for steps in ranks for step in steps]))
+    return RanksBreakdown(
+        step=step,
+        eg_comm=min(float(np.median([step.eg_comm for step in steps])) for steps in ranks),
+        eg_imbalance=(max(embedding) - sum(embedding) / len(embedding)) / step,
+    )

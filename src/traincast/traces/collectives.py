@@ -1,0 +1,148 @@
+"""The collectives of a timeline: what they did, over which group, how much they moved and how it was split."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from traincast.traces.classify import COMMUNICATION, kernel_family
+from traincast.traces.link import Linked
+
+_ANNOTATION = re.compile(r"(?:nccl|gloo|rccl):_?(\w+)")
+_KERNEL = re.compile(r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|Reduce)")
+_KINDS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "barrier",
+)
+_KERNEL_NAMES = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
+    "SendRecv": "send_recv", "Reduce": "reduce",
+}  # fmt: skip
+_ITEM_BYTES = {
+    "float": 4, "int": 4, "long int": 8, "long": 8, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "bool": 1,
+    "signed char": 1, "unsigned char": 1, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Double": 8,
+    "Byte": 1, "Char": 1, "Bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective kernel. `message_bytes` is this rank's input (-1 unknown), splits are elements per rank.
+
+    `group` is the process group's name, `group_ranks` its members; both are empty where the trace does not say.
+    """
+
+    row: int
+    kind: str
+    seconds: float
+    step: int
+    stream: int
+    message_bytes: int = -1
+    output_bytes: int = -1
+    group: str = ""
+    group_size: int = 0
+    group_ranks: tuple[int, ...] = ()
+    in_splits: tuple[int, ...] = ()
+    out_splits: tuple[int, ...] = ()
+
+
+def collectives(linked: Linked) -> list[Collective]:
+    """Every collective kernel in order of start."""
+    parsed: dict[int, dict[str, Any]] = {}
+    return [
+        _collective(linked, row, parsed)
+        for row in linked.device.tolist()
+        if kernel_family(linked.name(row)) == COMMUNICATION
+    ]
+
+
+def _collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> Collective:
+    found: dict[str, Any] = {}
+    above = int(linked.launch[row])
+    details = [_details(linked, row, parsed)]
+    while above >= 0:
+        details.append(_details(linked, above, parsed))
+        annotation = _ANNOTATION.match(linked.name(above))
+        if annotation:
+            found.setdefault("kind", _kind(annotation[1]))
+            found.setdefault("message_bytes", _nbytes(details[-1]))
+        above = int(linked.parent[above])
+    metadata: dict[str, Any] = next((d["collective"] for d in details if isinstance(d.get("collective"), dict)), {})
+    kernel = _KERNEL.search(linked.name(row))
+    return Collective(
+        row=row,
+        seconds=1e-9 * int(linked.events["duration"][row]),
+        step=int(linked.step[row]),
+        stream=int(linked.events["stream"][row]),
+        **{"kind": _KERNEL_NAMES[kernel[1]] if kernel else "unknown", **found, **_from_metadata(metadata)},
+    )
+
+
+def _details(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    index = int(linked.events["details"][row])
+    if index not in parsed:
+        try:
+            document = msgspec.json.decode(linked.trace.details[index] or b"{}")
+        except (msgspec.DecodeError, RecursionError):
+            document = {}
+        parsed[index] = document if isinstance(document, dict) else {}
+    return parsed[index]
+
+
+def _nbytes(details: dict[str, Any]) -> int:
+    """Bytes of the first recorded tensor, or -1."""
+    dims, types = details.get("dims"), details.get("types")
+    if not (isinstance(dims, list) and isinstance(types, list) and dims and types):
+        return -1
+    item = _ITEM_BYTES.get(str(types[0]), 0)
+    sizes = dims[0]
+    if not item or not isinstance(sizes, list) or not all(isinstance(n, int) and n >= 0 for n in sizes):
+        return -1
+    return math.prod(sizes) * item
+
+
+def _from_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """What newer traces write out themselves."""
+    if not metadata:
+        return {}
+    item = _ITEM_BYTES.get(str(metadata.get("dtype")), 0)
+    sizes = {
+        key: item * metadata[name] if item and isinstance(metadata.get(name), int) else -1
+        for key, name in (("message_bytes", "in_elements"), ("output_bytes", "out_elements"))
+    }
+    size = metadata.get("group_size")
+    return {
+        "kind": _kind(str(metadata["name"])),
+        "group": str(metadata.get("group", "")),
+        "group_size": size if isinstance(size, int) else 0,
+        "group_ranks": _numbers(metadata.get("group_ranks")),
+        "in_splits": _numbers(metadata.get("in_split")),
+        "out_splits": _numbers(metadata.get("out_split")),
+        **sizes,
+    }
+
+
+def _kind(name: str) -> str:
+    """One name for each collective: "allreduce", "_all_gather_base" and so on are written in many ways."""
+    plain = name.lower().replace("_", "")
+    return next((kind for kind in _KINDS if plain.startswith(kind.replace("_", ""))), name)
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    """A list of ranks or split sizes, which traces write as text: "[0, 1, 2]"."""
+    if isinstance(value, list):
+        return tuple(n for n in value if isinstance(n, int))
+    return (
+        tuple(int(n) for n in re.findall(r"\d{1,18}", value)) if isinstance(value, str) and "..." not in value else ()
+    )

@@ -1,0 +1,94 @@
+"""What is kept of a Kineto trace: one row per event that took host or device time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.traces.tables import Table
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class Kind(IntEnum):
+    """What an event is."""
+
+    OP = 0
+    ANNOTATION = 1
+    RUNTIME = 2
+    KERNEL = 3
+    MEMCPY = 4
+    MEMSET = 5
+    SYNC = 6
+    OVERHEAD = 7
+
+
+DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+
+# every name that Kineto has had for a category that matters
+CATEGORIES = {
+    "cpu_op": Kind.OP, "Operator": Kind.OP, "operator": Kind.OP,
+    "user_annotation": Kind.ANNOTATION,
+    "cuda_runtime": Kind.RUNTIME, "Runtime": Kind.RUNTIME, "runtime": Kind.RUNTIME, "cuda_driver": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME, "privateuse1_runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL, "Kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.MEMCPY, "Memcpy": Kind.MEMCPY,
+    "gpu_memset": Kind.MEMSET, "Memset": Kind.MEMSET,
+    "cuda_sync": Kind.SYNC,
+    "overhead": Kind.OVERHEAD,
+}  # fmt: skip
+
+EVENT = np.dtype(
+    [
+        ("start", "i8"),  # nanoseconds, the trace's own clock
+        ("duration", "i8"),  # nanoseconds
+        ("external", "i8"),  # External id, or -1
+        ("correlation", "i8"),  # or -1
+        ("record_function", "i8"),  # Record function id, or -1
+        ("sequence", "i8"),  # autograd sequence number, or -1
+        ("bytes", "i8"),  # of a copy or memset, or -1
+        ("name", "i4"),  # index into names
+        ("details", "i4"),  # index into details
+        ("track", "i4"),  # index into tracks: process and thread, or device and stream
+        ("device", "i8"),
+        ("stream", "i8"),  # 2**32 - 1 where a synchronisation means all of them
+        ("waits_for", "i8"),  # correlation of the event record that a synchronisation waits for, or -1
+        ("kind", "u1"),
+        ("forward_thread", "i8"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class KinetoTrace:
+    """One rank's Kineto trace, as columns in file order (see `EVENT`).
+
+    `details` are the recorded arguments of ops as JSON (shapes, types, collective), shared by equal ops. `notes` say
+    in plain words what was odd about the file; `skipped` counts the events that could not be read.
+    """
+
+    path: Path
+    events: Table
+    names: tuple[str, ...]
+    details: tuple[bytes, ...]
+    tracks: tuple[tuple[int | str, int | str], ...]
+    rank: int | None = None
+    world_size: int | None = None
+    device_name: str = ""
+    skipped: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def of_kind(self, *kinds: Kind) -> IntArray:
+        """Rows of these kinds, in file order."""
+        return np.flatnonzero(np.isin(self.events["kind"], kinds))
+
+    @property
+    def is_amd(self) -> bool:
+        """Whether the trace comes from a ROCm build."""
+        return any(name.startswith("hip") for name in self.names)

@@ -1,0 +1,233 @@
+"""PyTorch execution traces (schemas 1.0.1 to 1.1.x-chakra) and Chakra's workload graphs, both JSON."""
+
+from __future__ import annotations
+
+import re
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
+from traincast.traces.scan import Scanner
+from traincast.traces.source import ByteSource
+from traincast.traces.tables import Interner, TableBuilder
+
+_LIMIT = 1 << 62
+Int = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
+_RAW = msgspec.Raw(b"")
+_COMMUNICATES = re.compile(r"record_param_comms|c10d|nccl", re.IGNORECASE)
+_SCHEMA = re.compile(r"1\.[01]\.\d+")
+_MAX_SKIPPED = 0.01
+
+
+class Side(msgspec.Struct, gc=False):
+    """Inputs or outputs of a node since schema 1.0.2."""
+
+    values: msgspec.Raw = _RAW
+    shapes: msgspec.Raw = _RAW
+    types: msgspec.Raw = _RAW
+
+
+class Attribute(msgspec.Struct, gc=False):
+    """A named attribute of a node since schema 1.0.2."""
+
+    name: str
+    value: Any = None
+
+
+class NewNode(msgspec.Struct, gc=False):
+    """A node since schema 1.0.2; `ctrl_deps` is the node it was called from."""
+
+    id: Int
+    name: str
+    ctrl_deps: Int
+    inputs: Side = msgspec.field(default_factory=Side)
+    outputs: Side = msgspec.field(default_factory=Side)
+    attrs: list[Attribute] = msgspec.field(default_factory=list)
+
+
+class OldNode(msgspec.Struct, gc=False):
+    """A node of schema 1.0.1."""
+
+    id: Int
+    name: str
+    parent: Int
+    rf_id: Int = -1
+    fw_parent: Int = 0
+    seq_id: Int = -1
+    scope: Int = 0
+    tid: Int = 0
+    op_schema: str = ""
+    inputs: msgspec.Raw = _RAW
+    input_shapes: msgspec.Raw = _RAW
+    input_types: msgspec.Raw = _RAW
+    output_shapes: msgspec.Raw = _RAW
+    output_types: msgspec.Raw = _RAW
+
+
+class GraphNode(msgspec.Struct, gc=False, rename={"id": "Id", "name": "Name", "kind": "NodeType"}):
+    """A node of Chakra's workload graph; `runtime` is microseconds."""
+
+    id: Int
+    name: str
+    kind: Int = 0
+    runtime: Annotated[float, msgspec.Meta(ge=0, le=1e15)] = 0
+    data_deps: list[Int] = []
+
+
+Row = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
+_DECODERS: dict[type[Any], tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]] = {
+    kind: (msgspec.json.Decoder(list[kind]), msgspec.json.Decoder(kind, strict=False))  # type: ignore[valid-type]
+    for kind in (NewNode, OldNode, GraphNode)
+}
+_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class NodeSink:
+    """Turns nodes of any dialect into rows; also used for Chakra's protobuf form."""
+
+    def __init__(self) -> None:
+        self.table = TableBuilder(NODE)
+        self.names: Interner[str] = Interner("names")
+        self.details: Interner[bytes] = Interner("op arguments")
+        self.schemas: Interner[str] = Interner("op schemas")
+        self.needs: list[Any] = []
+        self.need_counts: list[int] = []
+        self.members: dict[str, Any] = {}
+        self.seen = self.kept = self.skipped = 0
+        self._dialects = list(_DECODERS)
+        self.details[b""], self.schemas[""]
+
+    def member(self, key: str, raw: bytes) -> None:
+        """Keeps the schema version."""
+        if key == "schema":
+            try:
+                self.members[key] = msgspec.json.decode(raw)
+            except _ERRORS:
+                self.members[key] = None
+
+    def batch(self, raw: bytes) -> bool:
+        """Rows of a whole batch, in the dialect that fits it."""
+        for dialect in self._dialects:
+            try:
+                nodes = _DECODERS[dialect][0].decode(raw)
+            except _ERRORS:
+                continue
+            self._prefer(dialect)
+            self.seen += len(nodes)
+            self.add([self._row(node) for node in nodes])
+            return True
+        return False
+
+    def single(self, raw: bytes) -> None:
+        """The row of a node in a batch that did not parse."""
+        self.seen += 1
+        for dialect in self._dialects:
+            try:
+                node = _DECODERS[dialect][1].decode(raw.decode("utf-8", "replace").encode())
+            except _ERRORS:
+                continue
+            self.add([self._row(node)])
+            return
+        self.skipped += 1
+
+    def add(self, rows: list[Row]) -> None:
+        """Appends rows."""
+        self.kept += len(rows)
+        if rows:
+            self.table.append(np.array(rows, dtype=NODE))
+
+    def depends(self, needs: list[int]) -> None:
+        """What the next row depends on."""
+        self.needs.append(np.array(needs, dtype=np.int64))
+        self.need_counts.append(len(needs))
+
+    def _prefer(self, dialect: type[Any]) -> None:
+        if self._dialects[0] is not dialect:
+            self._dialects.remove(dialect)
+            self._dialects.insert(0, dialect)
+
+    def _row(self, node: NewNode | OldNode | GraphNode) -> Row:
+        if isinstance(node, GraphNode):
+            self.depends(node.data_deps)
+            duration = round(1000 * node.runtime)
+            return (node.id, 0, -1, -1, 0, -1, duration, 0, self.names[node.name], 0, 0, _small(node.kind))
+        if isinstance(node, OldNode):
+            values = node.inputs if _COMMUNICATES.search(node.name) else _RAW
+            details = _arguments(values, node.input_shapes, node.input_types, node.output_shapes, node.output_types)
+            return (
+                node.id, node.parent, node.rf_id, node.seq_id, node.fw_parent, -1, -1, node.tid,
+                self.names[node.name], self.details[details], self.schemas[node.op_schema], _small(node.scope),
+            )  # fmt: skip
+        attributes = {attribute.name: attribute.value for attribute in node.attrs}
+        values = node.inputs.values if _COMMUNICATES.search(node.name) else _RAW
+        sides = (node.inputs.shapes, node.inputs.types, node.outputs.shapes, node.outputs.types)
+        return (
+            node.id, node.ctrl_deps, _whole(attributes.get("rf_id"), -1), _whole(attributes.get("seq_id"), -1),
+            _whole(attributes.get("fw_parent"), 0), -1, -1, _whole(attributes.get("tid"), 0), self.names[node.name],
+            self.details[_arguments(values, *sides)], self.schemas[str(attributes.get("op_schema", ""))],
+            _small(_whole(attributes.get("scope"), 0)),
+        )  # fmt: skip
+
+
+def _arguments(values: Any, *sides: Any) -> bytes:
+    shapes, types, out_shapes, out_types = (side or b"null" for side in sides)
+    return b'{"values":%b,"dims":%b,"types":%b,"output_dims":%b,"output_types":%b}' % (
+        values or b"null", shapes, types, out_shapes, out_types,
+    )  # fmt: skip
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LIMIT else default
+
+
+def _small(value: int) -> int:
+    return value if abs(value) < 1 << 31 else -1
+
+
+def read_execution_trace(path: str | Path) -> ExecutionTrace:
+    """Reads a PyTorch execution trace or a Chakra workload graph (JSON, plain or gzip)."""
+    path = Path(path)
+    sink, source = NodeSink(), ByteSource(path)
+    scanner = Scanner(source, ("nodes", "workload_graph"))
+    try:
+        scanner.run(sink)
+    finally:
+        source.close()
+    return finish(path, sink, str(sink.members.get("schema", "")), scanner.ended)
+
+
+def finish(path: Path, sink: NodeSink, schema: str, ended: str) -> ExecutionTrace:
+    """The trace from its rows, checked."""
+    if not sink.kept:
+        tail = f"; it ends early: {ended}" if ended else ""
+        raise TraincastError(f"'{path}' has no nodes of an execution trace{tail}")
+    if sink.skipped > max(_MAX_SKIPPED * sink.seen, 3):
+        raise TraincastError(f"'{path}' is too damaged: {sink.skipped} of {sink.seen} nodes make no sense")
+    notes = [f"the file ends early ({ended}); the nodes before that were read"] if ended else []
+    if sink.skipped:
+        notes.append(f"{sink.skipped} of {sink.seen} nodes make no sense and were left out")
+    if schema and not _SCHEMA.match(schema):
+        notes.append(f"schema {schema[:40]!r} is not one this reader was checked with (1.0.1 to 1.1.x)")
+    nodes = sink.table.finish()
+    repeated = len(nodes) - len(np.unique(nodes["id"]))
+    if repeated:
+        notes.append(f"{repeated} node ids occur more than once; the first of each counts")
+    counts = sink.need_counts or [0] * len(nodes)
+    trace = ExecutionTrace(
+        path=path,
+        schema=schema,
+        nodes=nodes,
+        names=tuple(sink.names),
+        details=tuple(sink.details),
+        schemas=tuple(sink.schemas),
+        needs=np.concatenate(sink.needs) if sink.needs else np.empty(0, dtype=np.int64),
+        needs_ptr=np.array([0, *accumulate(counts)], dtype=np.int64),
+        notes=tuple(notes),
+    )
+    check_acyclic(trace)
+    return trace

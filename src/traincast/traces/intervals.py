@@ -1,0 +1,51 @@
+"""Sets of time intervals as sorted, disjoint arrays of starts and ends (nanoseconds)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.traces.events import IntArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Intervals:
+    """Disjoint intervals in order."""
+
+    start: IntArray
+    end: IntArray
+
+    @staticmethod
+    def union(start: IntArray, end: IntArray) -> Intervals:
+        """What at least one of the given intervals covers."""
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        if not len(start):
+            return Intervals(start, end)
+        reached = np.maximum.accumulate(end)
+        first = np.flatnonzero(np.concatenate(([True], start[1:] > reached[:-1])))
+        last = np.concatenate((first[1:] - 1, [len(start) - 1]))
+        return Intervals(start[first], reached[last])
+
+    @property
+    def total(self) -> int:
+        """Nanoseconds covered."""
+        return int((self.end - self.start).sum())
+
+    def clip(self, start: int, end: int) -> Intervals:
+        """The part inside a window."""
+        inside = slice(np.searchsorted(self.end, start, side="right"), np.searchsorted(self.start, end, side="left"))
+        return Intervals(np.maximum(self.start[inside], start), np.minimum(self.end[inside], end))
+
+    def gaps(self, start: int, end: int) -> Intervals:
+        """What is not covered inside a window."""
+        within = self.clip(start, end)
+        starts, ends = np.append(start, within.end), np.append(within.start, end)
+        real = ends > starts
+        return Intervals(starts[real], ends[real])
+
+    def minus(self, other: Intervals) -> int:
+        """Nanoseconds covered here and not there."""
+        both = Intervals.union(np.append(self.start, other.start), np.append(self.end, other.end))
+        return both.total - other.total

@@ -1,0 +1,268 @@
+"""Kineto (Chrome JSON) traces: `.json` or `.json.gz`, old and new dialects, NVIDIA and AMD."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.traces.events import CATEGORIES, EVENT, Kind, KinetoTrace
+from traincast.traces.scan import Scanner
+from traincast.traces.source import ByteSource
+from traincast.traces.tables import Interner, Table, TableBuilder
+
+_LIMIT = 1 << 62
+Int = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
+Time = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)] | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
+_NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
+_LARGEST_US = 9 * 10**15
+_MAX_SKIPPED = 0.01
+_NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
+_BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
+_RAW = msgspec.Raw(b"")
+_HOST = {int(Kind.OP), int(Kind.ANNOTATION)}
+_CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
+
+
+class Arguments(msgspec.Struct, gc=False, rename={
+    "external": "External id", "external_old": "external id", "dims": "Input Dims", "types": "Input type",
+    "concrete": "Concrete Inputs", "sequence": "Sequence number", "forward_thread": "Fwd thread id",
+    "record_function": "Record function id", "waits_for": "wait_on_cuda_event_record_corr_id",
+    "collective": "Collective name", "in_elements": "In msg nelems", "out_elements": "Out msg nelems",
+    "in_split": "In split size", "out_split": "Out split size", "group": "Process Group Name",
+    "group_ranks": "Process Group Ranks", "group_size": "Group size",
+}):  # fmt: skip
+    """The arguments of an event that matter; everything else is skipped without being built."""
+
+    external: Int = -1
+    external_old: Int = -1
+    correlation: Int = -1
+    stream: Int = -1
+    device: Int = -1
+    bytes: Any = -1
+    sequence: Int = -1
+    forward_thread: Int = 0
+    record_function: Int = -1
+    waits_for: Int = -1
+    dims: msgspec.Raw = _RAW
+    types: msgspec.Raw = _RAW
+    concrete: msgspec.Raw = _RAW
+    collective: str = ""
+    dtype: Any = ""
+    in_elements: Any = 0
+    out_elements: Any = 0
+    in_split: Any = ""
+    out_split: Any = ""
+    group: Any = ""
+    group_ranks: Any = ""
+    group_size: Any = 0
+
+
+class Event(msgspec.Struct, gc=False):
+    """One trace event."""
+
+    name: str = ""
+    ph: str = ""
+    cat: str = ""
+    pid: Int | str = 0
+    tid: Int | str = 0
+    ts: Time = 0
+    dur: Time = 0
+    args: Arguments | None = None
+
+
+_NO_ARGUMENTS = Arguments()
+_BATCH = msgspec.json.Decoder(list[Event])
+_LENIENT = msgspec.json.Decoder(Event, strict=False)
+_ANY = msgspec.json.Decoder()
+
+
+class _KinetoSink:
+    """Turns batches of events into rows."""
+
+    def __init__(self) -> None:
+        self.table = TableBuilder(EVENT)
+        self.names: Interner[str] = Interner("names")
+        self.details: Interner[bytes] = Interner("op arguments")
+        self.tracks: Interner[tuple[int | str, int | str]] = Interner("threads")
+        self.members: dict[str, Any] = {}
+        self.seen = self.kept = self.skipped = 0
+        self.nanoseconds: bool | None = None
+        self.device = -1  # that the first kernel ran on
+        self.details[b""]
+        self._recorded: dict[bytes, int] = {}
+
+    def member(self, key: str, raw: bytes) -> None:
+        """Keeps the members that say where the trace comes from."""
+        if key in ("distributedInfo", "deviceProperties", "schema", "baseTimeNanoseconds"):
+            try:
+                self.members[key] = _ANY.decode(raw)
+            except (msgspec.DecodeError, RecursionError):
+                self.members[key] = None
+
+    def batch(self, raw: bytes) -> bool:
+        """Rows of a whole batch."""
+        try:
+            events = _BATCH.decode(raw)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return False
+        self.seen += len(events)
+        self._keep([event for event in events if event.ph == "X" and event.cat in _CODES])
+        return True
+
+    def single(self, raw: bytes) -> None:
+        """The row of an event in a batch that did not parse, as far as it can be understood."""
+        self.seen += 1
+        try:
+            event = _LENIENT.decode(_repaired(raw))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            self.skipped += 1
+            return
+        if event.ph == "X" and event.cat in _CODES:
+            self._keep([event])
+
+    def _keep(self, events: list[Event]) -> None:
+        if not events:
+            return
+        if self.nanoseconds is None:
+            self.nanoseconds = abs(events[0].ts) >= _NANOSECONDS_FROM
+        largest = 1000 * _LARGEST_US if self.nanoseconds else _LARGEST_US
+        starts, durations = np.array([e.ts for e in events]), np.array([e.dur for e in events])
+        sound = (abs(starts) <= largest) & (durations >= 0) & (durations <= largest)
+        if not sound.all():
+            self.skipped += len(events) - int(sound.sum())
+            events = [event for event, good in zip(events, sound.tolist(), strict=True) if good]
+            starts, durations = starts[sound], durations[sound]
+        self.kept += len(events)
+        if events:
+            rows = self._rows(events)
+            rows["start"], rows["duration"] = self._clock(starts), self._clock(durations)
+            self.table.append(rows)
+
+    def _rows(self, events: list[Event]) -> Table:
+        """Rows without their times. Columns that no event of these kinds has are only filled."""
+        arguments = [event.args or _NO_ARGUMENTS for event in events]
+        rows = np.zeros(len(events), dtype=EVENT)
+        kinds = [_CODES[event.cat] for event in events]
+        present = set(kinds)
+        rows["kind"] = kinds
+        rows["name"] = list(map(self.names.__getitem__, [event.name for event in events]))
+        rows["track"] = list(map(self.tracks.__getitem__, [(event.pid, event.tid) for event in events]))
+        rows["external"] = [a.external if a.external >= 0 else a.external_old for a in arguments]
+        rows["details"] = [self._details_of(a) if a.dims or a.collective else 0 for a in arguments]
+        for column in ("correlation", "stream", "device", "bytes", "record_function", "sequence", "waits_for"):
+            rows[column] = -1
+        if present & _HOST:
+            rows["record_function"] = [a.record_function for a in arguments]
+            rows["sequence"] = [a.sequence for a in arguments]
+            rows["forward_thread"] = [a.forward_thread for a in arguments]
+        if present - _HOST:
+            rows["correlation"] = [a.correlation for a in arguments]
+            rows["stream"] = [a.stream for a in arguments]
+            rows["device"] = [a.device for a in arguments]
+            rows["bytes"] = [_count(a.bytes) if a.bytes != -1 else -1 for a in arguments]
+        if Kind.SYNC in present:
+            rows["waits_for"] = [a.waits_for for a in arguments]
+        if self.device < 0 and Kind.KERNEL in present:
+            self.device = arguments[kinds.index(Kind.KERNEL)].device
+        return rows
+
+    def _details_of(self, a: Arguments) -> int:
+        """Number of the op's arguments; what equal ops recorded is put together only once."""
+        recorded = b"|".join((a.dims, a.types, a.concrete))
+        if a.collective:
+            return self.details[_details(a)]
+        number = self._recorded.get(recorded)
+        if number is None:
+            number = self._recorded[recorded] = self.details[_details(a)]
+        return number
+
+    def _clock(self, values: Any) -> Any:
+        if self.nanoseconds:
+            return values
+        return values * 1000 if values.dtype.kind == "i" else np.rint(values * 1e3)
+
+
+def _count(value: Any) -> int:
+    """A number of bytes, which AMD's traces write as text."""
+    if isinstance(value, str) and value.isdigit() and len(value) < 19:
+        value = int(value)
+    return int(value) if isinstance(value, (int, float)) and 0 <= value <= _LIMIT else -1
+
+
+def _details(a: Arguments) -> bytes:
+    """The recorded arguments as one JSON object; equal ops share it."""
+    shapes = b'{"dims":%b,"types":%b,"values":%b' % (a.dims or b"null", a.types or b"null", a.concrete or b"null")
+    if not a.collective:
+        return shapes + b"}"
+    collective = {
+        "name": a.collective, "dtype": a.dtype, "in_elements": a.in_elements, "out_elements": a.out_elements,
+        "in_split": a.in_split, "out_split": a.out_split, "group": a.group, "group_ranks": a.group_ranks,
+        "group_size": a.group_size,
+    }  # fmt: skip
+    return b'%b,"collective":%b}' % (shapes, msgspec.json.encode(collective))
+
+
+def _repaired(raw: bytes) -> bytes:
+    """An event with the mistakes that profilers make put right: other encodings, bare backslashes, nan and inf."""
+    text = raw.decode("utf-8", "replace").encode()
+    return _NOT_JSON.sub(rb"\1null", _BAD_ESCAPE.sub(rb"\\\\", text))
+
+
+def read_kineto(path: str | Path) -> KinetoTrace:
+    """Reads a Kineto trace of any size in bounded memory. Refuses what would make an answer wrong."""
+    path = Path(path)
+    sink = _KinetoSink()
+    source = ByteSource(path)
+    scanner = Scanner(source, ("traceEvents",))
+    try:
+        scanner.run(sink)
+    finally:
+        source.close()
+    if not sink.kept:
+        hint = " (it is an execution trace)" if "schema" in sink.members else ""
+        ended = f"; it ends early: {scanner.ended}" if scanner.ended else ""
+        raise TraincastError(f"'{path}' has no ops, launches or kernels of a Kineto trace{hint}{ended}")
+    if sink.skipped > max(_MAX_SKIPPED * sink.seen, 3):
+        raise TraincastError(f"'{path}' is too damaged: {sink.skipped} of {sink.seen} events make no sense")
+    return _trace(path, sink, scanner.ended)
+
+
+def _trace(path: Path, sink: _KinetoSink, ended: str) -> KinetoTrace:
+    notes = []
+    if ended:
+        notes.append(f"the file ends early ({ended}); the events before that were read")
+    if sink.skipped:
+        notes.append(f"{sink.skipped} of {sink.seen} events make no sense and were left out")
+    if sink.nanoseconds:
+        notes.append("times are in nanoseconds")
+    distributed = sink.members.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    return KinetoTrace(
+        path=path,
+        events=sink.table.finish(),
+        names=tuple(sink.names),
+        details=tuple(sink.details),
+        tracks=tuple(sink.tracks),
+        rank=_whole(distributed.get("rank")),
+        world_size=_whole(distributed.get("world_size")),
+        device_name=_device_name(sink.members.get("deviceProperties"), max(sink.device, 0)),
+        skipped=sink.skipped,
+        notes=tuple(notes),
+    )
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 24 else None
+
+
+def _device_name(properties: Any, number: int) -> str:
+    """Name of a device ("" when the file does not say)."""
+    for device in properties if isinstance(properties, list) else []:
+        if isinstance(device, dict) and device.get("id") == number:
+            return str(device.get("name", ""))
+    return ""

@@ -1,0 +1,304 @@
+"""What belongs together in a timeline: op trees, launches and their kernels, steps, and what waits for what."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.traces.events import DEVICE_KINDS, BoolArray, IntArray, Kind, KinetoTrace
+from traincast.traces.nodes import ExecutionTrace, rows_of
+from traincast.traces.tables import Table
+
+_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+_LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*")
+_SYNCHRONISE = re.compile(r"(?:cuda|hip|cu)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|cuMemcpy\w+_v2$")
+_WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
+# annotations that are themselves a unit of host work; all others only wrap ops
+_UNIT = re.compile(r"Optimizer\.|enumerate\(DataLoader\)")
+_WRAPPER = re.compile(
+    r"ProfilerStep|## |autograd::engine::evaluate_function|DistributedDataParallel\.forward$|\[param\|"
+)
+_WAIT_TOLERANCE_NS = 25_000  # a waiting stream goes on this long after what it waited for, at most
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the training loop as the profiler marked it; nanoseconds on the trace's clock.
+
+    `end` is where the next step starts, or for the last one where its marker ends.
+    """
+
+    number: int
+    start: int
+    end: int
+
+    @property
+    def seconds(self) -> float:
+        """Length of the step."""
+        return 1e-9 * (self.end - self.start)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Linked:
+    """A timeline with its events tied together. Arrays hold one entry per event: the row of another event, or -1.
+
+    `thread` numbers host threads (0 is the one with the step markers), `parent` the enclosing host event, `scope` the
+    top-level op, `launch` the runtime call behind a kernel, `waited_for` the kernel of another stream that a kernel
+    had to wait for, `step` the index in `steps` (by host time, for kernels that of their launch). `marked` says
+    whether the steps come from the profiler; if not, the whole trace is one.
+    """
+
+    trace: KinetoTrace
+    steps: tuple[Step, ...]
+    marked: bool
+    thread: IntArray
+    parent: IntArray
+    scope: IntArray
+    launch: IntArray
+    waited_for: IntArray
+    step: IntArray
+
+    @property
+    def events(self) -> Table:
+        """The rows of the trace."""
+        return self.trace.events
+
+    @cached_property
+    def end(self) -> IntArray:
+        """When every event ends, nanoseconds."""
+        ends: IntArray = self.events["start"] + self.events["duration"]
+        return ends
+
+    @cached_property
+    def device(self) -> IntArray:
+        """Rows of kernels, copies and memsets, by start."""
+        rows = self.trace.of_kind(*DEVICE_KINDS)
+        return rows[np.argsort(self.events["start"][rows], kind="stable")]
+
+    @cached_property
+    def host(self) -> IntArray:
+        """Rows of host events by start; an event comes before what it encloses."""
+        return _host_order(self.trace)
+
+    @cached_property
+    def scopes(self) -> IntArray:
+        """Rows of the top-level ops, by start."""
+        scopes: IntArray = self.host[self.scope[self.host] == self.host]
+        return scopes
+
+    def runtime_rows(self, pattern: re.Pattern[str]) -> BoolArray:
+        """Which events are runtime calls of this name."""
+        matching = np.array([bool(pattern.match(name)) for name in self.trace.names])
+        chosen: BoolArray = (self.events["kind"] == Kind.RUNTIME) & matching[self.events["name"]]
+        return chosen
+
+    @cached_property
+    def is_launch(self) -> BoolArray:
+        """Which events are runtime calls that put work on a stream."""
+        return self.runtime_rows(_LAUNCH)
+
+    @cached_property
+    def is_synchronise(self) -> BoolArray:
+        """Which events are runtime calls that hold the host for the device."""
+        return self.runtime_rows(_SYNCHRONISE)
+
+    def name(self, row: int) -> str:
+        """Name of an event."""
+        return self.trace.names[int(self.events["name"][row])]
+
+
+def link(trace: KinetoTrace) -> Linked:
+    """Ties the events of a timeline together."""
+    thread = _threads(trace)
+    parent, scope = _tree(trace, thread)
+    launch = _launches(trace)
+    steps, marked = _steps(trace)
+    starts = np.array([step.start for step in steps])
+    at = np.where(launch >= 0, trace.events["start"][np.maximum(launch, 0)], trace.events["start"])
+    step = np.searchsorted(starts, at, side="right") - 1
+    step[at >= steps[-1].end] = -1
+    on_device = np.isin(trace.events["kind"], DEVICE_KINDS)
+    if marked:
+        step[on_device & (launch < 0)] = -1  # launched before the window: belongs to no step
+    return Linked(
+        trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
+        waited_for=_waits(trace, launch), step=step,
+    )  # fmt: skip
+
+
+def _host_order(trace: KinetoTrace) -> IntArray:
+    rows = trace.of_kind(*HOST_KINDS)
+    events = trace.events[rows]
+    return rows[np.lexsort((events["kind"] == Kind.RUNTIME, -events["duration"], events["start"]))]
+
+
+def _threads(trace: KinetoTrace) -> IntArray:
+    """Host threads by number: the marked one first, then by first event. Devices get -1."""
+    keys: dict[tuple[str, str], int] = {}
+    track_key = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks])
+    host = _host_order(trace)
+    if not len(host):
+        raise TraincastError(f"'{trace.path}' has no host events; record CPU activities too")
+    event_key = track_key[trace.events["track"]]
+    marker = _marker_rows(trace)
+    first = int(event_key[marker[0]]) if len(marker) else int(np.bincount(event_key[host]).argmax())
+    order = {first: 0}
+    for key in event_key[host].tolist():
+        order.setdefault(key, len(order))
+    number = np.full(len(keys), -1, dtype=np.int64)
+    number[list(order)] = list(order.values())
+    thread = np.full(len(trace.events), -1, dtype=np.int64)
+    thread[host] = number[event_key[host]]
+    return thread
+
+
+def _tree(trace: KinetoTrace, thread: IntArray) -> tuple[IntArray, IntArray]:
+    """Parent and scope of every host event, by containment in time on its thread."""
+    host = _host_order(trace)
+    columns = trace.events[host]
+    allowed = [_can_be_scope(name) for name in trace.names]
+    parent = np.full(len(trace.events), -1, dtype=np.int64)
+    scope = np.full(len(trace.events), -1, dtype=np.int64)
+    stacks: dict[int, list[tuple[int, int, int]]] = {}  # thread -> (end, row, scope)
+    parents, scopes = [], []
+    for row, t, start, duration, kind, name in zip(
+        host.tolist(), thread[host].tolist(), columns["start"].tolist(), columns["duration"].tolist(),
+        columns["kind"].tolist(), columns["name"].tolist(), strict=True,
+    ):  # fmt: skip
+        stack = stacks.setdefault(t, [])
+        while stack and stack[-1][0] <= start:
+            stack.pop()
+        above, own = (stack[-1][1], stack[-1][2]) if stack else (-1, -1)
+        if own < 0 and kind != Kind.RUNTIME and allowed[name][kind]:
+            own = row
+        parents.append(above)
+        scopes.append(own)
+        if kind != Kind.RUNTIME:
+            stack.append((start + duration, row, own))
+    parent[host], scope[host] = parents, scopes
+    return parent, scope
+
+
+def _can_be_scope(name: str) -> tuple[bool, bool]:
+    """Whether an op, and whether an annotation, of this name is a unit of host work rather than a wrapper of some."""
+    unit = bool(_UNIT.match(name))
+    return unit or not _WRAPPER.match(name), unit
+
+
+def _launches(trace: KinetoTrace) -> IntArray:
+    """The runtime call of every kernel, copy and memset, by correlation."""
+    launch = np.full(len(trace.events), -1, dtype=np.int64)
+    calls, device = trace.of_kind(Kind.RUNTIME), trace.of_kind(*DEVICE_KINDS)
+    calls = calls[trace.events["correlation"][calls] >= 0]
+    order = np.argsort(trace.events["correlation"][calls], kind="stable")
+    found = rows_of(trace.events["correlation"][calls][order], calls[order], trace.events["correlation"][device])
+    launch[device] = np.where(trace.events["correlation"][device] >= 0, found, -1)
+    return launch
+
+
+def _marker_rows(trace: KinetoTrace) -> IntArray:
+    marked = np.array([bool(_STEP.match(name)) for name in trace.names])
+    rows = np.flatnonzero(marked[trace.events["name"]] & np.isin(trace.events["kind"], (Kind.OP, Kind.ANNOTATION)))
+    return rows[np.argsort(trace.events["start"][rows], kind="stable")]
+
+
+def _steps(trace: KinetoTrace) -> tuple[tuple[Step, ...], bool]:
+    rows = _marker_rows(trace)
+    events = trace.events
+    if not len(rows):
+        host = trace.of_kind(*HOST_KINDS, *DEVICE_KINDS)
+        start = int(events["start"][host].min())
+        return (Step(0, start, int((events["start"] + events["duration"])[host].max())),), False
+    starts = events["start"][rows].tolist()
+    ends = [*starts[1:], int(events["start"][rows[-1]] + events["duration"][rows[-1]])]
+    numbers = [_STEP.match(trace.names[name]) for name in events["name"][rows]]
+    return tuple(
+        Step(int(number[1]) if number else 0, start, end)
+        for number, start, end in zip(numbers, starts, ends, strict=True)
+    ), True
+
+
+def _waits(trace: KinetoTrace, launch: IntArray) -> IntArray:
+    """For a kernel that began later than its launch and its stream allow: the kernel elsewhere it waited for.
+
+    Few traces record events. What a stream waited for shows in the times: a kernel of another stream, launched
+    earlier, that ended just before. Only launches behind a wait call on the host are looked at.
+    """
+    events = trace.events
+    waited = np.full(len(events), -1, dtype=np.int64)
+    pattern = np.array([bool(_WAIT_EVENT.match(name)) for name in trace.names])
+    calls = np.sort(events["start"][np.flatnonzero(pattern[events["name"]] & (events["kind"] == Kind.RUNTIME))])
+    device = trace.of_kind(*DEVICE_KINDS)
+    device = device[launch[device] >= 0]
+    if not len(calls) or not len(device):
+        return waited
+    device = device[np.argsort(events["start"][launch[device]], kind="stable")]
+    issued = events["start"][launch[device]]
+    called = np.searchsorted(calls, issued)  # wait calls made before each launch
+    by_end = device[np.argsort((events["start"] + events["duration"])[device], kind="stable")]
+    ends = (events["start"] + events["duration"])[by_end]
+    seen: dict[int, tuple[int, int]] = {}  # stream -> (wait calls before its last launch, end of its last kernel)
+    for row, at, number in zip(device.tolist(), issued.tolist(), called.tolist(), strict=True):
+        stream, start = int(events["stream"][row]), int(events["start"][row])
+        before, free = seen.get(stream, (-1, 0))
+        seen[stream] = (number, start + int(events["duration"][row]))
+        if number == before or start <= max(free, at) + _WAIT_TOLERANCE_NS:
+            continue
+        place = int(np.searchsorted(ends, start, side="right")) - 1
+        while place >= 0 and ends[place] >= start - _WAIT_TOLERANCE_NS:
+            other = int(by_end[place])
+            if events["stream"][other] != stream and events["start"][launch[other]] < at:
+                waited[row] = other
+                break
+            place -= 1
+    return waited
+
+
+def forward_of(linked: Linked) -> IntArray:
+    """The forward op whose gradient an op computes, by autograd's sequence number; -1 for every other event.
+
+    Of nested forward ops with one number the innermost made the autograd node: the one that starts last. Numbers
+    return in every step, so only forward ops from before the backward op count.
+    """
+    events = linked.events
+    forward = np.full(len(events), -1, dtype=np.int64)
+    rows = linked.host[(events["kind"][linked.host] == Kind.OP) & (events["sequence"][linked.host] >= 0)]
+    latest: dict[int, int] = {}
+    for row, sequence, backward in zip(
+        rows.tolist(), events["sequence"][rows].tolist(), (events["forward_thread"][rows] > 0).tolist(), strict=True
+    ):
+        if backward:
+            forward[row] = latest.get(sequence, -1)
+        else:
+            latest[sequence] = row
+    return forward
+
+
+def join_execution(linked: Linked, execution: ExecutionTrace) -> IntArray:
+    """The node of the execution trace behind every op, or -1: by record function id, else by order and name.
+
+    Traces from before record function ids were written have the ops of both files in the same order per name.
+    """
+    trace, nodes = linked.trace, execution.nodes
+    joined = np.full(len(trace.events), -1, dtype=np.int64)
+    ops = linked.host[trace.events["kind"][linked.host] != Kind.RUNTIME]
+    ids = trace.events["record_function"][ops]
+    if (ids > 0).any():
+        order = np.argsort(nodes["record_function"], kind="stable")
+        joined[ops] = np.where(ids > 0, rows_of(nodes["record_function"][order], order, ids), -1)
+        return joined
+    by_name: dict[str, list[int]] = {}
+    for row in np.argsort(nodes["record_function"], kind="stable").tolist():
+        by_name.setdefault(execution.names[nodes["name"][row]], []).append(row)
+    found: dict[str, list[int]] = {}
+    for row in ops.tolist():
+        found.setdefault(linked.name(row), []).append(row)
+    for name, rows in found.items():
+        if len(by_name.get(name, ())) == len(rows):
+            joined[rows] = by_name[name]
+    return joined

@@ -1,0 +1,245 @@
+"""A JSON document read in pieces: top-level members as they come, one long array in batches of complete elements.
+
+The batches are cut where the text between the first two elements occurs again, which is right for every file that a
+program wrote; that the batch then parses proves the cut. Where it does not, brackets are counted instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+from traincast.errors import TraincastError
+from traincast.traces.source import ByteSource, check_encoding
+
+CHUNK = 1 << 19
+MAX_VALUE = 1 << 24  # bytes of one event, node or header member
+MAX_DEPTH = 256
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string cut off
+_SPACE = re.compile(rb"[ \t\r\n]*+")
+_BETWEEN = re.compile(rb"[ \t\r\n,]*+")
+_SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[^\s,\]}"{\[]++', re.DOTALL)
+_FIRST_KEY = re.compile(rb'\{\s*"[^"\\]{1,64}"')
+_OPEN = (0x7B, 0x5B)
+
+
+class Sink(Protocol):
+    """Takes what the scanner finds."""
+
+    def member(self, key: str, raw: bytes) -> None:
+        """A top-level member other than the long array."""
+
+    def batch(self, raw: bytes) -> bool:
+        """A JSON array of elements; False when it does not parse, and then nothing of it may have been kept."""
+
+    def single(self, raw: bytes) -> None:
+        """One element of a batch that did not parse."""
+
+
+class IncompleteError(Exception):
+    """The value goes on behind the bytes at hand."""
+
+
+class NestedError(Exception):
+    """The value is nested deeper than any trace's."""
+
+
+class Scanner:
+    """Reads one document. `ended` says why it ended early ("" when it did not)."""
+
+    def __init__(self, source: ByteSource, arrays: Collection[str]) -> None:
+        self._source, self._arrays = source, arrays
+        self._buffer, self._at, self._consumed = b"", 0, 0
+        self._mark = b""
+        self._more = True
+        self.ended = ""
+
+    def run(self, sink: Sink) -> None:
+        """Feeds the whole document to the sink."""
+        try:
+            self._document(sink)
+        except NestedError:
+            raise TraincastError(
+                f"'{self._source.path}' has values nested more than {MAX_DEPTH} deep; a trace has none"
+            ) from None
+        self.ended = self.ended or self._source.damaged
+
+    def _document(self, sink: Sink) -> None:
+        first = self._peek()
+        check_encoding(self._buffer, self._source.path)
+        if self._buffer.startswith(b"\xef\xbb\xbf"):
+            self._at = 3
+            first = self._peek()
+        if first == b"[":
+            self._at += 1
+            self._elements(sink)
+        elif first == b"{":
+            self._at += 1
+            self._members(sink)
+        else:
+            raise TraincastError(f"'{self._source.path}' is not a trace: it is {'not JSON' if first else 'empty'}")
+
+    def _members(self, sink: Sink) -> None:
+        while True:
+            following = self._peek()
+            if following == b",":
+                self._at += 1
+                continue
+            if following != b'"':
+                if following != b"}":
+                    self._stop("no closing brace" if not following else "something that is not JSON")
+                return None
+            key = self._value()
+            if key is None or self._peek() != b":":
+                return self._stop("a member without a value")
+            self._at += 1
+            name = key[1:-1].decode("utf-8", "replace")
+            if name in self._arrays and self._peek() == b"[":
+                self._at += 1
+                if not self._elements(sink):
+                    return None
+            else:
+                raw = self._value()
+                if raw is None:
+                    return self._stop(f"an unfinished member '{name[:40]}'")
+                sink.member(name, raw)
+
+    def _elements(self, sink: Sink) -> bool:
+        """The elements of an array; False when the document ends inside it."""
+        while True:
+            cut = self._buffer.rfind(self._mark, self._at) + 1 if self._mark else 0
+            if cut > self._at and sink.batch(_array(self._buffer, self._at, cut)):
+                self._at = _end_of(_BETWEEN, self._buffer, cut)
+            else:
+                learning = not self._mark
+                spans, closed = self._spans()
+                self._hand_over(sink, spans)
+                if closed:
+                    return True
+                if learning and self._mark:
+                    continue
+                if not spans and not self._more:
+                    self._stop("an unfinished array")
+                    return False
+            self._fill()
+
+    def _spans(self) -> tuple[list[tuple[int, int]], bool]:
+        """Complete elements in the buffer by counting brackets, and whether the array closes behind them."""
+        spans: list[tuple[int, int]] = []
+        buffer = self._buffer
+        while True:
+            start = self._at = _end_of(_BETWEEN, buffer, self._at)
+            if start >= len(buffer):
+                return spans, False
+            if buffer[start] == 0x5D:
+                self._at = start + 1
+                return spans, True
+            try:
+                end = _value_end(buffer, start, final=not self._more)
+            except IncompleteError:
+                self._check_size()
+                return spans, False
+            if end == start:
+                self._at = len(buffer)
+                self._more = False
+                return spans, False
+            spans.append((start, end))
+            self._at = _end_of(_BETWEEN, buffer, end)
+            if not self._mark:
+                self._mark = _separator(buffer, end)
+                if self._mark:
+                    return spans, False
+
+    def _hand_over(self, sink: Sink, spans: list[tuple[int, int]]) -> None:
+        if spans and not sink.batch(_array(self._buffer, spans[0][0], spans[-1][1])):
+            for start, end in spans:
+                sink.single(self._buffer[start:end])
+
+    def _value(self) -> bytes | None:
+        """The complete value at hand, or None when the document ends in it."""
+        while True:
+            if self._peek():
+                try:
+                    end = _value_end(self._buffer, self._at, final=not self._more)
+                    raw = self._buffer[self._at : end]
+                    self._at = end
+                    return raw or None
+                except IncompleteError:
+                    self._check_size()
+            if not self._fill():
+                return None
+
+    def _peek(self) -> bytes:
+        """The next byte that is not white space, which stays unread; empty at the end."""
+        while True:
+            self._at = _end_of(_SPACE, self._buffer, self._at)
+            if self._at < len(self._buffer):
+                return self._buffer[self._at : self._at + 1]
+            if not self._fill():
+                return b""
+
+    def _fill(self) -> bool:
+        # as much again as is waiting, so that a long value is not looked at over and over
+        data = self._source.read(max(CHUNK, len(self._buffer) - self._at))
+        self._more = bool(data)
+        self._consumed += self._at
+        self._buffer = self._buffer[self._at :] + data
+        self._at = 0
+        return self._more
+
+    def _check_size(self) -> None:
+        if len(self._buffer) - self._at > MAX_VALUE:
+            raise TraincastError(
+                f"'{self._source.path}' has a single value of more than {MAX_VALUE >> 20} MB at byte "
+                f"{self._consumed + self._at}; a trace has none"
+            )
+
+    def _stop(self, what: str) -> None:
+        self.ended = f"{what} at byte {self._consumed + self._at}"
+
+
+def _array(buffer: bytes, start: int, end: int) -> bytes:
+    return b"".join((b"[", memoryview(buffer)[start:end], b"]"))
+
+
+def _end_of(pattern: re.Pattern[bytes], buffer: bytes, at: int) -> int:
+    match = pattern.match(buffer, at)
+    return match.end() if match else at
+
+
+def _separator(buffer: bytes, end: int) -> bytes:
+    """The text from the closing brace of an element to the first key of the next, or nothing."""
+    start = _end_of(_BETWEEN, buffer, end)
+    match = _FIRST_KEY.match(buffer, start)
+    return buffer[end - 1 : match.end()] if match and buffer[end - 1] == 0x7D else b""
+
+
+def _value_end(buffer: bytes, start: int, *, final: bool) -> int:
+    """Where the value ends. Raises `IncompleteError` when more bytes could change the answer."""
+    if buffer[start] not in _OPEN:
+        match = _SCALAR.match(buffer, start)
+        if match is None and buffer[start] != 0x22:
+            return start
+        if match is None or (match.end() == len(buffer) and not final):
+            raise IncompleteError
+        return match.end()
+    for depth, end in _depths(buffer, start):
+        if depth == 0:
+            return end
+        if depth > MAX_DEPTH:
+            raise NestedError
+    raise IncompleteError
+
+
+def _depths(buffer: bytes, start: int) -> Iterator[tuple[int, int]]:
+    depth = 0
+    for match in _TOKEN.finditer(buffer, start):
+        byte = buffer[match.start()]
+        if byte in _OPEN:
+            depth += 1
+        elif byte != 0x22:
+            depth -= 1
+        elif match.end() == match.start() + 1:
+            raise IncompleteError
+        yield depth, match.end()

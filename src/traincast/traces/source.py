@@ -1,0 +1,91 @@
+"""Bytes of a trace file, plain or gzip, a bounded piece at a time."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from pathlib import Path
+
+from traincast.errors import TraincastError
+
+_READ = 1 << 18
+_GZIP = b"\x1f\x8b"
+# deflate packs a real trace 10 to 60 times; beyond this a small file is only meant to fill the machine
+_MAX_RATIO, _RATIO_FROM = 250, 1 << 27
+_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00": "UTF-32"}
+
+
+class ByteSource:
+    """Reads a file front to back; `damaged` says why it ended early ("" when it did not)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damaged = ""
+        self._file = _open(path)
+        self._gzip = self._file.peek(2)[:2] == _GZIP
+        self._inflate = zlib.decompressobj(wbits=31)
+        self._packed, self._unpacked = 0, 0
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size` of them; empty only at the end."""
+        try:
+            return self._read_gzip(size) if self._gzip else self._file.read(size)
+        except OSError as error:
+            raise TraincastError(f"cannot read '{self.path}': {error.strerror}") from None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _read_gzip(self, size: int) -> bytes:
+        while not self.damaged:
+            packed = self._inflate.unconsumed_tail
+            if not packed:
+                packed = self._next_member() if self._inflate.eof else self._file.read(_READ)
+                self._packed += len(packed)
+            if not packed:
+                if not self._inflate.eof:
+                    self.damaged = "the gzip stream is cut off"
+                return b""
+            try:
+                data = self._inflate.decompress(packed, size)
+            except zlib.error:
+                self.damaged = "the gzip stream is corrupt"
+                return b""
+            self._unpacked += len(data)
+            if self._unpacked > _RATIO_FROM and self._unpacked > _MAX_RATIO * self._packed:
+                raise TraincastError(
+                    f"'{self.path}' unpacks to more than {_MAX_RATIO} times its size; unpack it yourself if it is sound"
+                )
+            if data:
+                return data
+        return b""
+
+    def _next_member(self) -> bytes:
+        """The start of a further gzip member; zero padding and other rubbish behind the last one is not data."""
+        rest = self._inflate.unused_data or self._file.read(_READ)
+        if not rest.startswith(_GZIP):
+            return b""
+        self._inflate = zlib.decompressobj(wbits=31)
+        return rest
+
+
+def _open(path: Path) -> io.BufferedReader:
+    try:
+        if path.is_dir():
+            raise TraincastError(f"'{path}' is a folder; a trace file was expected")
+        if path.exists() and not path.is_file():
+            raise TraincastError(f"'{path}' is not a regular file")
+        return path.open("rb")
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        if isinstance(error, TraincastError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else "no valid file name"
+        raise TraincastError(f"cannot read '{path}': {reason}") from None
+
+
+def check_encoding(start: bytes, path: Path) -> None:
+    """Refuses the encodings that JSON is not written in."""
+    wrong = _ENCODINGS.get(start[:2]) or ("UTF-16" if b"\x00" in start[:4] else "")
+    if wrong:
+        raise TraincastError(f"'{path}' looks like {wrong}; a trace is JSON in UTF-8")

@@ -1,0 +1,212 @@
+"""Ops, launches, kernels, steps and what follows from them, on traces small enough to work out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.traces import damaged
+from traincast.host.distribution import Distribution
+from traincast.host.overheads import ProfilerCost, measure_overheads
+from traincast.host.profile import load_host_profile
+from traincast.traces.breakdown import breakdown, over_ranks
+from traincast.traces.classify import kernel_family
+from traincast.traces.events import Kind
+from traincast.traces.execution import read_execution_trace
+from traincast.traces.intervals import Intervals
+from traincast.traces.kineto import read_kineto
+from traincast.traces.link import join_execution, link
+
+
+def event(cat, name, ts, dur, tid=1, **args):
+    on_device = cat in ("kernel", "gpu_memcpy", "gpu_memset")
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 0 if on_device else 9,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": args,
+    }
+
+
+def linked(tmp_path, events):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return link(read_kineto(path))
+
+
+def step(*events, start=0, length=1000):
+    return [event("user_annotation", "ProfilerStep#3", start, length), *events]
+
+
+def launch(correlation, ts, dur=5, tid=1, name="cudaLaunchKernel"):
+    return event("cuda_runtime", name, ts, dur, tid, correlation=correlation)
+
+
+def kernel(correlation, ts, dur, stream=7, name="gemm"):
+    return event("kernel", name, ts, dur, stream, correlation=correlation, stream=stream, device=0)
+
+
+def one_op():
+    """An op of 40 us with two launches 20 us apart, after another that launches nothing."""
+    return step(
+        event("cpu_op", "aten::view", 10, 10),
+        event("cpu_op", "aten::linear", 30, 40), event("cpu_op", "aten::addmm", 32, 36),
+        launch(1, 40), kernel(1, 50, 100), launch(2, 60), kernel(2, 150, 50),
+    )  # fmt: skip
+
+
+def test_a_kernel_belongs_to_its_launch_and_its_top_level_op(tmp_path):
+    tied = linked(tmp_path, one_op())
+    kernels = tied.trace.of_kind(Kind.KERNEL)
+    scopes = tied.scope[tied.launch[kernels]]
+    assert [tied.name(row) for row in scopes] == ["aten::linear"] * 2
+    assert [tied.name(row) for row in tied.parent[tied.launch[kernels]]] == ["aten::addmm"] * 2
+    assert [tied.name(row) for row in tied.scopes] == ["aten::view", "aten::linear"]
+
+
+def test_overheads_of_an_op_by_hand(tmp_path):
+    table = measure_overheads(linked(tmp_path, one_op()), ProfilerCost(0, 0)).table
+    us = {key: 1e6 * d.total for key, d in table.items()}
+    assert us["T1", ""] == pytest.approx(10)
+    assert us["T2", "aten::linear"] == pytest.approx(10)
+    assert us["T5", "aten::linear"] == pytest.approx(15)
+    assert us["T3", "aten::linear"] == pytest.approx(5)
+    assert us["alone", "aten::view"] == pytest.approx(10)
+    assert us["T4", "launch"] == pytest.approx(10)
+
+
+def test_recording_costs_and_waiting_are_not_overhead(tmp_path):
+    events = step(
+        event("cpu_op", "aten::item", 10, 100), event("cpu_op", "aten::_local_scalar_dense", 12, 90),
+        launch(1, 20, name="cudaMemcpyAsync"), event("cuda_runtime", "cudaStreamSynchronize", 30, 60, correlation=2),
+    )  # fmt: skip
+    us = {k: 1e6 * d.total for k, d in measure_overheads(linked(tmp_path, events), ProfilerCost(2000, 0)).table.items()}
+    assert us["T2", "aten::item"] == pytest.approx(10 - 2)
+    assert us["T3", "aten::item"] == pytest.approx(85 - 60)
+
+
+def test_waiting_for_another_thread_is_not_a_gap(tmp_path):
+    events = step(
+        event("cpu_op", "aten::sum", 0, 10), event("cpu_op", "AddBackward0", 30, 300, 2),
+        event("cpu_op", "aten::add", 400, 10),
+    )  # fmt: skip
+    assert ("T1", "") not in measure_overheads(linked(tmp_path, events)).table
+
+
+def test_idle_time_has_a_reason(tmp_path):
+    (b,) = breakdown(linked(tmp_path, one_op()))
+    assert 1e6 * b.compute == pytest.approx(150)
+    assert 1e6 * b.idle == pytest.approx(850)
+    # told at 40 + 2 us, began at 50; after 200 nothing was launched any more
+    assert 1e6 * b.host_bound == pytest.approx(42 + 800)
+    assert 1e6 * b.launch_latency == pytest.approx(8)
+    assert b.compute + b.exposed_comm + b.idle == pytest.approx(b.step)
+
+
+def test_only_communication_without_compute_is_exposed(tmp_path):
+    events = step(
+        event("cpu_op", "aten::mm", 0, 30), launch(1, 5), launch(2, 15),
+        kernel(1, 20, 100), kernel(2, 50, 200, stream=9, name="ncclKernel_AllReduce"),
+    )  # fmt: skip
+    (b,) = breakdown(linked(tmp_path, events))
+    assert 1e6 * b.communication == pytest.approx(200)
+    assert 1e6 * b.exposed_comm == pytest.approx(130)
+    assert over_ranks([[b], [b]]).eg_comm == pytest.approx(0.13)
+
+
+def test_a_stream_that_waited_for_another_is_seen(tmp_path):
+    events = step(
+        event("cpu_op", "aten::mm", 0, 60), launch(1, 5), launch(9, 20, name="cudaStreamWaitEvent"), launch(2, 30),
+        kernel(1, 20, 300), kernel(2, 322, 50, stream=9),
+    )  # fmt: skip
+    tied = linked(tmp_path, events)
+    first, second = tied.trace.of_kind(Kind.KERNEL)
+    assert tied.waited_for[second] == first
+    assert tied.waited_for[first] == -1
+
+
+def test_a_trace_without_markers_is_one_step(tmp_path):
+    tied = linked(tmp_path, one_op()[1:])
+    assert not tied.marked
+    assert [s.seconds for s in tied.steps] == [pytest.approx(190e-6)]
+
+
+def test_a_trace_joins_its_execution_trace(shared_data):
+    folder = shared_data / "traces/param_dlrm_8xv100"
+    tied = link(read_kineto(folder / "kineto_rank0.json.gz"))
+    execution = read_execution_trace(folder / "et_rank0.json.gz")
+    node = join_execution(tied, execution)
+    ops = tied.trace.of_kind(Kind.OP)
+    assert (node[ops] >= 0).all()
+    linear = [row for row in ops.tolist() if tied.name(row) in ("aten::addmm", "aten::mm", "aten::cat")]
+    for row in linear:
+        shapes = json.loads(tied.trace.details[tied.events["details"][row]])["dims"]
+        recorded = json.loads(execution.details[execution.nodes["details"][node[row]]])["dims"]
+        assert shapes[0] == recorded[0] or tied.name(row) == "aten::cat"
+
+
+def test_breakdowns_of_public_traces_add_up(shared_data):
+    for file in ("kineto_resnet50_v100/num_workers_0", "hta_recsys_a100_rank3of8/kineto_rank3"):
+        for b in breakdown(link(read_kineto(shared_data / f"traces/{file}.json.gz"))):
+            assert b.compute + b.exposed_comm + b.idle == pytest.approx(b.step, rel=1e-9)
+            reasons = b.host_bound + b.synchronised + b.event_wait + b.launch_latency
+            assert reasons == pytest.approx(b.idle, rel=1e-9)
+            assert b.by_family.get("other", 0.0) < 0.01 * b.step
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("volta_sgemm_128x64_nn", "gemm"), ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "communication"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>", "elementwise"),
+        ("volta_scudnn_128x64_relu_medium_nn_v1", "conv"), ("Memcpy HtoD (Pageable -> Device)", "memcpy"),
+        ("void cudnn::bn_bw_1C11_kernel_new<float>", "norm"), ("flash_fwd_kernel<...>", "attention"),
+        ("split_embedding_codegen_forward_unweighted_kernel<float>", "embedding"),
+        ("Cijk_Ailk_Bljk_SB_MT128x128x16", "gemm"), ("nobody_knows", "other"),
+    ],
+)  # fmt: skip
+def test_kernels_are_told_by_name(name, family):
+    assert kernel_family(name) == family
+
+
+def test_intervals_cover_and_leave_out():
+    covered = Intervals.union(np.array([10, 0, 4]), np.array([20, 5, 8]))
+    assert covered.start.tolist() == [0, 10]
+    assert covered.end.tolist() == [8, 20]
+    gaps = covered.gaps(-5, 25)
+    assert gaps.start.tolist() == [-5, 8, 20]
+    assert gaps.end.tolist() == [0, 10, 25]
+    assert covered.minus(Intervals.union(np.array([6]), np.array([12]))) == 6 + 8
+
+
+def test_distributions_merge_and_shrug_off_outliers():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(20e-6, 2e-6, 500), rng.normal(20e-6, 2e-6, 500)
+    together = Distribution.of(a).merged(Distribution.of(np.append(b, [5e-3, 9e-3])))
+    assert together.count == 1002
+    assert together.robust()[0] == pytest.approx(20e-6, rel=0.02)
+    assert together.quantile(0.5) == pytest.approx(np.median(np.append(a, b)), rel=0.05)
+    assert together.total == pytest.approx(a.sum() + b.sum() + 14e-3)
+
+
+@pytest.mark.parametrize("name", ["a100-recsys-2022", "v100-resnet50-2021", "h100-vgg13-2025"])
+def test_shipped_profiles_are_what_the_traces_give(shared_data, tmp_path, name):
+    from traincast.fit.host_traces import fit_host_from_traces
+    from traincast.host.profile import parse_host_profile
+
+    fitted = parse_host_profile(name, fit_host_from_traces(shared_data, tmp_path)[name])
+    shipped = load_host_profile(name)
+    assert dict(shipped.t2) == dict(fitted.t2)
+    assert 0 < shipped.t4["launch"] < 10e-6
+    assert shipped.provenance["sources"]
+
+
+def test_the_small_trace_breaks_down(tmp_path):
+    tied = linked(tmp_path, damaged.kineto_events())
+    assert [b.kernels for b in breakdown(tied)] == [6, 6]
