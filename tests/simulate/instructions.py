@@ -77,9 +77,9 @@ def schedule_of(program: list[Instruction]) -> Schedule:
     )
 
 
-def run(program: list[Instruction]) -> tuple[Trace, Clocks]:
+def run(program: list[Instruction], gap: float = 0.0) -> tuple[Trace, Clocks]:
     schedule = schedule_of(program)
-    clocks = Clocks.at_zero(schedule)
+    clocks = Clocks.at_zero(schedule, gap)
     host_seconds = np.array([i.host for i in program])
     kernel_seconds = np.array([i.kernel for i in program])
-    return walk(schedule, host_seconds, kernel_seconds, clocks), clocks
+    return walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap), clocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.simulate.instructions import host, join, launch, record, run, schedule_of, sync_device, wait
 from tests.simulate.test_walk_properties import programs
@@ -10,8 +11,8 @@ from traincast.simulate.critical import critical_path
 from traincast.simulate.timeline import Timeline
 
 
-def timeline_of(program):
-    trace, clocks = run(program)
+def timeline_of(program, gap=0.0):
+    trace, clocks = run(program, gap)
     return Timeline(
         program=None,
         schedule=schedule_of(program),
@@ -20,6 +21,7 @@ def timeline_of(program):
         origin=0.0,
         seconds=clocks.latest,
         host_busy=sum(i.host for i in program),
+        gap=gap,
     )
 
 
@@ -59,10 +61,10 @@ def test_join_crosses_threads():
     assert path([host(5, thread=0), join(1, 0), host(2, thread=1)]) == [("host", 0, 0, 5), ("host", 2, 5, 7)]
 
 
-@given(programs)
-@settings(max_examples=200, deadline=None)
-def test_the_path_has_no_gap_and_spans_the_step(program):
-    timeline = timeline_of(program)
+@given(programs, st.sampled_from([0.0, 2.0]))
+@settings(max_examples=300, deadline=None)
+def test_the_path_has_no_hole_and_spans_the_step(program, gap):
+    timeline = timeline_of(program, gap)
 
     segments = critical_path(timeline)
 

@@ -135,3 +135,10 @@ def test_time_held_by_a_synchronisation_is_visible():
     trace, _ = run([launch(7), sync_device()])
 
     assert (trace.host_after - trace.host_issue).tolist() == [0, 7]
+
+
+def test_queued_kernels_follow_each_other_after_a_gap():
+    trace, clocks = run([launch(5, call=1), launch(5, call=1), launch(5, stream=1), host(30), launch(2)], gap=2)
+
+    assert trace.kernel_start.tolist() == [1, 8, 2, 32]
+    assert clocks.latest == 34

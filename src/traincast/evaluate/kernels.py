@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from traincast.evaluate.dlrm_timeline import evaluate_dlrm_timeline
 from traincast.evaluate.kernels_attention import evaluate_attention
 from traincast.evaluate.kernels_conv import evaluate_conv
 from traincast.evaluate.kernels_gemm import evaluate_gemm
@@ -15,6 +16,7 @@ from traincast.evaluate.metrics import ErrorRow
 _PARTS = (
     evaluate_gemm,
     evaluate_gemm_timeline,
+    evaluate_dlrm_timeline,
     evaluate_elementwise,
     evaluate_softmax,
     evaluate_norm,

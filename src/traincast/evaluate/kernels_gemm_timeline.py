@@ -1,4 +1,4 @@
-"""GEMM device times against a profile of DLRM on a V100 at 1297 MHz, which no fit has seen."""
+"""GEMM device times against a profile of DLRM on a V100 at 1297 MHz, outside every training set."""
 
 from __future__ import annotations
 

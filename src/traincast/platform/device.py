@@ -14,7 +14,8 @@ class Device:
 
     Rates are per second, sizes in bytes. `peak_flops` is dense, by compute type ("fp32", "tf32", "fp16",
     "bf16", "fp8"), at `boost_clock_mhz`; a type the chip lacks is absent. `sustained_clock_mhz` is what it holds
-    under a long compute-bound load within its power limit; `clock_mhz` is the locked SM clock, or None when
+    under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels that
+    wait in one stream's queue; `clock_mhz` is the locked SM clock, or None when
     the clock floats.
     """
 
@@ -34,6 +35,7 @@ class Device:
     nvlink_bandwidth: float
     pcie_gen: int
     source: str
+    kernel_gap: float = 0.0
     clock_mhz: float | None = None
 
     @property

@@ -15,6 +15,8 @@ from traincast.platform.files import USER_FILES, number, read_table
 
 _DATA = files("traincast.platform") / "data"
 HOST_PROFILE = "study-2022"
+_DEFAULT_KERNEL_GAP = 1.5e-6  # seconds
+_DEFAULT_KERNEL_GAP = 1.5e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,4 +136,5 @@ def _device_from(key: str, table: dict[str, Any]) -> Device:
         nvlink_bandwidth=1e9 * number(key, table, "nvlink_gbs", zero=True),
         pcie_gen=number(key, table, "pcie_gen", integer=True),
         source=str(table.get("source", "user")),
+        kernel_gap=1e-6 * number(key, table, "kernel_gap_us") if "kernel_gap_us" in table else _DEFAULT_KERNEL_GAP,
     )

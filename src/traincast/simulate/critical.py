@@ -43,9 +43,11 @@ class _Backtrace:
         schedule, trace = timeline.schedule, timeline.trace
         self.launches = timeline.launches
         self.thread = schedule.thread
-        self.ends: dict[float, list[int]] = {}
+        self.ends: dict[float, list[int]] = {}  # kernels by the moment they end ...
+        self.ready: dict[float, list[int]] = {}  # ... and by the moment the next one in their stream may start
         for k, end in enumerate(trace.kernel_end.tolist()):
             self.ends.setdefault(end, []).append(k)
+            self.ready.setdefault(end + timeline.gap, []).append(k)
         self.previous = self._previous_on_thread()
 
     def _previous_on_thread(self) -> list[int]:
@@ -75,13 +77,20 @@ class _Backtrace:
         return found
 
     def _step_device(self, k: int, found: list[Segment]) -> tuple[str, int]:
+        """A kernel began when its launch returned, when the one before it was done, or when an event let it."""
         trace = self.timeline.trace
-        start, instruction = float(trace.kernel_start[k]), int(self.launches[k])
-        found.append(Segment("device", instruction, start, float(trace.kernel_end[k])))
+        start, end, instruction = float(trace.kernel_start[k]), float(trace.kernel_end[k]), int(self.launches[k])
         if start == trace.host_issue[instruction]:
+            found.append(Segment("device", instruction, start, end))
             return "host", instruction
-        blocker = self._kernel_ending_at(start, before=k)
-        return ("device", blocker) if blocker >= 0 else ("host", self._host_at(start, before=instruction))
+        blocker = max((other for other in self.ready.get(start, ()) if other < k), default=-1)
+        if blocker >= 0:  # the gap between the two belongs to this one
+            found.append(Segment("device", instruction, float(trace.kernel_end[blocker]), end))
+            return "device", blocker
+        before = self._host_ready_at(start, before=instruction)
+        begin = float(trace.host_after[before]) if before >= 0 else start
+        found.append(Segment("device", instruction, begin, end))
+        return "host", before
 
     def _step_host(self, i: int, found: list[Segment]) -> tuple[str, int]:
         trace = self.timeline.trace
@@ -99,6 +108,11 @@ class _Backtrace:
 
     def _kernel_ending_at(self, moment: float, *, before: int) -> int:
         return max((k for k in self.ends.get(moment, ()) if k < before), default=-1)
+
+    def _host_ready_at(self, moment: float, *, before: int) -> int:
+        """The instruction that recorded the event which a stream, gap included, waited for."""
+        matches = np.flatnonzero(self.timeline.trace.host_after[:before] + self.timeline.gap == moment)
+        return int(matches[-1]) if len(matches) else -1
 
     def _host_at(self, moment: float, *, before: int) -> int:
         matches = np.flatnonzero(self.timeline.trace.host_after[:before] == moment)

@@ -98,6 +98,7 @@ def predict_step(
         host_seconds(schedule, program, host),
         costs.seconds,
         synchronised=workload.synchronised,
+        gap=platform.device.kernel_gap,
     )
     memory = _memory(program)
     active = timeline.device_active()

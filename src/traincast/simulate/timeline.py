@@ -18,7 +18,7 @@ class Timeline:
 
     Launches, in host order: `kernel_start`, `kernel_end`, `kernel_issue` (when the launch call returned) with
     their `call`, `op` and `stream`. `origin` is when the host began the step on the walk's clock; `seconds` is the
-    time from one step to the next.
+    time from one step to the next, `gap` that between queued kernels.
     """
 
     program: Program
@@ -28,6 +28,7 @@ class Timeline:
     origin: float
     seconds: float
     host_busy: float
+    gap: float = 0.0
 
     @property
     def launches(self) -> Int32Array:
@@ -68,6 +69,7 @@ def simulate_step(
     call_seconds: FloatArray,
     *,
     synchronised: bool,
+    gap: float = 0.0,
 ) -> Timeline:
     """Walks the step once from idle, or twice when steps run into each other, and keeps the last.
 
@@ -77,14 +79,14 @@ def simulate_step(
     launches = schedule.code == Code.LAUNCH
     kernel_seconds = np.zeros(len(schedule.code))
     kernel_seconds[launches] = call_seconds[schedule.call[launches]]
-    clocks = Clocks.at_zero(schedule)
+    clocks = Clocks.at_zero(schedule, gap)
     origin = previous = 0.0
     if not synchronised:
-        walk(schedule, host_seconds, kernel_seconds, clocks)
+        walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap)
         previous = clocks.latest
         origin = max(clocks.threads)
         clocks.threads = [origin] * len(clocks.threads)
-    trace = walk(schedule, host_seconds, kernel_seconds, clocks)
+    trace = walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap)
     return Timeline(
         program=program,
         schedule=schedule,
@@ -93,4 +95,5 @@ def simulate_step(
         origin=origin,
         seconds=clocks.latest - previous,
         host_busy=float(host_seconds.sum()),
+        gap=gap,
     )

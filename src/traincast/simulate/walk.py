@@ -23,9 +23,9 @@ class Clocks:
     events: list[float] = field(default_factory=list)
 
     @staticmethod
-    def at_zero(schedule: Schedule) -> Clocks:
-        """Everything idle at time 0."""
-        return Clocks([0.0] * schedule.num_threads, [0.0] * schedule.num_streams, [0.0] * schedule.num_events)
+    def at_zero(schedule: Schedule, gap: float = 0.0) -> Clocks:
+        """Everything idle at time 0: streams ended their last kernel a `gap` ago."""
+        return Clocks([0.0] * schedule.num_threads, [-gap] * schedule.num_streams, [0.0] * schedule.num_events)
 
     @property
     def latest(self) -> float:
@@ -47,9 +47,11 @@ class Trace:
     kernel_end: FloatArray
 
 
-def walk(schedule: Schedule, host_seconds: FloatArray, kernel_seconds: FloatArray, clocks: Clocks) -> Trace:
+def walk(
+    schedule: Schedule, host_seconds: FloatArray, kernel_seconds: FloatArray, clocks: Clocks, *, gap: float = 0.0
+) -> Trace:
     """Executes the instructions, moving `clocks` on. `host_seconds` is per instruction, `kernel_seconds` per
-    instruction too (used by launches)."""
+    instruction too (used by launches); `gap` is the time in seconds between kernels queued in one stream."""
     threads, streams, events = clocks.threads, clocks.streams, clocks.events
     issue: list[float] = []
     after: list[float] = []
@@ -69,7 +71,7 @@ def walk(schedule: Schedule, host_seconds: FloatArray, kernel_seconds: FloatArra
         now = threads[thread] + host
         issue.append(now)
         if code == LAUNCH:
-            free = streams[target]
+            free = streams[target] + gap
             start = now if now > free else free
             end = start + kernel
             streams[target] = end
