@@ -1,0 +1,37 @@
+"""Regenerates the data files of the built-in models by capturing them: `python scripts/build_models.py [NAMES]`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from traincast.errors import TraincastError
+from traincast.models.build.files import build_model, write_index
+from traincast.models.build.recipes import RECIPES
+
+
+def main(names: list[str]) -> int:
+    """Builds the models named (all when none is), then the index; prints one line per file."""
+    for name in names or list(RECIPES):
+        if name not in RECIPES:
+            print(f"unknown model '{name}'; known: {', '.join(RECIPES)}", file=sys.stderr)
+            return 2
+        for path, ops in _timed(name):
+            print(f"{path}  {ops} ops")
+    write_index()
+    return 0
+
+
+def _timed(name: str) -> list[tuple[str, int]]:
+    start = time.perf_counter()
+    built = [(str(path), ops) for path, ops in build_model(RECIPES[name])]
+    print(f"{name}: {len(built)} files in {time.perf_counter() - start:.1f} s")
+    return built
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except TraincastError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,126 @@
+"""Writing a program by hand the way a capture would: tensors with forms and storages, ops with named arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from traincast.workload.builder import ProgramBuilder
+from traincast.workload.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.workload.program import Program
+
+Arguments: TypeAlias = "Sequence[tuple[str, Ref | Sequence[Ref]]]"
+Scalars: TypeAlias = Sequence[tuple[str, Scalar]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor of the program being written."""
+
+    tensor: int
+    storage: int
+    spec: TensorSpec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+        return self.spec.shape
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides of a shape, in elements."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class Tape:
+    """A `ProgramBuilder` that makes tensors from shapes and fills in signatures.
+
+    Backward scopes are on thread 1; changes of thread are tied together as autograd's are.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.builder = ProgramBuilder(batch_size=batch_size)
+        self._thread = 0
+        self._phase = Phase.FORWARD
+
+    def _tensor(self, storage: int, shape: Sequence[int], stride: Sequence[int], dtype: str, device: str) -> Ref:
+        spec = TensorSpec(tuple(shape), tuple(stride), dtype, device)
+        return Ref(self.builder.tensor(storage), storage, spec)
+
+    def _storage(self, shape: Sequence[int], dtype: str, device: str, kind: StorageKind, *, before: bool) -> int:
+        elements = 1
+        for size in shape:
+            elements *= size
+        # host memory takes no device bytes
+        nbytes = elements * DTYPE_BYTES[dtype] if device == "cuda" else 0
+        return self.builder.storage(nbytes, kind, before_step=before)
+
+    def resident(self, shape: Sequence[int], kind: StorageKind, dtype: str = "float32", device: str = "cuda") -> Ref:
+        """A tensor that is there before the step."""
+        storage = self._storage(shape, dtype, device, kind, before=True)
+        return self._tensor(storage, shape, contiguous(shape), dtype, device)
+
+    def new(
+        self, shape: Sequence[int], dtype: str = "float32", device: str = "cuda", stride: Sequence[int] | None = None
+    ) -> Ref:
+        """A tensor that the next op allocates."""
+        storage = self._storage(shape, dtype, device, StorageKind.ACTIVATION, before=False)
+        return self._tensor(storage, shape, contiguous(shape) if stride is None else stride, dtype, device)
+
+    def view(self, of: Ref, shape: Sequence[int], stride: Sequence[int] | None = None) -> Ref:
+        """Another tensor on the same storage."""
+        strides = contiguous(shape) if stride is None else stride
+        return self._tensor(of.storage, shape, strides, of.spec.dtype, of.spec.device)
+
+    def scope(self, name: str, phase: Phase | None = None) -> None:
+        """Opens a top-level host op; without a phase it stays in the one before. Backward runs on its own thread."""
+        self._phase = self._phase if phase is None else phase
+        thread = int(self._phase == Phase.BACKWARD and not name.startswith("aten::ones_like"))
+        after = self.builder.num_scopes - 1 if thread != self._thread else -1
+        self._thread = thread
+        self.builder.scope(name, self._phase, thread=thread, after=after)
+
+    def op(
+        self,
+        name: str,
+        arguments: Arguments,
+        outputs: Sequence[Ref] = (),
+        scalars: Scalars = (),
+        *,
+        overload: str = "",
+        module: str = "",
+        forward: int = -1,
+    ) -> int:
+        """Adds an op to the open scope; gives its index."""
+        groups = [(key, (value,) if isinstance(value, Ref) else tuple(value)) for key, value in arguments]
+        inputs = [ref for _, refs in groups for ref in refs]
+        signature = Signature(
+            name=name,
+            inputs=tuple([ref.spec for ref in inputs]),
+            outputs=tuple([ref.spec for ref in outputs]),
+            scalars=tuple(scalars),
+            groups=tuple([(key, len(refs)) for key, refs in groups]),
+            overload=overload,
+        )
+        return self.builder.op(
+            signature, [ref.tensor for ref in inputs], [ref.tensor for ref in outputs], module=module, forward=forward
+        )
+
+    def reshaped(self, given: Ref, result: Ref, *, module: str, forward: int) -> None:
+        """The op by which autograd undoes a view: a view again, without a copy."""
+        scalars: Scalars = [("size", result.shape), ("stride", result.spec.stride)]
+        self.op("aten::_reshape_alias", [("self", given)], [result], scalars, module=module, forward=forward)
+
+    def free(self, *refs: Ref) -> None:
+        """Releases storages after the last op so far."""
+        for ref in refs:
+            self.builder.free(ref.storage)
+
+    def build(self) -> Program:
+        """The program written so far."""
+        return self.builder.build()
