@@ -1,4 +1,9 @@
-"""Regenerates the data files of the built-in models by capturing them: `python scripts/build_models.py [NAMES]`."""
+"""Regenerates the data files of the built-in models by capturing them.
+
+    python scripts/build_models.py [--missing] [NAMES]
+
+With --missing, files that are there are left as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +15,23 @@ from traincast.models.build.files import build_model, write_index
 from traincast.models.build.recipes import RECIPES
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Builds the models named (all when none is), then the index; prints one line per file."""
+    only_missing = "--missing" in arguments
+    names = [word for word in arguments if word != "--missing"]
     for name in names or list(RECIPES):
         if name not in RECIPES:
             print(f"unknown model '{name}'; known: {', '.join(RECIPES)}", file=sys.stderr)
             return 2
-        for path, ops in _timed(name):
+        for path, ops in _timed(name, only_missing):
             print(f"{path}  {ops} ops")
     write_index()
     return 0
 
 
-def _timed(name: str) -> list[tuple[str, int]]:
+def _timed(name: str, only_missing: bool) -> list[tuple[str, int]]:
     start = time.perf_counter()
-    built = [(str(path), ops) for path, ops in build_model(RECIPES[name])]
+    built = [(str(path), ops) for path, ops in build_model(RECIPES[name], only_missing=only_missing)]
     print(f"{name}: {len(built)} files in {time.perf_counter() - start:.1f} s")
     return built
 
