@@ -1,0 +1,1 @@
+"""Making the data files of the built-in models by capture (torch only)."""
