@@ -100,7 +100,10 @@ def test_evaluate_without_data(capsys, tmp_path, monkeypatch):
     assert "--data" in refusal(capsys, "evaluate", "dlrm", "--data", tmp_path / "none")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["predict"], ["predict", "dlrm-default", "--on", "v100", "--dtype", "int3"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["nonsense"], ["predict"], ["predict", "dlrm-default", "--on", "v100", "--dtype", "int3"]],
+)
 def test_argument_errors_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as stop:
         main(arguments)

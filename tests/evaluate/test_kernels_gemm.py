@@ -1,4 +1,4 @@
-"""The shipped GEMM model against measurements that no fit has seen: the accuracy the project promises."""
+"""The shipped GEMM model against measurements outside every training set: guards against getting worse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_held_out_fp32_shapes_on_every_training_gpu(table):
     rows = of_suite(table, "gemm_fp32 held-out shapes")
     assert len(rows) == 10
     for group, row in rows.items():
-        noisy = group == "Tesla T4 linear fp32"  # a 70 W card: neighbouring batch sizes disagree by 12 %
+        noisy = group == "Tesla T4 linear fp32"  # just over the 5 and 9 % aimed at, see docs/kernels/gemm.md
         assert row.gmae <= (5.8 if noisy else 5.0), group
         assert row.mape <= (9.5 if noisy else 9.0), group
         assert abs(row.bias) < 3, group
@@ -49,7 +49,7 @@ def test_h100_left_out_stays_under_fifteen_percent(table):
     assert sum(row.n * row.mape for row in both) / sum(row.n for row in both) < 15
 
 
-def test_kernels_of_a_profile_that_no_fit_has_seen(shared_data):
+def test_kernels_of_a_profile_outside_every_training_set(shared_data):
     row = evaluate_gemm_timeline(shared_data)[0]
     assert row.n == 24
     assert row.mape < 20

@@ -34,7 +34,11 @@ def test_host_bound_step_is_all_host():
 
 
 def test_device_bound_step_follows_the_stream():
-    assert path([launch(5, call=1), launch(5, call=1)]) == [("host", 0, 0, 1), ("device", 0, 1, 6), ("device", 1, 6, 11)]
+    assert path([launch(5, call=1), launch(5, call=1)]) == [
+        ("host", 0, 0, 1),
+        ("device", 0, 1, 6),
+        ("device", 1, 6, 11),
+    ]
 
 
 def test_late_launch_brings_the_path_back_to_the_host():

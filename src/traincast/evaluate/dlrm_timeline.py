@@ -32,14 +32,12 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
             raise AssertionError(f"{name} launches from {len(predicted)} ops, the timeline from {len(measured)}")
         names = [f"{op} #{i}" for i, (op, _) in enumerate(measured)]
         ours, theirs = np.array(predicted), np.array([us for _, us in measured])
-        long = theirs > _LONG_US
+        long = np.flatnonzero(theirs > _LONG_US)
         rows += [
             error_row(_SUITE, f"{model}: each op", ours, theirs, names),
-            error_row(
-                _SUITE, f"{model}: ops above 50 us", ours[long], theirs[long], [n for n, is_long in zip(names, long, strict=True) if is_long]
-            ),
+            error_row(_SUITE, f"{model}: ops above 50 us", ours[long], theirs[long], [names[i] for i in long]),
             error_row(_SUITE, f"{model}: sum of kernels", [ours.sum()], [theirs.sum()], [model]),
-        ]  # fmt: skip
+        ]
     return rows
 
 

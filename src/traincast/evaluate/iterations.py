@@ -144,10 +144,9 @@ def summarise(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
     rows = [_row(suite, "all: step", outcomes)]
     active = [o for o in outcomes if o.case.measured_active_ms]
     if active:
+        predicted = [o.active_ms for o in active]
         measured = [o.case.measured_active_ms or 0.0 for o in active]
-        rows.append(
-            error_row(suite, "all: device active", [o.active_ms for o in active], measured, [o.case.name for o in active])
-        )
+        rows.append(error_row(suite, "all: device active", predicted, measured, [o.case.name for o in active]))
     groups = sorted({o.case.group for o in outcomes})
     if len(groups) > 1:
         rows += [_row(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups]

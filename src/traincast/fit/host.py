@@ -1,12 +1,12 @@
 """A host profile from the published overhead tables of the DLRM and CNN study.
 
-T2 comes from `t1_t2_by_op_model.csv` (2022-02, seven models), each op's median over the models. T1 is published there as a
-mean over the gaps that passed a filter (same module, longer than the profiler's own cost); what a step needs is the time
-of all its gaps, so the published total per traced step of the three DLRMs is spread over the top-level ops of their captured
-programs. T3, T4 and T5 exist only in the older
-`t1_to_t5_v100_dlrm_default.csv`, taken with an older PyTorch. T3 and T5 of an op are carried over to the newer one by
-the ratio of its own T2 in the two tables (the median ratio where an op is in one table only). T4 is published as the
-profiler saw it; the profiler's own cost, as the study states it, is taken off here.
+T2 comes from `t1_t2_by_op_model.csv` (2022-02, seven models), each op's median over the models. T1 is published there
+as a mean over the gaps that passed a filter (same module, longer than the profiler's own cost); what a step needs is
+the time of all its gaps, so the published total per traced step of the three DLRMs is spread over the top-level ops of
+their captured programs. T3, T4 and T5 exist only in the older `t1_to_t5_v100_dlrm_default.csv`, taken with an older
+PyTorch. T3 and T5 of an op are carried over to the newer one by the ratio of its own T2 in the two tables (the median
+ratio where an op is in one table only). T4 is published as the profiler saw it; the profiler's own cost, as the study
+states it, is taken off here.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ _HOST_ONLY = ("CatBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0
 def fit_host(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, Any]:
     """Writes the host profile `study-2022.json` into `out` and returns it."""
     progress("host overheads", 0.0)
+    profile = host_tables(data)
+    (out / f"{PROFILE}.json").write_text(json.dumps(profile, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return profile
+
+
+def host_tables(data: Path) -> dict[str, Any]:
+    """The profile in its JSON form, microseconds."""
     newer = [row for row in _rows(data / _BY_MODEL, _NEWER_COLUMNS) if int(row["batch"]) in _BATCHES]
     t1, (t2, spread) = _t1(newer), _t2(newer)
     older = _older(data / _BY_TYPE)
@@ -76,12 +83,8 @@ def fit_host(data: Path, out: Path, progress: Callable[[str, float], None]) -> d
             "rows": {_BY_MODEL: len(t2), _BY_TYPE: sum(len(table) for table in older.values())},
         },
     }
-    rounded = json.loads(json.dumps(profile), parse_float=lambda text: round(float(text), 3))
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{PROFILE}.json").write_text(
-        json.dumps(rounded, indent=1, sort_keys=True) + "\n", encoding="utf-8"
-    )
-    return profile
+    rounded: dict[str, Any] = json.loads(json.dumps(profile), parse_float=lambda text: round(float(text), 3))
+    return rounded
 
 
 def _t2(rows: list[dict[str, str]]) -> tuple[dict[str, float], float]:

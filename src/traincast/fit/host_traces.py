@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from traincast.fit.host import host_tables
 from traincast.host.build import build_host_profile
+from traincast.host.combine import filled_from
 from traincast.host.overheads import Overheads, measure_overheads, profiler_cost
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
@@ -31,10 +34,14 @@ PROFILES: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-def fit_host_from_traces(data: Path, out: Path) -> dict[str, dict[str, Any]]:
-    """Writes one host profile per entry of `PROFILES` into `out` and returns them."""
-    out.mkdir(parents=True, exist_ok=True)
+# a current server: the recommender's host, and for ops that it did not run the study's, scaled to it
+SERVER, _SERVER_FROM = "server-2022", "a100-recsys-2022"
+
+
+def fit_host_from_traces(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, dict[str, Any]]:
+    """Writes one host profile per entry of `PROFILES`, and `server-2022`, into `out` and returns them."""
     profiles = {}
+    progress("host overheads from traces", 0.0)
     for name, (files, source, what) in PROFILES.items():
         overheads: list[Overheads] = []
         costs = []
@@ -45,6 +52,8 @@ def fit_host_from_traces(data: Path, out: Path) -> dict[str, dict[str, Any]]:
             overheads.append(measure_overheads(linked, cost))
         provenance = {"sources": [source], "host": what, "profiler_cost_removed": costs}
         profiles[name] = build_host_profile(overheads, provenance)
-        text = json.dumps(profiles[name], indent=1, sort_keys=True)
+    profiles[SERVER] = filled_from(profiles[_SERVER_FROM], host_tables(data))
+    for name, profile in profiles.items():
+        text = json.dumps(profile, indent=1, sort_keys=True)
         (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     return profiles

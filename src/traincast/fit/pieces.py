@@ -39,6 +39,7 @@ PIECES = {
     "attention": Piece("kernels/profiles", "attention:fit_attention"),
     "collectives": Piece("collectives/profiles", "collectives:fit_collectives"),
     "host": Piece("host/data", "host:fit_host"),
+    "host-traces": Piece("host/data", "host_traces:fit_host_from_traces"),
 }
 
 
@@ -57,10 +58,15 @@ def fit_pieces(names: Iterable[str], data: Path, out: Path | None, progress: Pro
         for number, name in enumerate(chosen):
             folder = Path(scratch) / name
             folder.mkdir()
-            PIECES[name].fit(data, folder, lambda what, share, n=number: progress(what, (n + share) / len(chosen)))
+            PIECES[name].fit(data, folder, _part(progress, number, len(chosen)))
         for name in chosen:
             target = root / PIECES[name].folder
             target.mkdir(parents=True, exist_ok=True)
             made = sorted((Path(scratch) / name).iterdir())
             written[name] = [str(Path(shutil.copy(file, target / file.name)).relative_to(root)) for file in made]
     return written
+
+
+def _part(progress: Progress, number: int, of: int) -> Progress:
+    """The progress of one piece as a part of the whole."""
+    return lambda what, share: progress(what, (number + share) / of)

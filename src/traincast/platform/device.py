@@ -15,7 +15,7 @@ class Device:
     Rates are per second, sizes in bytes. `peak_flops` is dense, by compute type ("fp32", "tf32", "fp16",
     "bf16", "fp8"), at `boost_clock_mhz`; a type the chip lacks is absent. `sustained_clock_mhz` is what it holds
     under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels that
-    wait in one stream's queue; `clock_mhz` is the locked SM clock, or None when
+    wait in one stream's queue; `host` names the host profile of machines it is usual in; `clock_mhz` is the locked SM clock, or None when
     the clock floats.
     """
 
@@ -36,6 +36,7 @@ class Device:
     pcie_gen: int
     source: str
     kernel_gap: float = 0.0
+    host: str = "server-2022"
     clock_mhz: float | None = None
 
     @property
@@ -53,11 +54,7 @@ class Device:
 
     def sustained(self, compute: str) -> float:
         """Rate in flop/s of this compute type at the clock that a long kernel runs at."""
-        return (
-            self.peak_flops.get(compute, self.peak_flops["fp32"])
-            * self.effective_clock_mhz
-            / self.boost_clock_mhz
-        )
+        return self.peak_flops.get(compute, self.peak_flops["fp32"]) * self.effective_clock_mhz / self.boost_clock_mhz
 
     def at_clock(self, clock_mhz: float) -> Device:
         """This device with its SM clock locked."""

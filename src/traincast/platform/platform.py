@@ -14,14 +14,15 @@ from traincast.platform.device import Device
 from traincast.platform.files import USER_FILES, number, read_table
 
 _DATA = files("traincast.platform") / "data"
-HOST_PROFILE = "study-2022"
+_DEFAULT_HOST = "server-2022"
 _DEFAULT_KERNEL_GAP = 1.5e-6  # seconds
+_DEFAULT_HOST = "server-2022"
 _DEFAULT_KERNEL_GAP = 1.5e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """A device in its surroundings: how many of them a node holds and which host profile drives them.
+    """A device in its surroundings: how many of them a node holds.
 
     `link_bandwidth` is what one GPU can send to its node mates, and `network_bandwidth` what one GPU can send to
     another node, both in bytes per second and one direction; 0 where there is none.
@@ -32,7 +33,6 @@ class Platform:
     gpus_per_node: int = 1
     link_bandwidth: float = 0.0
     network_bandwidth: float = 0.0
-    host: str = HOST_PROFILE
 
     def at_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
@@ -52,9 +52,7 @@ def load_platform(name: str) -> Platform:
         return _platform_from(name, read_table(_DATA / "nodes" / f"{name}.toml"))
     if name in device_keys():
         return Platform(key=name, device=load_device(name))
-    raise unknown(
-        "platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file."
-    )
+    raise unknown("platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file.")
 
 
 @cache
@@ -127,14 +125,13 @@ def _device_from(key: str, table: dict[str, Any]) -> Device:
         num_sms=number(key, table, "num_sms", integer=True),
         cores_per_sm=number(key, table, "cores_per_sm", integer=True),
         boost_clock_mhz=boost,
-        sustained_clock_mhz=number(key, table, "sustained_clock_mhz")
-        if "sustained_clock_mhz" in table
-        else boost,
+        sustained_clock_mhz=number(key, table, "sustained_clock_mhz") if "sustained_clock_mhz" in table else boost,
         peak_flops={name: 1e12 * number(key, peaks, name) for name in peaks},
         l2_bytes=1e6 * number(key, table, "l2_mb"),
         smem_per_sm_bytes=1e3 * number(key, table, "smem_kb_per_sm"),
         nvlink_bandwidth=1e9 * number(key, table, "nvlink_gbs", zero=True),
         pcie_gen=number(key, table, "pcie_gen", integer=True),
         source=str(table.get("source", "user")),
+        host=str(table.get("host", _DEFAULT_HOST)),
         kernel_gap=1e-6 * number(key, table, "kernel_gap_us") if "kernel_gap_us" in table else _DEFAULT_KERNEL_GAP,
     )

@@ -71,9 +71,7 @@ class _Backtrace:
     def _follow(self, where: str, index: int) -> list[Segment]:
         found: list[Segment] = []
         while index >= 0:
-            where, index = (
-                self._step_device(index, found) if where == "device" else self._step_host(index, found)
-            )
+            where, index = self._step_device(index, found) if where == "device" else self._step_host(index, found)
         return found
 
     def _step_device(self, k: int, found: list[Segment]) -> tuple[str, int]:

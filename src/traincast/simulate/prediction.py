@@ -90,7 +90,7 @@ def predict_step(
     program = workload.programs[0]
     lowered, schedule = _compiled(program, lowering_context(workload, tf32=tf32))
     costs = price(lowered, platform.device, roofline_only=roofline_only)
-    host = host or load_host_profile(platform.host)
+    host = host or load_host_profile(platform.device.host)
     timeline = simulate_step(
         program,
         schedule,

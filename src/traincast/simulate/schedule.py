@@ -76,11 +76,7 @@ class _Emitter:
 
     def control(self, control: Control, thread: int, stream: int, op: int, scope: int) -> None:
         code = _CONTROL_CODE[control.kind]
-        target = (
-            control.event
-            if code is Code.EVENT_SYNCHRONIZE
-            else (stream if control.stream < 0 else control.stream)
-        )
+        target = control.event if code is Code.EVENT_SYNCHRONIZE else (stream if control.stream < 0 else control.stream)
         self.rows.append((code, thread, target, control.event, -1, -1, _SYNCHRONIZE, -1, op, scope))
 
     def join(self, thread: int, other: int, scope: int) -> None:
@@ -136,6 +132,5 @@ def _columns(rows: list[tuple[int, int, int, int, int, int, int, int, int, int]]
         scope=scope,
         num_threads=int(thread.max(initial=0)) + 1,
         num_streams=int(target[on_stream].max(initial=0)) + 1,
-        num_events=int(max(event.max(initial=-1), target[code == Code.EVENT_SYNCHRONIZE].max(initial=-1)))
-        + 1,
+        num_events=int(max(event.max(initial=-1), target[code == Code.EVENT_SYNCHRONIZE].max(initial=-1))) + 1,
     )

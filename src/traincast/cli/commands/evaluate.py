@@ -19,7 +19,11 @@ from traincast.evaluate.iterations import SUITES, run_cases, summarise
 from traincast.report.evaluation import cases_text, evaluation_json, summary_text
 
 # suites whose cases are too many to list: a table of error rows and nothing else
-TABLES: dict[str, str] = {"collectives": "collectives:evaluate_collectives", "kernels": "kernels:evaluate_kernels"}
+TABLES: dict[str, str] = {
+    "collectives": "collectives:evaluate_collectives",
+    "embedding-access": "embedding_access:evaluate_embedding_access",
+    "kernels": "kernels:evaluate_kernels",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

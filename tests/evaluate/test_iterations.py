@@ -1,0 +1,49 @@
+"""Whole steps against published measurements: bounds that a regression would break, and tables that add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.cli.main import main
+from traincast.evaluate.iterations import cnn_cases, dlrm_cases, run_cases, summarise, transformer_cases
+
+
+def test_dlrm_steps(shared_data):
+    outcomes = run_cases(dlrm_cases(shared_data))
+
+    step, active = summarise("dlrm", outcomes)
+    assert step.n == 12
+    assert step.mape < 11.0  # the reference model's own, which took its overheads from these very runs
+    assert active.gmae < 8.0
+
+
+def test_dlrm_steps_with_rooflines_only(shared_data):
+    step = summarise("dlrm", run_cases(dlrm_cases(shared_data), roofline_only=True))[0]
+
+    assert step.mape < 25.0  # kernels alone are at about 42
+
+
+def test_cnn_steps(shared_data):
+    step = summarise("cnn", run_cases(cnn_cases(shared_data)))[0]
+
+    assert step.n == 6
+    assert step.median < 15.0
+
+
+def test_transformer_steps_beat_neusight_overall(shared_data):
+    cases = [case for case in transformer_cases(shared_data) if "NeuSight" in case.others][::3]
+    outcomes = run_cases(cases)
+
+    step = summarise("transformers", outcomes)[0]
+    neusight = sum(abs(o.case.others["NeuSight"]) for o in outcomes) / len(outcomes)
+    assert step.mape < neusight
+
+
+def test_compiled_transformers_are_left_out(shared_data):
+    assert len(transformer_cases(shared_data)) == 40
+
+
+@pytest.mark.parametrize(("limit", "code"), [("25", 0), ("0.1", 1)])
+def test_a_limit_makes_evaluate_a_check(shared_data, capsys, limit, code):
+    assert main(["evaluate", "dlrm", "--data", str(shared_data), "--max-mape", limit]) == code
+    assert "DLRM_MLPerf 512" in capsys.readouterr().out

@@ -1,0 +1,34 @@
+"""A profile completed by another one."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.host.combine import filled_from
+from traincast.host.profile import BEFORE, parse_host_profile
+
+
+def profile(t1, t2):
+    tables = {"t3_us": {"*": 1, "*Backward": 1}, "t5_us": {"*": 1, "*Backward": 1}, "alone_us": {"*": 1, "*Backward": 1}}
+    t4 = {"launch": 4, "memcpy": 4, "memset": 4, "synchronize": 4}
+    return {"t1_us": t1, "t2_us": {"*": 9, "*Backward": 9, **t2}, "t4_us": t4, "spread": 0.2, "provenance": {}, **tables}
+
+
+FAST = profile(5, {"aten::linear": 20, "aten::relu": 8, "aten::add": 6})
+SLOW = profile(10, {"aten::linear": 40, "aten::relu": 16, "aten::add": 60, "aten::conv2d": 100})
+
+
+def test_ops_of_the_other_host_are_scaled_by_the_median_ratio():
+    filled = filled_from(FAST, SLOW)
+
+    assert filled["t2_us"]["aten::conv2d"] == 50
+    assert filled["provenance"]["filled_scale"] == 0.5
+    assert filled["provenance"]["ops_in_both"] == 3
+
+
+def test_what_was_measured_on_the_first_host_stays():
+    filled = parse_host_profile("filled", filled_from(FAST, SLOW))
+
+    assert filled.t1 == pytest.approx(5e-6)
+    assert filled.t2["aten::linear"] == pytest.approx(20e-6)
+    assert filled.scope_seconds(["aten::unheard_of"])[0, BEFORE] == pytest.approx(14e-6)
