@@ -105,7 +105,8 @@ def price(repeats: int) -> dict[str, object]:
             median = statistics.median(seconds(lambda many=many: price_calls(many, device)) for _ in range(repeats))
             ratio = median / 100_000 * (2e5 if calls.family.name in learned else 1e6)
             worst, slowest = max((worst, slowest), (ratio, calls.family.name))
-    return {"what": f"price 100,000 calls ({slowest})", "against": "1 M calls/s (learned 200 k)", "ratio": round(worst, 3)}
+    what = f"price 100,000 calls ({slowest})"
+    return {"what": what, "against": "1 M calls/s (learned 200 k)", "ratio": round(worst, 3)}
 
 
 def result(what: str, against: str, measured_s: float, limit_s: float) -> dict[str, object]:

@@ -9,9 +9,10 @@ from traincast.host.profile import BEFORE, parse_host_profile
 
 
 def profile(t1, t2):
-    tables = {"t3_us": {"*": 1, "*Backward": 1}, "t5_us": {"*": 1, "*Backward": 1}, "alone_us": {"*": 1, "*Backward": 1}}
-    t4 = {"launch": 4, "memcpy": 4, "memset": 4, "synchronize": 4}
-    return {"t1_us": t1, "t2_us": {"*": 9, "*Backward": 9, **t2}, "t4_us": t4, "spread": 0.2, "provenance": {}, **tables}
+    tables = {key: {"*": 1, "*Backward": 1} for key in ("t3_us", "t5_us", "alone_us")}
+    tables["t2_us"] = {"*": 9, "*Backward": 9, **t2}
+    tables["t4_us"] = {"launch": 4, "memcpy": 4, "memset": 4, "synchronize": 4}
+    return {"t1_us": t1, "spread": 0.2, "provenance": {}, **tables}
 
 
 FAST = profile(5, {"aten::linear": 20, "aten::relu": 8, "aten::add": 6})

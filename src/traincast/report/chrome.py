@@ -26,12 +26,8 @@ def _names(timeline: Timeline) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     for order, (pid, name) in enumerate(rows):
         events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}})
-        events.append(
-            {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}}
-        )
-    tracks = [
-        (_HOST, t, f"thread {t}" + (" (autograd)" if t == 1 else "")) for t in range(schedule.num_threads)
-    ]
+        events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": order}})
+    tracks = [(_HOST, t, f"thread {t}" + (" (autograd)" if t == 1 else "")) for t in range(schedule.num_threads)]
     tracks += [(_DEVICE, s, f"stream {s}") for s in range(schedule.num_streams)]
     tracks += [(_CRITICAL, 0, "critical path")]
     for pid, tid, name in tracks:

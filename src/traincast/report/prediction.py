@@ -63,9 +63,7 @@ def _split(p: Prediction) -> str:
         (name, milliseconds(seconds), f"{seconds / p.iteration:6.1%}", bar(seconds / p.iteration))
         for name, seconds in parts
     ]
-    path = ", ".join(
-        f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(critical_seconds(p.timeline), 4)
-    )
+    path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(critical_seconds(p.timeline), 4))
     return table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
 
 
@@ -84,8 +82,7 @@ def _families(p: Prediction) -> str:
 
 def _footer(p: Prediction) -> str:
     sources = ", ".join(
-        f"{name} {seconds / max(sum(p.by_source.values()), 1e-30):.0%}"
-        for name, seconds in p.by_source.items()
+        f"{name} {seconds / max(sum(p.by_source.values()), 1e-30):.0%}" for name, seconds in p.by_source.items()
     )
     lines = [
         f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",

@@ -13,8 +13,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequen
 
     def line(row: Sequence[str]) -> str:
         cells = [
-            cell.rjust(w) if i in right else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
         ]
         return "  ".join(cells).rstrip()
 

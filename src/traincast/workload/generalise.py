@@ -47,16 +47,54 @@ def capture_sizes(batch: int, seq_len: int) -> list[tuple[int, int]]:
 
 def generalise(captures: Sequence[Program]) -> Program:
     """One program from captures at the sizes of `capture_sizes`, all of which it reproduces exactly."""
-    first = captures[0]
-    for other in captures[1:]:
+    return generalise_ranks([captures])[0]
+
+
+def generalise_ranks(ranks: Sequence[Sequence[Program]]) -> list[Program]:
+    """One program a rank, from captures of every rank at the same sizes. They differ in nothing but sizes.
+
+    The programs share their columns, names and signatures; each has a size table of its own. Captured at one size
+    only, its sizes are constants.
+    """
+    first = ranks[0][0]
+    for captures in ranks:
+        for other in captures:
+            _check_same_structure(first, other)
+    values = [np.array([_all_sizes(program) for program in captures], dtype=np.int64) for captures in ranks]
+    position = _joint_positions(values)
+    _, where = np.unique(position, return_index=True)
+    points = [(program.batch_size, program.seq_len) for program in ranks[0]]
+    tables = [
+        _solve(np.ascontiguousarray(rows[:, where].T), points)
+        if len(points) > 1
+        else SizeTable.constant(rows[0, where])
+        for rows in values
+    ]
+    template = _rebuild(first, tables[0], position)
+    return [replace(template, sizes=table) for table in tables]
+
+
+def _joint_positions(values: Sequence[IntArray]) -> IntArray:
+    """Numbers the sizes so that two share a number if they are equal in every capture of every rank."""
+    position = np.zeros(values[0].shape[1], dtype=np.int64)
+    for row in (row for rows in values for row in rows):
+        _, position = np.unique(np.stack([position, row]), axis=1, return_inverse=True)
+        position = position.reshape(-1).astype(np.int64)
+    return position
+
+
+def same_structure(first: Program, other: Program) -> bool:
+    """Whether two programs run the same ops on the same tensors, whatever the sizes."""
+    try:
         _check_same_structure(first, other)
-    values = np.array([_all_sizes(program) for program in captures], dtype=np.int64)
-    distinct, position = np.unique(values.T, axis=0, return_inverse=True)
-    table = _solve(distinct, [(program.batch_size, program.seq_len) for program in captures])
-    return _rebuild(first, table, position.reshape(-1).astype(np.int64))
+    except TraincastError:
+        return False
+    return True
 
 
 def _check_same_structure(first: Program, other: Program) -> None:
+    if first is other:
+        return
     if (first.num_ops, first.names) != (other.num_ops, other.names) or any(
         not np.array_equal(getattr(first.columns, name), getattr(other.columns, name)) for name in _STRUCTURE
     ):

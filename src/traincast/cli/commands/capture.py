@@ -27,9 +27,7 @@ from traincast.workload.file import save_workload
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("function", metavar="FILE.py:FUNCTION")
-    parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="OUT", help="the workload file to write (.tc)"
-    )
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the workload file to write (.tc)")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
     parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
     parser.add_argument("--mode", choices=MODES, default="training")

@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embedding", choices=("batched", "bag", "fbgemm"), help="DLRMs; default batched")
     parser.add_argument("--clock-mhz", type=float, metavar="N", help="locked SM clock")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
-    parser.add_argument(
-        "--trace-out", type=Path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)"
-    )
+    parser.add_argument("--trace-out", type=Path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -83,6 +83,4 @@ def _info(recipe: Recipe) -> ModelInfo:
 
 
 def _file(setting: Setting) -> str:
-    return file_name(
-        mode=setting.mode, choice=setting.choice, optimizer=setting.optimizer, precision=setting.precision
-    )
+    return file_name(mode=setting.mode, choice=setting.choice, optimizer=setting.optimizer, precision=setting.precision)

@@ -56,9 +56,7 @@ class Recipe:
             for precision in ("fp32", "half"):
                 for optimizer in self.optimizers:
                     if (choice, optimizer) not in self.without:
-                        found.append(
-                            Setting(mode="training", optimizer=optimizer, precision=precision, choice=choice)
-                        )
+                        found.append(Setting(mode="training", optimizer=optimizer, precision=precision, choice=choice))
                 found.append(Setting(mode="inference", optimizer="", precision=precision, choice=choice))
         return found
 
@@ -191,11 +189,14 @@ _RECIPES = (
     ),
     _language_model(
         name="transformer", description="the original Transformer, base: 6 + 6 layers of 512", batch_size=32,
-        seq_len=128, build=lambda attention: transformer.Transformer(transformer.TransformerConfig(attention=attention)),
+        seq_len=128,
+        build=lambda attention: transformer.Transformer(transformer.TransformerConfig(attention=attention)),
         loss=transformer.smoothed_loss, inputs=2,
     ),
     _cnn("resnet50", "ResNet-50 on 224 x 224 images", ResNet50, side=224, study=True),
-    _cnn("inception-v3", "Inception-v3 on 299 x 299 images, auxiliary classifier off", InceptionV3, side=299, study=True),
+    _cnn(
+        "inception-v3", "Inception-v3 on 299 x 299 images, auxiliary classifier off", InceptionV3, side=299, study=True
+    ),
     _cnn("vgg13", "VGG-13 on 224 x 224 images", Vgg13, side=224, study=False),
 )  # fmt: skip
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}

@@ -58,7 +58,9 @@ class Setting:
         return torch.bfloat16 if self.precision == "half" and self.mode == "inference" else torch.float32
 
 
-def modern_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, loss: Loss, labels: Inputs) -> MakeStep:
+def modern_step(
+    setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, loss: Loss, labels: Inputs
+) -> MakeStep:
     """Today's loop: gradients dropped, not zeroed; PyTorch's default (foreach) optimizer; inputs on the GPU."""
 
     def make(batch_size: int, seq_len: int) -> Step:
