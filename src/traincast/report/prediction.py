@@ -8,6 +8,8 @@ from traincast.report.text import bar, milliseconds, table
 from traincast.simulate.critical import critical_seconds
 from traincast.simulate.prediction import Prediction
 
+_MOST_OPS = 5
+
 
 def prediction_json(p: Prediction) -> dict[str, Any]:
     """The answer as plain data; keys are stable."""
@@ -34,6 +36,7 @@ def prediction_json(p: Prediction) -> dict[str, Any]:
         "estimated_ops": list(p.estimated_ops),
         "estimated_ms": 1e3 * p.estimated_seconds,
         "out_of_domain_ops": list(p.out_of_domain_ops),
+        "out_of_domain_ms": 1e3 * p.out_of_domain_seconds,
         "memory_gb": {"peak": p.memory.peak_bytes / 1e9, **{k: v / 1e9 for k, v in p.memory.by_kind.items()}},
         "host_profile": p.host_profile,
         "warnings": list(p.warnings),
@@ -89,7 +92,14 @@ def _footer(p: Prediction) -> str:
         f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {p.platform.device.memory_bytes / 1e9:.0f} GB",
     ]
     if p.estimated_ops:
-        lines.append(f"no kernel model (costed from bytes): {', '.join(p.estimated_ops)}")
+        lines.append(_marked("without a kernel model (costed from bytes)", p.estimated_ops, p.estimated_seconds, p))
     if p.out_of_domain_ops:
-        lines.append(f"outside the fitted range: {', '.join(p.out_of_domain_ops)}")
+        lines.append(_marked("outside what was fitted", p.out_of_domain_ops, p.out_of_domain_seconds, p))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
+
+
+def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:
+    """`12 % of kernel time outside what was fitted: aten::mm, aten::bmm and 7 more`."""
+    share = seconds / max(sum(p.by_family.values()), 1e-30)
+    more = f" and {len(ops) - _MOST_OPS} more" if len(ops) > _MOST_OPS else ""
+    return f"{share:.0%} of kernel time {what}: {', '.join(ops[:_MOST_OPS])}{more}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.host.profile import HostProfile, load_host_profile
-from traincast.kernels.call import FloatArray
+from traincast.kernels.call import BoolArray, FloatArray
 from traincast.kernels.cost import Costs, Source, price
 from traincast.kernels.lowered import LoweredProgram, lower_program
 from traincast.kernels.registry import LoweringContext
@@ -29,7 +29,8 @@ class Prediction:
     """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`.
 
     `estimated_ops` are ops without a kernel model (costed from their bytes), `out_of_domain_ops` those with a
-    shape outside of what their model was fitted on; `estimated_seconds` is the device time of the former.
+    call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
+    `out_of_domain_seconds` are the device time of those calls.
     """
 
     workload: Workload
@@ -47,6 +48,7 @@ class Prediction:
     estimated_ops: tuple[str, ...]
     estimated_seconds: float
     out_of_domain_ops: tuple[str, ...]
+    out_of_domain_seconds: float
     memory: Memory
     warnings: tuple[str, ...]
     timeline: Timeline
@@ -105,7 +107,8 @@ def predict_step(
     spread = _relative_spread(timeline, costs, host, active)
     launched = schedule.call[timeline.launches]
     per_source = np.bincount(costs.source[launched], weights=timeline.kernel_seconds, minlength=len(Source))
-    estimated = per_source[Source.ESTIMATED]
+    estimated_ops, estimated_seconds = _marked_ops(timeline, lowered.estimated)
+    outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~lowered.estimated)
     return Prediction(
         workload=workload,
         platform=platform,
@@ -119,9 +122,10 @@ def predict_step(
         by_family=timeline.seconds_by_family(),
         by_phase=_by_phase(timeline),
         by_source={source.name.lower(): float(per_source[source]) for source in Source if per_source[source]},
-        estimated_ops=_op_names(program, timeline, lowered.estimated),
-        estimated_seconds=float(estimated),
-        out_of_domain_ops=_op_names(program, timeline, ~costs.in_domain & ~lowered.estimated),
+        estimated_ops=estimated_ops,
+        estimated_seconds=estimated_seconds,
+        out_of_domain_ops=outside_ops,
+        out_of_domain_seconds=outside_seconds,
         memory=memory,
         warnings=_warnings(memory, platform),
         timeline=timeline,
@@ -161,14 +165,18 @@ def _by_phase(timeline: Timeline) -> dict[str, float]:
     return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}
 
 
-def _op_names(
-    program: Program, timeline: Timeline, marked: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> tuple[str, ...]:
-    """Distinct op names whose launches use a marked call."""
+def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
+    """Names of the ops whose launches use a marked call, most device time first, and the seconds of those calls."""
     launches = timeline.launches
-    ops = timeline.schedule.op[launches][marked[timeline.schedule.call[launches]]]
-    signatures = np.unique(program.columns.op_signature[ops])
-    return tuple(sorted({program.symbolic[i].name for i in signatures}))
+    chosen = marked[timeline.schedule.call[launches]]
+    program, seconds = timeline.program, timeline.kernel_seconds[chosen]
+    signatures = program.columns.op_signature[timeline.schedule.op[launches][chosen]]
+    by_signature = np.bincount(signatures, weights=seconds, minlength=len(program.symbolic))
+    totals: dict[str, float] = {}
+    for index in np.unique(signatures).tolist():
+        name = program.symbolic[index].name
+        totals[name] = totals.get(name, 0.0) + float(by_signature[index])
+    return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
 
 
 def _warnings(memory: Memory, platform: Platform) -> tuple[str, ...]:
