@@ -1,0 +1,77 @@
+"""Promises about the package as a whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import traincast
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = Path(traincast.__file__).parent
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_predicting_imports_neither_torch_nor_the_fitting_libraries():
+    code = (
+        "import sys, traincast\n"
+        "traincast.predict('bert-large', on='a100-80gb', batch_size=3, seq_len=100)\n"
+        "print([name for name in ('torch', 'polars', 'sklearn', 'scipy') if name in sys.modules])"
+    )
+    assert run("-c", code).stdout.strip() == "[]"
+
+
+def test_command_line_runs_as_a_module_and_prints_one_json_document():
+    done = run("-m", "traincast", "predict", "dlrm-default", "--on", "v100", "--json")
+
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["workload"] == "dlrm-default"
+
+
+def test_every_verb_has_help_and_json():
+    from traincast.cli.main import VERBS
+
+    for verb in VERBS:
+        done = run("-m", "traincast", verb, "--help")
+        assert done.returncode == 0, verb
+        assert "--json" in done.stdout, verb
+
+
+def test_shipped_data_stays_small():
+    shipped = [path for path in PACKAGE.rglob("*") if path.suffix in (".npz", ".json", ".tc", ".toml")]
+
+    assert sum(path.stat().st_size for path in shipped) < 25e6
+
+
+def test_rooms_import_only_from_rooms_to_their_left():
+    allowed = {
+        "workload": set(),
+        "platform": set(),
+        "capture": {"workload"},
+        "traces": {"workload"},
+        "embeddings": set(),
+        "kernels": {"workload", "platform", "embeddings"},
+        "host": {"workload", "traces"},
+        "report": {"workload", "simulate", "evaluate", "kernels", "traces", "host"},
+    }
+    for room, may in allowed.items():
+        for path in (PACKAGE / room).rglob("*.py"):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                words = line.split()
+                if words[:1] == ["from"] and words[1].startswith("traincast."):
+                    used = words[1].split(".")[1]
+                    assert used in {room, "errors", *may}, f"{path.name} imports {used}"
+
+
+def test_benchmarks_report_ratios():
+    done = run("benchmarks/speed.py", "--quick", "--json", "cold", "warm", "rebatch")
+
+    rows = json.loads(done.stdout)
+    assert [set(row) for row in rows] == [{"what", "against", "ratio"}] * 3
+    assert all(0 < row["ratio"] < 5 for row in rows)  # a shared machine may be slow; five times too slow is a defect
