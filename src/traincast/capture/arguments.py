@@ -38,11 +38,14 @@ def tensor_groups(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], li
 def _tensors_in(value: Any) -> list[torch.Tensor]:
     if not isinstance(value, (list, tuple)):
         return []
-    return [item for item in value if isinstance(item, torch.Tensor)]
+    return [t for item in value for t in ([item] if isinstance(item, torch.Tensor) else _tensors_in(item))]
 
 
 def scalar_arguments(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:
-    """The arguments that are no tensors, by name. Devices are left out: tensors carry them."""
+    """The arguments that are no tensors, by name.
+
+    Devices are left out: tensors carry them; so is an op's `rank`, or no two ranks would run the same program.
+    """
     scalars: list[tuple[str, Scalar]] = []
     for name, value in arguments:
         if isinstance(value, torch.Tensor):
@@ -51,7 +54,7 @@ def scalar_arguments(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:
         elif isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
             if any(v is None for v in value):
                 scalars.append((f"{name}_given", tuple(v is not None for v in value)))
-        elif name not in ("device", "generator", "layout", "pin_memory"):
+        elif name not in ("device", "generator", "layout", "pin_memory", "rank"):
             scalars.append((name, _plain(value)))
     return tuple(scalars)
 

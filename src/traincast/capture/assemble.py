@@ -145,7 +145,8 @@ def _phases(ops: list[RawOp], scopes: list[HostScope]) -> list[Phase]:
         elif scope.name.startswith("Optimizer.step#"):
             current = Phase.OPTIMIZER
         elif scope.ops:
-            current = ops[scope.ops[0]].phase
+            # the events that order a collective come before it
+            current = next((p for i in scope.ops if (p := ops[i].phase) != Phase.OTHER), ops[scope.ops[0]].phase)
             if current == Phase.FORWARD and scope.name.endswith(_LOSSES):
                 current = Phase.LOSS
         elif current == Phase.OPTIMIZER:

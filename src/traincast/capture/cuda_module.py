@@ -58,7 +58,7 @@ class Stream:
         self.number = self.recorder.regions.new_stream() if number is None else number
         self.stream_id = self.cuda_stream = self.number
         self.device = torch.device("cuda", 0)
-        self._outer: list[int] = []
+        self._outer: list[tuple[int, int | None]] = []
 
     def wait_event(self, event: Event) -> None:
         """Waits for an event."""
@@ -87,12 +87,16 @@ class Stream:
         return False
 
     def __enter__(self) -> Stream:
-        self._outer.append(self.recorder.regions.stream)
-        self.recorder.regions.stream = self.number
+        regions = self.recorder.regions
+        self._outer.append((regions.stream, regions.hook_stream))
+        regions.stream = self.number
+        if torch._C._current_autograd_node() is not None:
+            regions.hook_stream = self.number
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.recorder.regions.stream = self._outer.pop()
+        regions = self.recorder.regions
+        regions.stream, regions.hook_stream = self._outer.pop()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.number == self.number

@@ -40,6 +40,9 @@ class Kinds:
                 self._mark(buffer, StorageKind.BUFFER)
             for parameter in root.parameters():
                 self._parameter(parameter)
+        for bucket in (reference() for reference in self._regions.buckets):
+            if bucket is not None:
+                self._mark(bucket, StorageKind.GRADIENT)
         for optimizer in self._regions.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -58,7 +61,7 @@ class Kinds:
                     self._mark(value, kind)
 
     def _mark(self, tensor: torch.Tensor, kind: StorageKind) -> None:
-        for part in strided_parts(tensor):
+        for part in strided_parts(getattr(tensor, "_local_tensor", tensor)):  # a DTensor is a shard in a wrapper
             info = self._book.live.get(part.untyped_storage()._cdata)
             if info is not None:
                 info.kind = kind

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from traincast.capture.arguments import bind, scalar_arguments, tensor_groups
+from traincast.capture.arguments import Arguments, bind, scalar_arguments, tensor_groups
+from traincast.capture.collectives import NAMESPACES, Collective, written
 from traincast.capture.execution import Execution
 from traincast.capture.kernels import WRITTEN_IN_PLACE, take_over
+from traincast.capture.refusals import user_line
 from traincast.capture.regions import Regions
 from traincast.capture.storages import StorageBook, strided_parts
+from traincast.errors import TraincastError
 from traincast.workload.ops import Phase, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from traincast.capture.communication import Communication
 
 OP_MARK = "traincast.op:"
 CONTROL_MARK = "traincast.control:"
@@ -26,7 +33,10 @@ _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
 
 @dataclass(frozen=True, slots=True)
 class RawOp:
-    """An op as it was seen; indices count everything seen, including what `assemble` leaves out."""
+    """An op as it was seen; indices count everything seen, including what `assemble` leaves out.
+
+    A collective runs on another `stream` than the one it was `issued` from.
+    """
 
     signature: Signature
     inputs: tuple[int, ...]
@@ -35,6 +45,7 @@ class RawOp:
     module: str
     forward: int
     stream: int
+    issued: int
     reuses_first: bool = False  # a sum that the autograd engine may write into its first input
 
 
@@ -51,6 +62,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.execution = Execution(self.book)
         self.regions = regions
         self.ops: list[RawOp] = []
+        self.communication: Communication | None = None
         self._forward_of: dict[int, int] = {}
         self._made_on: dict[int, int] = {}  # storage -> stream of the backward op that wrote it
         regions.on_backward_end = self._join_streams
@@ -59,10 +71,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Runs one op."""
-        kwargs = kwargs or {}
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper (DTensor) first calls ops on what it wraps
+        return self.dispatch(func, args, kwargs or {})
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one op; while `book.recording`, also records it."""
         if func.namespace in _SILENT:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
+            if func.namespace in NAMESPACES:
+                return self._communication(func).run(func, args, kwargs)
             if func in WRITTEN_IN_PLACE and self._in_backward_formula():
                 func = WRITTEN_IN_PLACE[func]
             elif func is _CLONE and args[0].layout is torch.sparse_coo and self._in_backward_formula():
@@ -81,11 +100,50 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         signature = Signature(name=name, inputs=(), outputs=(), scalars=tuple(scalars.items()))
         with _RecordFunctionFast(name), _RecordFunctionFast(f"{CONTROL_MARK}{len(self.ops)}"):
             phase, stream = self.regions.phase(Phase.OTHER), scalars.get("stream", self.regions.stream)
-            self._append(RawOp(signature, (), (), phase, self.regions.module, -1, stream))
+            self._append(RawOp(signature, (), (), phase, self.regions.module, -1, stream, stream))
+
+    def current_stream(self) -> int:
+        """The stream that ops are issued to now: in backward that of the forward op."""
+        return self._issued_to(self._forward_of_node())
+
+    def _issued_to(self, forward: int) -> int:
+        """Backward runs on the stream of its forward op, unless a hook has chosen another."""
+        if self.regions.hook_stream is not None:
+            return self.regions.hook_stream
+        return self.ops[forward].issued if forward >= 0 else self.regions.stream
+
+    def collective(
+        self, func: Any, arguments: Arguments, what: Collective, stream: int, execute: Callable[[], Any]
+    ) -> Any:
+        """Runs and records a collective on a stream of its own; a barrier has no tensor."""
+        barrier = what.kind == "barrier"
+        groups, tensors = ((), []) if barrier else tensor_groups(arguments)
+        specs, ids = self._describe(tensors)
+        forward = self._forward_op()
+        issued = self._issued_to(forward)
+        with _RecordFunctionFast(f"{OP_MARK}{len(self.ops)}"):
+            pass
+        result = execute()
+        made = [] if barrier else written(arguments) or result
+        out_specs, out_ids = self._describe_outputs(made, tensors, "cuda")
+        signature = Signature(
+            name=func._schema.name, inputs=specs, outputs=out_specs, scalars=what.scalars(), groups=groups
+        )
+        phase = self.regions.phase(Phase.FORWARD)
+        module = self.ops[forward].module if forward >= 0 else self.regions.module
+        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, issued))
+        return result
+
+    def _communication(self, func: Any) -> Communication:
+        if self.communication is None:
+            raise TraincastError(f"{user_line()}: {func} needs other ranks; capture the step with capture_distributed")
+        return self.communication
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         arguments = bind(func, args, kwargs)
         groups, tensors = tensor_groups(arguments)
+        if self.communication is not None and not func.is_view:
+            self.communication.before_use(tensors)
         specs, ids = self._describe(tensors)
         forward = self._forward_op()
         stream = self._stream(forward, ids)
@@ -106,8 +164,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         copied = bool(specs) and specs[0].device != "cuda" and bool(out_specs) and out_specs[0].device == "cuda"
         phase = self.regions.phase(Phase.INPUT if copied and "copy" in name else Phase.FORWARD)
         module = self.ops[forward].module if forward >= 0 else self.regions.module
-        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, reuses))
-        if phase == Phase.BACKWARD:
+        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, stream, reuses))
+        if phase == Phase.BACKWARD and self.regions.hook_stream is None:
             self._made_on.update((self.book.tensor_storage[t], stream) for t in out_ids)
         return result
 
@@ -116,8 +174,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.book.num_ops = len(self.ops)
 
     def _stream(self, forward: int, inputs: tuple[int, ...]) -> int:
-        """Backward runs on the stream of its forward op; the engine lets it wait for gradients made on others."""
-        stream = self.ops[forward].stream if forward >= 0 else self.regions.stream
+        """Where an op runs; the engine lets backward wait for gradients made on other streams."""
+        stream = self._issued_to(forward)
+        if self.regions.hook_stream is not None:
+            return stream  # hooks order their streams themselves
         for tensor in inputs:
             made = self._made_on.get(self.book.tensor_storage[tensor], stream)
             if made != stream:
@@ -161,11 +221,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forward_op(self) -> int:
         """In backward, the op whose gradient is being computed; in forward, notes this op under its node's number."""
+        if torch._C._current_autograd_node() is None:
+            self._forward_of.setdefault(torch._C._autograd._get_sequence_nr() - 1, len(self.ops))
+        return self._forward_of_node()
+
+    def _forward_of_node(self) -> int:
         node = torch._C._current_autograd_node()
-        if node is not None:
-            return self._forward_of.get(node._sequence_nr(), -1)
-        self._forward_of.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
-        return -1
+        return -1 if node is None else self._forward_of.get(node._sequence_nr(), -1)
 
     def _in_backward_formula(self) -> bool:
         """Whether PyTorch's own backward code is running, and no Python code of a hook or custom function."""

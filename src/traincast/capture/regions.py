@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,10 @@ class Regions:
 
     def __init__(self, *, training: bool) -> None:
         self.stream = 0
+        self.hook_stream: int | None = None  # chosen by a `with stream` inside a backward hook
         self.roots: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.buckets: list[weakref.ref[torch.Tensor]] = []  # flat gradients of data parallelism
         self.on_optimizer: Callable[[], None] | None = None  # called before an optimizer's step
         self.on_backward_end: Callable[[], None] | None = None
         self._training = training
@@ -57,6 +60,10 @@ class Regions:
         if self._stack:
             return Phase.LOSS if any(loss for _, loss in self._stack) else Phase.FORWARD
         return Phase.LOSS if self._model_done and self._training else Phase.FORWARD
+
+    def note_buckets(self, buckets: list[torch.Tensor]) -> None:
+        """Flat gradients of one data-parallel module."""
+        self.buckets.extend(weakref.ref(bucket) for bucket in buckets)
 
     def new_stream(self) -> int:
         """The number of a new stream; 0 is the default one."""

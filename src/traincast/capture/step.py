@@ -17,6 +17,7 @@ from traincast.capture.devices import DeviceMode
 from traincast.capture.environment import environment
 from traincast.capture.kinds import Kinds
 from traincast.capture.patches import Patches
+from traincast.capture.ranks import Place, install_ranks
 from traincast.capture.recorder import Recorder
 from traincast.capture.refusals import one_line, raised_line
 from traincast.capture.regions import Regions
@@ -26,6 +27,7 @@ from traincast.workload.program import Program
 from traincast.workload.workload import Workload
 
 Step = Callable[[], object]
+Build = Callable[[int, int], Step]
 _Profiler = torch.autograd.profiler.profile  # steps are refused to start another
 MODES = ("training", "inference")
 
@@ -49,28 +51,34 @@ def capture_step(
     a step whose sizes do not follow batch size and sequence length keeps its single capture
     (`Program.rigid` says why).
     """
-    if mode not in MODES:
-        raise TraincastError(f"mode '{mode}' is unknown; use {' or '.join(MODES)}")
-    for what, value in (("batch size", batch_size), ("sequence length", seq_len)):
-        if value is not None and value < 1:
-            raise TraincastError(f"{what} {value} is out of range; give a whole number from 1")
-    build = _with_sizes(make_step, seq_len)
-    with _only_own_garbage():
-        first = _capture(build, batch_size, seq_len or 0, mode)
+    check_request(mode, batch_size, seq_len)
+    build = with_sizes(make_step, seq_len)
+    with only_own_garbage():
+        first = capture_program(build, batch_size, seq_len or 0, mode)
         program = _rebatched(build, first, mode) if rebatch else replace(first, rigid="captured at one size only")
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version
     )
 
 
-def _with_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Callable[[int, int], Step]:
+def check_request(mode: str, batch_size: int, seq_len: int | None) -> None:
+    """Raises a `TraincastError` for a mode that is unknown or a size that is out of range."""
+    if mode not in MODES:
+        raise TraincastError(f"mode '{mode}' is unknown; use {' or '.join(MODES)}")
+    for what, value in (("batch size", batch_size), ("sequence length", seq_len)):
+        if value is not None and value < 1:
+            raise TraincastError(f"{what} {value} is out of range; give a whole number from 1")
+
+
+def with_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Build:
+    """`make_step` as a function of (batch size, sequence length), whichever of the two forms it has."""
     try:
         positional = [
             p
             for p in inspect.signature(make_step).parameters.values()
             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
         ]
-        accepted = len(inspect.signature(make_step).parameters)
+        accepted = sum(p.kind is not p.KEYWORD_ONLY for p in inspect.signature(make_step).parameters.values())
     except (TypeError, ValueError) as error:
         raise TraincastError(f"{make_step!r} is no function of (batch_size) or (batch_size, seq_len)") from error
     if len(positional) > 2 or accepted == 0:
@@ -88,18 +96,21 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _rebatched(build: Callable[[int, int], Step], first: Program, mode: str) -> Program:
+def _rebatched(build: Build, first: Program, mode: str) -> Program:
     try:
         sizes = capture_sizes(first.batch_size, first.seq_len)
-        return generalise([first, *(_capture(build, batch, length, mode) for batch, length in sizes[1:])])
+        return generalise([first, *(capture_program(build, batch, length, mode) for batch, length in sizes[1:])])
     except TraincastError as error:
         return replace(first, rigid=str(error))
 
 
-def _capture(build: Callable[[int, int], Step], batch: int, length: int, mode: str) -> Program:
-    """One recorded step. A step that never mentions `cuda` is captured as if that were the default device."""
-    program = _attempt(build, batch, length, mode, default_cuda=False)
-    return program or _attempt(build, batch, length, mode, default_cuda=True) or _empty()
+def capture_program(build: Build, batch: int, length: int, mode: str, place: Place | None = None) -> Program:
+    """One recorded step, of the rank at `place` where there are several.
+
+    A step that never mentions `cuda` is captured as if that were the default device.
+    """
+    program = _attempt(build, batch, length, mode, place, default_cuda=False)
+    return program or _attempt(build, batch, length, mode, place, default_cuda=True) or _empty()
 
 
 def _empty() -> Program:
@@ -107,12 +118,14 @@ def _empty() -> Program:
 
 
 def _attempt(
-    build: Callable[[int, int], Step], batch: int, length: int, mode: str, *, default_cuda: bool
+    build: Build, batch: int, length: int, mode: str, place: Place | None, *, default_cuda: bool
 ) -> Program | None:
     regions = Regions(training=mode == "training")
     recorder = Recorder(regions)
     devices = DeviceMode(recorder, default_cuda=default_cuda)
     with Patches() as patches:
+        if place is not None:
+            install_ranks(patches, recorder, devices, place)
         environment(patches, recorder, devices)
         patches.enter_context(_one_line_errors())
         step = build(batch, length)
@@ -150,7 +163,7 @@ def _one_line_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _only_own_garbage() -> Iterator[None]:
+def only_own_garbage() -> Iterator[None]:
     """Keeps what exists already out of garbage collection, which would take longer than the capture."""
     gc.freeze()
     try:

@@ -45,7 +45,7 @@ Lowering: TypeAlias = Callable[[Signature, LoweringContext], tuple[Item, ...]]
 
 _LOWERINGS: dict[str, Lowering] = {}
 _MODULES = ("views", "gemm", "conv", "elementwise", "loss", "index", "reduction", "rows", "pool", "attention", "copy",
-            "embedding", "optimizer", "control")  # fmt: skip
+            "embedding", "optimizer", "control", "sharding")  # fmt: skip
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:

@@ -64,12 +64,8 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]]) -> list[Program]:
     position = _joint_positions(values)
     _, where = np.unique(position, return_index=True)
     points = [(program.batch_size, program.seq_len) for program in ranks[0]]
-    tables = [
-        _solve(np.ascontiguousarray(rows[:, where].T), points)
-        if len(points) > 1
-        else SizeTable.constant(rows[0, where])
-        for rows in values
-    ]
+    observed = [np.ascontiguousarray(rows[:, where].T) for rows in values]
+    tables = [_solve(o, points) if len(points) > 1 else SizeTable.constant(o[:, 0]) for o in observed]
     template = _rebuild(first, tables[0], position)
     return [replace(template, sizes=table) for table in tables]
 

@@ -144,7 +144,9 @@ def hybrid_dlrm_step(config: DlrmConfig, placement: Placement | None = None) -> 
     def make(batch_size: int, *, rank: int, world_size: int) -> Step:
         where = round_robin(config.num_tables, world_size) if placement is None else placement
         if len(where) != world_size or sorted(t for tables in where for t in tables) != list(range(config.num_tables)):
-            raise TraincastError(f"the placement must give each of {config.num_tables} tables to one of {world_size} ranks")
+            raise TraincastError(
+                f"the placement must give each of {config.num_tables} tables to one of {world_size} ranks"
+            )
         with torch.device("cuda"):
             model = HybridDlrm(config, where, rank)
         host = host_batch(config, batch_size, torch.float32)
