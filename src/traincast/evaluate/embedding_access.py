@@ -31,7 +31,8 @@ PUBLISHED = (
     ("locality_2021.csv", "fbgemm_t856_bs65536_0"),
     ("locality_2022.csv", "fbgemm_t788_bs131072_0"),
 )
-_SHRUNK = 200  # a two-hundredth of the published rows, with the published counts
+_SEED = 9000
+_SHRUNK = 400  # of so many published rows one is drawn, with the published counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ def evaluate_embedding_access(data: Path, progress: Callable[[float], None] = la
     points: list[Point] = []
     for number, exponent in enumerate(EXPONENTS):
         for rows in HEIGHTS:
-            points += zipf_points(exponent, rows, seed=number)
+            points += zipf_points(exponent, rows, seed=_SEED + number)
         progress((number + 1) / (len(EXPONENTS) + len(PUBLISHED)))
     for number, (file, name) in enumerate(PUBLISHED):
-        points += published_points(read_locality(data / "embedding_access" / file)[name], name, seed=number)
+        points += published_points(read_locality(data / "embedding_access" / file)[name], name, seed=_SEED + number)
         progress((len(EXPONENTS) + number + 1) / (len(EXPONENTS) + len(PUBLISHED)))
     return error_rows(points)
 
@@ -70,42 +71,66 @@ def error_rows(points: Iterable[Point]) -> list[ErrorRow]:
 
 def zipf_points(exponent: float, rows: int, *, seed: int, lookups: int = LOOKUPS) -> Iterator[Point]:
     """A Zipf table, its law given; and given only the histogram of a quarter of the stream, the whole extrapolated."""
-    rng = np.random.default_rng(seed)
-    indices = draw_zipf(exponent, rows, lookups, rng)
+    indices = draw_zipf(exponent, rows, lookups, np.random.default_rng(seed))
+    exact = count_exactly(indices)
     label = f"s {exponent:g}, {rows} rows"
     classes = Zipf(exponent).classes(rows)
-    yield from _unique_points("Zipf, different rows", label, classes, indices)
-    yield from _hit_points("Zipf, hits from empty", label, classes, indices)
+    yield from _unique_points("Zipf, different rows", label, classes, exact)
+    yield from _hit_points("Zipf, hits from empty", label, classes, exact)
     yield from _steady_points("Zipf, hits in steady state", label, classes, indices)
     quarter = ReuseHistogram.of_counts(np.bincount(indices[: lookups // 4]))
     seen = Reuse(quarter).classes(rows)
-    yield from _unique_points("histogram of a Zipf batch, different rows up to 4 x", label, seen, indices)
-    yield from _hit_points("histogram of a Zipf batch, hits over 4 x", label, seen, indices)
+    yield from _unique_points("histogram of a Zipf batch, different rows up to 4 x", label, seen, exact)
+    yield from _hit_points("histogram of a Zipf batch, hits over 4 x", label, seen, exact)
 
 
 def published_points(published: Locality, name: str, *, seed: int) -> Iterator[Point]:
     """Indices with the counts of a published histogram, judged from their histogram in three decimals and exact."""
     indices = draw_published(published, np.random.default_rng(seed))
-    exact = ReuseHistogram.of_counts(np.bincount(indices))
+    exact = count_exactly(indices)
+    shares = ReuseHistogram.of_counts(np.bincount(indices))
     rounded = ReuseHistogram(
-        lookups=exact.lookups,
-        unique_rows=exact.unique_rows,
-        row_shares=tuple(round(share, 3) for share in exact.row_shares),
-        access_shares=tuple(round(share, 3) for share in exact.access_shares),
+        lookups=shares.lookups,
+        unique_rows=shares.unique_rows,
+        row_shares=tuple(round(share, 3) for share in shares.row_shares),
+        access_shares=tuple(round(share, 3) for share in shares.access_shares),
         precision=0.001,
     )
-    for kind, histogram in (("exact shares", exact), ("three decimals", rounded)):
+    for kind, histogram in (("exact shares", shares), ("three decimals", rounded)):
         for rows_per_unique in (1, 4):
-            classes = Reuse(histogram).classes(int(rows_per_unique * exact.unique_rows))
+            classes = Reuse(histogram).classes(int(rows_per_unique * shares.unique_rows))
             label = f"{name}, {rows_per_unique} x rows"
-            yield from _unique_points(f"published, {kind}, different rows", label, classes, indices)
-            yield from _hit_points(f"published, {kind}, hits", label, classes, indices, SMALL_CACHE)
+            yield from _unique_points(f"published, {kind}, different rows", label, classes, exact)
+            yield from _hit_points(f"published, {kind}, hits", label, classes, exact, SMALL_CACHE)
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """Counts of one stream: mean different rows by batch size, hits by cache size, where there are enough of them."""
+
+    lookups: int
+    unique_rows: dict[int, float]
+    hits: dict[int, int]
+
+
+def count_exactly(indices: IntArray) -> Exact:
+    """Batches of several sizes, each the mean of up to 32; the whole stream through caches that begin empty."""
+    unique = {}
+    for share in (1, 4, 16, 64, 256):
+        size = len(indices) // share
+        counts = [len(np.unique(indices[i * size : (i + 1) * size])) for i in range(min(share, 32))]
+        if sum(counts) >= FEWEST_EVENTS:
+            unique[size] = float(np.mean(counts))
+    counter = LruCounter(max(CACHES))
+    counter.feed(indices)
+    hits = {cache: counter.hits(cache) for cache in CACHES if counter.hits(cache) >= FEWEST_EVENTS}
+    return Exact(len(indices), unique, hits)
 
 
 def draw_zipf(exponent: float, rows: int, lookups: int, rng: np.random.Generator) -> IntArray:
     """Row numbers by inversion of the law's distribution function, one entry a row."""
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
-    return np.searchsorted(cumulative, rng.random(lookups) * cumulative[-1]).astype(np.int64)
+    return np.asarray(np.searchsorted(cumulative, rng.random(lookups) * cumulative[-1]), dtype=np.int64)
 
 
 def draw_published(published: Locality, rng: np.random.Generator) -> IntArray:
@@ -127,24 +152,16 @@ def draw_published(published: Locality, rng: np.random.Generator) -> IntArray:
     return rng.permutation(np.repeat(np.arange(len(each)), each))
 
 
-def _unique_points(group: str, label: str, classes: RowClasses, indices: IntArray) -> Iterator[Point]:
-    """Batches of several sizes, each the mean of up to 32."""
-    for share in (1, 4, 16, 64, 256):
-        size = len(indices) // share
-        counts = [len(np.unique(indices[i * size : (i + 1) * size])) for i in range(min(share, 32))]
-        if sum(counts) >= FEWEST_EVENTS:
-            yield Point(group, f"{label}, {size} lookups", classes.unique_rows(size), float(np.mean(counts)))
+def _unique_points(group: str, label: str, classes: RowClasses, exact: Exact) -> Iterator[Point]:
+    for size, count in exact.unique_rows.items():
+        yield Point(group, f"{label}, {size} lookups", classes.unique_rows(size), count)
 
 
-def _hit_points(group: str, label: str, classes: RowClasses, indices: IntArray, small: int = 0) -> Iterator[Point]:
-    """The whole stream through caches that begin empty; those below `small` rows in a group of their own."""
-    counter = LruCounter(max(CACHES))
-    counter.feed(indices)
-    for cache in CACHES:
-        if counter.hits(cache) >= FEWEST_EVENTS:
-            where = f"{group}, caches below {small} rows" if cache < small else group
-            estimate = classes.hits(cache, len(indices)) / len(indices)
-            yield Point(where, f"{label}, cache {cache}", estimate, counter.hit_rate(cache))
+def _hit_points(group: str, label: str, classes: RowClasses, exact: Exact, small: int = 0) -> Iterator[Point]:
+    """Caches below `small` rows are a group of their own."""
+    for cache, hits in exact.hits.items():
+        where = f"{group}, caches below {small} rows" if cache < small else group
+        yield Point(where, f"{label}, cache {cache}", classes.hits(cache, exact.lookups), float(hits))
 
 
 def _steady_points(group: str, label: str, classes: RowClasses, indices: IntArray) -> Iterator[Point]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.embeddings.zipf import zipf_like
 from traincast.kernels.call import Calls, FloatArray
 from traincast.platform.device import Device
 
@@ -29,6 +30,7 @@ _LOOKUPS_PER_BLOCK = 16
 _LOOKUPS_PER_LONG_BLOCK = 1024
 _SECTOR = 32
 _THREADS_PER_SM = 2048
+_SKEWED = 0.99  # distinct rows over those of uniform lookups, below which lookups count as skewed
 
 # rows of optimizer state per row of weights that a fused backward reads and writes
 _STATE_ROWS = {"tbe_backward_adagrad": 1.0, "tbe_backward_adam": 2.0}
@@ -106,7 +108,7 @@ def _missing_lookups(calls: Calls, device: Device) -> FloatArray:
     """Lookups that reach DRAM: first touches, and rows that left the L2 before they were wanted again.
 
     The tables in flight share the L2. While they fill it every repeat hits; then a lookup hits with the share of
-    the table that is kept.
+    the table that is kept. Where fewer rows are distinct than uniform lookups would touch, some are hot, and stay.
     """
     tables, height = np.maximum(calls["tables"], 1.0), np.maximum(calls["rows"], 1.0)
     resident = device.num_sms * _THREADS_PER_SM / _lanes(calls)
@@ -117,6 +119,10 @@ def _missing_lookups(calls: Calls, device: Device) -> FloatArray:
     until_full = -height * np.log1p(-share)
     later = kept + (lookups - until_full) * (1.0 - share)
     missing = np.where(kept >= distinct, distinct, np.clip(later, distinct, lookups))
+    uniform = -height * np.expm1(lookups * np.log1p(-1.0 / np.maximum(height, 2.0)))
+    for i in np.flatnonzero((kept < distinct) & (distinct < _SKEWED * uniform)):
+        hot = zipf_like(int(height[i]), float(lookups[i]), float(distinct[i]))
+        missing[i] = np.clip(lookups[i] - hot.hits(float(kept[i]), float(lookups[i])), distinct[i], lookups[i])
     return np.asarray(missing * tables)
 
 

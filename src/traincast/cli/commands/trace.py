@@ -2,7 +2,9 @@
 
 FILES are Kineto traces (.json, .json.gz), with or without the PyTorch execution traces of the same run, or folders of
 them, one file per rank. Idle time is given with its reason, host time by the five overheads (T1 between two ops, T2
-before an op's first launch, T3 after its last, T4 a runtime call, T5 between launches).
+before an op's first launch, T3 after its last, T4 a runtime call, T5 between launches). With '--on' the traced step is
+also predicted, from the shapes of its ops and a host profile that was not measured in it, and the error is split into
+what the walk, the kernels and the overheads add to it.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import argparse
 from pathlib import Path
 
 from traincast.cli.output import print_json, print_text, write_json_file
+from traincast.errors import TraincastError
+from traincast.platform.platform import load_platform
 from traincast.report.measured import measured_json, measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
-from traincast.simulate.measured import analyse_traces
+from traincast.simulate.measured import TraceQuestion, analyse_traces
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,13 +27,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace-out",
         type=Path,
         metavar="FILE",
-        help="measured and replayed timelines for Perfetto (Chrome trace JSON)",
+        help="measured, replayed and predicted timelines for Perfetto (Chrome trace JSON)",
     )
+    parser.add_argument("--on", metavar="PLATFORM", help="predict the traced step on this GPU or node and compare")
+    parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
+    parser.add_argument(
+        "--host-scale",
+        type=_scale,
+        default=1.0,
+        metavar="N",
+        help="how many times as slow as the profile's the host is; 'auto' tells it from the trace's launch calls",
+    )
+    parser.add_argument(
+        "--twice",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what a step would gain if this op, this kernel family or 'host' were twice as fast; may be repeated",
+    )
+
+
+def _scale(text: str) -> float | None:
+    return None if text == "auto" else float(text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
-    report = analyse_traces(args.files)
+    if args.on is None and (args.host is not None or args.host_scale != 1.0):
+        raise TraincastError("--host and --host-scale belong to a prediction: add --on PLATFORM")
+    question = TraceQuestion(
+        platform=load_platform(args.on) if args.on else None,
+        host=args.host,
+        host_scale=args.host_scale,
+        twice=tuple(args.twice),
+    )
+    report = analyse_traces(args.files, question)
     if args.trace_out:
         write_json_file(args.trace_out, measured_chrome_trace(report))
     if args.json:

@@ -1,0 +1,74 @@
+"""Access distributions: which rows of a table lookups want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+
+import numpy as np
+
+from traincast.embeddings.classes import RowClasses
+from traincast.embeddings.reuse import ReuseHistogram
+from traincast.embeddings.zipf import zipf_classes
+from traincast.errors import TraincastError
+
+MAX_EXPONENT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every row is wanted equally often."""
+
+    def classes(self, rows: int) -> RowClasses:
+        """The one class of a table of `rows`."""
+        return RowClasses.of(np.array([float(rows)]), np.ones(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """The r-th most popular row is wanted in proportion to r ** -exponent."""
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.exponent) and 0.0 <= self.exponent <= MAX_EXPONENT):
+            raise TraincastError(f"Zipf exponent {self.exponent:g}; give a number from 0 to {MAX_EXPONENT:g}")
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows`."""
+        return zipf_classes(rows, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The rows of one measured batch were wanted as often as `histogram` says."""
+
+    histogram: ReuseHistogram
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows` that would show the histogram."""
+        return self.histogram.classes(rows)
+
+
+Access = Uniform | Zipf | Reuse
+
+
+@lru_cache(maxsize=4096)
+def row_classes(access: Access, rows: int) -> RowClasses:
+    """Classes of a table of `rows`, made once for each distribution and height."""
+    return access.classes(rows)
+
+
+def parse_access(text: str) -> Access:
+    """`uniform`, or `zipf:EXPONENT`."""
+    name, _, value = text.strip().partition(":")
+    if name == "uniform" and not value:
+        return Uniform()
+    if name == "zipf":
+        try:
+            return Zipf(float(value))
+        except ValueError as error:
+            if isinstance(error, TraincastError):
+                raise
+    raise TraincastError(f"access '{text}'; give 'uniform' or 'zipf:EXPONENT', such as zipf:1.05")

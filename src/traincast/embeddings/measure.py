@@ -1,0 +1,95 @@
+"""From raw indices to a table's distributions: one pass, one batch in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.embeddings.access import Reuse
+from traincast.embeddings.classes import NUM_BINS
+from traincast.embeddings.lru import DEFAULT_LARGEST, MAX_INDEX, IntArray, LruCounter
+from traincast.embeddings.raw import Bags
+from traincast.embeddings.reuse import ReuseHistogram
+from traincast.embeddings.table import MAX_POOLING, Pooling
+from traincast.errors import TraincastError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Measured:
+    """What batches of one table showed. `lookups` and `unique_rows` are means over batches, exact counts.
+
+    `lru` has the exact hits of caches kept from batch to batch, `largest_index` the highest row number wanted.
+    """
+
+    batches: int
+    lookups: float
+    unique_rows: float
+    access: Reuse
+    pooling: Pooling
+    lru: LruCounter
+    largest_index: int
+
+    @property
+    def duplicates(self) -> float:
+        """Lookups of a batch, on average, whose row the batch had wanted before."""
+        return self.lookups - self.unique_rows
+
+
+def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: int = DEFAULT_LARGEST) -> Measured:
+    """Counts batches as they come. `rows` is the height of the table where known, `largest_cache` in rows."""
+    lru, lengths = LruCounter(largest_cache), np.zeros(0, dtype=np.int64)
+    in_bin, from_bin = np.zeros(NUM_BINS), np.zeros(NUM_BINS)
+    number, lookups, unique, largest = 0, 0, 0, -1
+    for bags in batches:
+        number += 1
+        lengths = _added(lengths, bags.lengths)
+        if not len(bags.indices):
+            continue
+        _check(int(bags.indices.min()), int(bags.indices.max()), rows)
+        largest = max(largest, int(bags.indices.max()))
+        counts = np.unique(bags.indices, return_counts=True)[1]
+        histogram = ReuseHistogram.of_counts(counts)
+        in_bin += np.array(histogram.row_shares) * histogram.unique_rows
+        from_bin += np.array(histogram.access_shares) * histogram.lookups
+        lookups, unique = lookups + len(bags.indices), unique + len(counts)
+        lru.feed(bags.indices)
+    if not lookups:
+        raise TraincastError("no lookups in the indices; give at least one batch with some")
+    histogram = ReuseHistogram(
+        lookups=lookups / number,
+        unique_rows=unique / number,
+        row_shares=tuple(float(n) for n in in_bin / unique),
+        access_shares=tuple(float(n) for n in from_bin / lookups),
+    )
+    samples = lengths.sum()
+    seen = np.flatnonzero(lengths)
+    pooling = Pooling(tuple(float(n) for n in seen), tuple(float(n) for n in lengths[seen] / samples))
+    return Measured(
+        batches=number,
+        lookups=histogram.lookups,
+        unique_rows=histogram.unique_rows,
+        access=Reuse(histogram),
+        pooling=pooling,
+        lru=lru,
+        largest_index=largest,
+    )
+
+
+def _added(first: IntArray, lengths: IntArray) -> IntArray:
+    """Samples by length, with those of one more batch."""
+    if len(lengths) and lengths.max() > MAX_POOLING:
+        raise TraincastError(f"a sample of {lengths.max()} lookups; {MAX_POOLING} are the most")
+    second = np.bincount(lengths)
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    total = longer.copy()
+    total[: len(shorter)] += shorter
+    return total
+
+
+def _check(smallest: int, largest: int, rows: int | None) -> None:
+    most = MAX_INDEX if rows is None else rows - 1
+    if smallest < 0 or largest > most:
+        wrong = smallest if smallest < 0 else largest
+        raise TraincastError(f"index {wrong} lies outside the table; row numbers run from 0 to {most}")

@@ -1,0 +1,191 @@
+"""Table sets from a built-in name or from a YAML, CSV or Parquet file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from traincast.embeddings.access import Access, Reuse, parse_access
+from traincast.embeddings.builtin import BUILTIN_SETS, builtin_tables
+from traincast.embeddings.measure import Measured, measure
+from traincast.embeddings.raw import from_npz, from_parquet
+from traincast.embeddings.reuse import ReuseHistogram
+from traincast.embeddings.table import Pooling, Table, check_tables
+from traincast.errors import TraincastError, unknown
+
+MAX_BYTES = 1 << 25
+MAX_TABLES = 100_000
+_FIELDS = ("name", "rows", "dim", "pooling", "access", "dtype", "weighted", "optimizer")
+_REUSE_FIELDS = ("lookups", "unique_rows", "row_shares", "access_shares", "precision")
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no", "")
+_ACCESS_HELP = "give 'uniform', 'zipf:EXPONENT', or a mapping with 'reuse' or 'indices'"
+
+
+def load_tables(source: str | Path) -> tuple[Table, ...]:
+    """The tables of a built-in set, or of a `.yaml`, `.csv` or `.parquet` file."""
+    if str(source) in BUILTIN_SETS:
+        return builtin_tables(str(source))
+    path = Path(source)
+    readers = {".yaml": _yaml, ".yml": _yaml, ".csv": _csv, ".parquet": _parquet}
+    if path.suffix.lower() not in readers:
+        raise unknown("table set", str(source), BUILTIN_SETS, "Give a built-in set or a .yaml, .csv or .parquet file.")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise TraincastError(f"{path}: larger than {MAX_BYTES >> 20} MB; a table set is a short list")
+        tables = []
+        for number, entry in enumerate(readers[path.suffix.lower()](path), start=1):
+            if number > MAX_TABLES:
+                raise TraincastError(f"{path}: more than {MAX_TABLES} tables; split the set")
+            tables.append(_table(entry, path, number))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraincastError(f"{path}: cannot be read ({error})") from error
+    try:
+        return check_tables(tables)
+    except TraincastError as error:
+        raise TraincastError(f"{path}: {error}") from error
+
+
+def _yaml(path: Path) -> Iterator[Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise TraincastError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
+    tables = content.get("tables") if isinstance(content, dict) else None
+    if not isinstance(tables, list) or set(content) != {"tables"}:
+        raise TraincastError(f"{path}: give one key, 'tables', with a list of tables")
+    yield from tables
+
+
+def _csv(path: Path) -> Iterator[Any]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            for row in csv.DictReader(file, strict=True):
+                yield {name: value for name, value in row.items() if value != ""}
+        except csv.Error as error:
+            raise TraincastError(f"{path}: not CSV ({error})") from error
+
+
+def _parquet(path: Path) -> Iterator[Any]:
+    import polars as pl
+
+    try:
+        frame = pl.read_parquet(path, n_rows=MAX_TABLES + 1)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+    for row in frame.iter_rows(named=True):
+        yield {name: value for name, value in row.items() if value is not None}
+
+
+def _table(entry: Any, path: Path, number: int) -> Table:
+    """One table of a file; every complaint says which file and table."""
+    label = f"{path}: table {number}"
+    if not isinstance(entry, Mapping):
+        raise TraincastError(f"{label}: give a mapping with name, rows and dim")
+    if isinstance(entry.get("name"), str):
+        label = f"{path}: table '{entry['name']}'"
+    for field in entry:
+        if field not in _FIELDS:
+            raise unknown("field", str(field), _FIELDS, f"{label} may have {', '.join(_FIELDS)}.")
+    for field in ("name", "rows", "dim"):
+        if field not in entry:
+            raise TraincastError(f"{label}: no {field}; give one")
+    try:
+        rows = _whole(entry["rows"], "rows")
+        access, measured = _access(entry.get("access", "uniform"), path.parent, rows)
+        return Table(
+            name=str(entry["name"]),
+            rows=rows,
+            dim=_whole(entry["dim"], "dim"),
+            pooling=_pooling(entry.get("pooling"), measured),
+            access=access,
+            dtype=str(entry.get("dtype", "fp32")),
+            weighted=_flag(entry.get("weighted", False)),
+            optimizer=str(entry.get("optimizer", "sgd")),
+        )
+    except TraincastError as error:
+        message = str(error)
+        raise TraincastError(message if label in message else f"{label}: {message}") from error
+
+
+def _access(value: Any, folder: Path, rows: int) -> tuple[Access, Measured | None]:
+    """The distribution, and what was measured where it came from raw indices."""
+    if isinstance(value, str):
+        return parse_access(value), None
+    if not isinstance(value, Mapping) or len(value) == 0:
+        raise TraincastError(f"access {value!r}; {_ACCESS_HELP}")
+    if set(value) == {"reuse"} and isinstance(value["reuse"], Mapping):
+        return Reuse(_histogram(value["reuse"])), None
+    if "indices" not in value or set(value) - {"indices", "table", "column", "batch_size"}:
+        raise TraincastError(f"access with {', '.join(map(str, value))}; {_ACCESS_HELP}")
+    measured = _measured(value, folder, rows)
+    return measured.access, measured
+
+
+def _histogram(value: Mapping[Any, Any]) -> ReuseHistogram:
+    missing = [field for field in _REUSE_FIELDS[:4] if field not in value]
+    if missing or set(value) - set(_REUSE_FIELDS):
+        raise TraincastError(
+            f"access reuse: give {', '.join(_REUSE_FIELDS[:4])}, and precision where shares are rounded"
+        )
+    shares = {name: value[name] for name in ("row_shares", "access_shares")}
+    for name, each in shares.items():
+        if not isinstance(each, list):
+            raise TraincastError(f"access reuse: {name} {each!r}; give a list of shares")
+    return ReuseHistogram(
+        lookups=_number(value["lookups"], "lookups"),
+        unique_rows=_number(value["unique_rows"], "unique_rows"),
+        row_shares=tuple(_number(share, "row_shares") for share in shares["row_shares"]),
+        access_shares=tuple(_number(share, "access_shares") for share in shares["access_shares"]),
+        precision=_number(value.get("precision", 0.0), "precision"),
+    )
+
+
+def _measured(value: Mapping[Any, Any], folder: Path, rows: int) -> Measured:
+    path = folder / str(value["indices"])
+    if not path.is_file():
+        raise TraincastError(f"access: no file {path}; 'indices' is relative to the table set")
+    size = _whole(value["batch_size"], "batch_size") if "batch_size" in value else None
+    if size is not None and size < 1:
+        raise TraincastError(f"access: batch_size {size}; give 1 or more")
+    if path.suffix == ".npz":
+        return measure(from_npz(path, table=_whole(value.get("table", 0), "table"), batch_size=size), rows=rows)
+    if path.suffix == ".parquet" and size is not None and "column" in value:
+        return measure(from_parquet(path, column=str(value["column"]), batch_size=size), rows=rows)
+    raise TraincastError(f"access: {path.name}; give a .npz file, or a .parquet file with 'column' and 'batch_size'")
+
+
+def _pooling(value: Any, measured: Measured | None) -> Pooling:
+    if value is None:
+        return measured.pooling if measured else Pooling.constant(1.0)
+    if isinstance(value, Mapping):
+        if set(value) != {"lengths", "shares"} or not all(isinstance(each, list) for each in value.values()):
+            raise TraincastError("pooling: give a number, or 'lengths' and 'shares' as lists")
+        return Pooling(*(tuple(_number(item, "pooling") for item in value[key]) for key in ("lengths", "shares")))
+    return Pooling.constant(_number(value, "pooling"))
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise TraincastError(f"{name} {value!r}; give a number")
+
+
+def _whole(value: Any, name: str) -> int:
+    number = _number(value, name)
+    if number != number or number in (float("inf"), float("-inf")) or number != int(number):
+        raise TraincastError(f"{name} {value!r}; give a whole number")
+    return int(number)
+
+
+def _flag(value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text not in (*_TRUE, *_FALSE):
+        raise TraincastError(f"weighted {value!r}; give true or false")
+    return text in _TRUE

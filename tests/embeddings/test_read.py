@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from traincast.embeddings import Reuse, Uniform, Zipf, load_tables
+from traincast.errors import TraincastError
+
+YAML = """
+tables:
+  - {name: user, rows: 1000000, dim: 64, pooling: 20, access: "zipf:1.05", dtype: fp16, weighted: true, optimizer: adam}
+  - {name: item, rows: 5e3, dim: 16}
+  - name: words
+    rows: 100
+    dim: 8
+    pooling: {lengths: [0, 8], shares: [0.25, 0.75]}
+    access:
+      reuse:
+        lookups: 40
+        unique_rows: 30
+        row_shares: [0.6666667, 0.3333333, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        access_shares: [0.5, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+"""
+
+
+def _write(tmp_path, text, name="tables.yaml"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_yaml(tmp_path):
+    user, item, words = load_tables(_write(tmp_path, YAML))
+    assert (user.rows, user.dim, user.pooling.mean, user.access) == (1_000_000, 64, 20, Zipf(1.05))
+    assert (user.dtype, user.weighted, user.optimizer) == ("fp16", True, "adam")
+    assert (item.rows, item.pooling.mean, item.access, item.weighted) == (5000, 1, Uniform(), False)
+    assert words.pooling.mean == 6
+    assert isinstance(words.access, Reuse)
+
+
+def test_csv_and_parquet_say_the_same(tmp_path):
+    pl = pytest.importorskip("polars")
+    text = "name,rows,dim,pooling,access,weighted\nuser,1000,64,2.5,zipf:0.9,true\nitem,7,32,,,\n"
+    from_csv = load_tables(_write(tmp_path, text, "tables.csv"))
+    pl.read_csv(tmp_path / "tables.csv").write_parquet(tmp_path / "tables.parquet")
+    assert load_tables(tmp_path / "tables.parquet") == from_csv
+    assert from_csv[0].access == Zipf(0.9)
+    assert from_csv[1].pooling.mean == 1
+
+
+def test_distributions_from_raw_indices(tmp_path):
+    indices = np.random.default_rng(0).zipf(1.4, 5000) % 900
+    np.savez(tmp_path / "raw.npz", indices=indices, lengths=np.full(500, 10))
+    path = _write(tmp_path, "tables: [{name: a, rows: 900, dim: 4, access: {indices: raw.npz, batch_size: 100}}]")
+    (table,) = load_tables(path)
+    exact = np.mean([len(np.unique(batch)) for batch in indices.reshape(5, 1000)])
+    assert table.pooling.mean == 10
+    assert table.unique_rows(100) == pytest.approx(exact, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tables: [{name: a, rows: 10, dim: 0}]", "table 'a': dim 0"),
+        ("tables: [{name: a, rows: 10, dim: 2.5}]", "table 'a': dim 2.5; give a whole number"),
+        ("tables: [{name: a, rows: .nan, dim: 2}]", "table 'a': rows nan"),
+        ("tables: [{name: a, rows: true, dim: 2}]", "table 'a': rows True; give a number"),
+        ("tables: [{name: a, rows: 10, dim: 2, pooling: -1}]", "table 'a': pooling -1"),
+        ("tables: [{name: a, rows: 10, dim: 2, pooling: [1]}]", r"table 'a': pooling \[1\]"),
+        ("tables: [{name: a, rows: 10, dim: 2, pooling: {lengths: 1}}]", "table 'a': pooling: give a number"),
+        ("tables: [{name: a, rows: 10, dim: 2}, {name: a, rows: 9, dim: 4}]", "table 'a' appears 2 times"),
+        ("tables: [{rows: 10, dim: 2}]", "table 1: no name"),
+        ("tables: [{name: a, dim: 2}]", "table 'a': no rows"),
+        ("tables: [{name: a, rows: 10, dim: 2, pool: 3}]", "unknown field 'pool'.*pooling.*table 'a'"),
+        ("tables: [{name: a, rows: 10, dim: 2, weighted: perhaps}]", "weighted 'perhaps'"),
+        ("tables: [{name: a, rows: 10, dim: 2, access: {zipf: 1}}]", "access with zipf"),
+        ("tables: [{name: a, rows: 10, dim: 2, access: 3}]", "access 3"),
+        ("tables: [{name: a, rows: 10, dim: 2, access: {reuse: {lookups: 3}}}]", "access reuse: give lookups"),
+        ("tables: [{name: a, rows: 10, dim: 2, access: {indices: none.npz}}]", "no file"),
+        ("tables: [a]", "table 1: give a mapping"),
+        ("tables: []", "no tables"),
+        ("tables: {}", "give one key, 'tables'"),
+        ("[1, 2]", "give one key, 'tables'"),
+        ("tables: [", "not YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):
+    path = _write(tmp_path, text)
+    with pytest.raises(TraincastError, match=message) as caught:
+        load_tables(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_set_is_refused():
+    with pytest.raises(TraincastError, match=r"unknown table set 'dlrm-2021'. Did you mean dlrm-2021-856"):
+        load_tables("dlrm-2021")
+    with pytest.raises(TraincastError, match="cannot be read"):
+        load_tables("nowhere/tables.yaml")
+
+
+def test_a_broken_parquet_file_is_refused(tmp_path):
+    pytest.importorskip("polars")
+    with pytest.raises(TraincastError, match="not a readable Parquet file"):
+        load_tables(_write(tmp_path, "no parquet", "tables.parquet"))
