@@ -6,7 +6,7 @@
 True
 """
 
-from traincast.api import load, predict
+from traincast.api import load, predict, read_trace
 from traincast.version import __version__
 
-__all__ = ["__version__", "load", "predict"]
+__all__ = ["__version__", "load", "predict", "read_trace"]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from traincast.platform.platform import Platform
     from traincast.simulate.prediction import Prediction
     from traincast.workload.workload import Workload
@@ -33,9 +35,7 @@ def load(
     if name.endswith(".tc"):
         found = _saved(Path(name), dtype=dtype, mode=mode, optimizer=optimizer)
     else:
-        found = _described(
-            name, dtype=dtype, mode=mode, optimizer=optimizer, attention=attention, embedding=embedding
-        )
+        found = _described(name, dtype=dtype, mode=mode, optimizer=optimizer, attention=attention, embedding=embedding)
     return found.resized(batch_size=batch_size, seq_len=seq_len)
 
 
@@ -82,20 +82,34 @@ def predict(
     return predict_step(workload, platform, tf32=dtype == "tf32", host=profile, roofline_only=roofline_only)
 
 
+def read_trace(
+    *files: str | Path,
+    on: str | Platform | None = None,
+    host: str | None = None,
+    host_scale: float | None = 1.0,
+    twice: tuple[str, ...] = (),
+) -> dict[str, pl.DataFrame]:
+    """What `traincast trace` measures, as data frames by name: "steps", "kernels", "overheads", "critical_path", ...;
+    with a platform `on` also the "prediction". Needs polars."""
+    from traincast.platform.platform import load_platform
+    from traincast.report.frames import trace_frames
+    from traincast.simulate.measured import TraceQuestion, analyse_traces
+
+    platform = load_platform(on) if isinstance(on, str) else on
+    question = TraceQuestion(platform=platform, host=host, host_scale=host_scale, twice=twice)
+    return trace_frames(analyse_traces(files, question))
+
+
 def _saved(path: Path, *, dtype: str, mode: str | None, optimizer: str | None) -> Workload:
     from traincast.workload.file import load_workload
 
     found = load_workload(path)
     if mode not in (None, found.mode):
-        raise TraincastError(
-            f"{path.name} holds a step of {found.mode}, not {mode}; capture it again for {mode}"
-        )
+        raise TraincastError(f"{path.name} holds a step of {found.mode}, not {mode}; capture it again for {mode}")
     if optimizer not in (None, "none"):
         raise TraincastError(f"{path.name} holds its own optimizer; only '--optimizer none' can change it")
     if dtype in ("fp16", "bf16"):
-        raise TraincastError(
-            f"{path.name} keeps the types it was captured with; capture it under autocast for {dtype}"
-        )
+        raise TraincastError(f"{path.name} keeps the types it was captured with; capture it under autocast for {dtype}")
     return found
 
 
@@ -109,6 +123,4 @@ def _described(
         return load_dlrm_yaml(Path(name), mode=mode, optimizer=optimizer, precision=dtype, embedding=embedding)
     from traincast.models.catalog import load_model
 
-    return load_model(
-        name, mode=mode, optimizer=optimizer, precision=dtype, attention=attention, embedding=embedding
-    )
+    return load_model(name, mode=mode, optimizer=optimizer, precision=dtype, attention=attention, embedding=embedding)

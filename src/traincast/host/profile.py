@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -53,6 +53,24 @@ class HostProfile:
             for name in names
         ]
         return np.array(rows, dtype=np.float64).reshape(len(names), 4)
+
+    def scaled(self, factor: float) -> HostProfile:
+        """The same profile on a host that takes `factor` times as long for everything."""
+        if not 0.01 <= factor <= 100:
+            raise TraincastError(f"a host cannot be {factor:g} times as slow as another; give 0.01 to 100")
+
+        def slower(table: Mapping[str, float]) -> dict[str, float]:
+            return {name: factor * seconds for name, seconds in table.items()}
+
+        return replace(
+            self,
+            t1=factor * self.t1,
+            t2=slower(self.t2),
+            t3=slower(self.t3),
+            t4=slower(self.t4),
+            t5=slower(self.t5),
+            alone=slower(self.alone),
+        )
 
     def knows(self, name: str) -> bool:
         """Whether this op was measured."""

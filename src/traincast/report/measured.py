@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from traincast.report.attribution import attribution_json, attribution_text, gmae
+from traincast.report.measured_path import path_json, path_text
 from traincast.report.text import bar, milliseconds, table
 from traincast.simulate.measured import RankReport, TraceReport
 from traincast.traces.breakdown import StepBreakdown
@@ -26,6 +28,9 @@ def measured_text(report: TraceReport) -> str:
             f"All {len(report.ranks)} ranks: median step {milliseconds(report.together.step)} ms, "
             f"eg_comm {report.together.eg_comm:.1%}, eg_imbalance {report.together.eg_imbalance:.1%}"
         )
+        errors = [step.error for rank in report.ranks if rank.attribution for step in rank.attribution.steps]
+        if errors:
+            pages.append(f"Predicted over all ranks: GMAE {gmae(errors):.1%} of {len(errors)} steps")
     return "\n\n".join(pages)
 
 
@@ -46,6 +51,9 @@ def _rank_text(rank: RankReport) -> str:
     lines += ["", *_top("Ops", rank, "by_op"), "", _overheads_table(rank)]
     if rank.collectives:
         lines += ["", _collectives_table(rank)]
+    lines += ["", path_text(rank.path)]
+    if rank.attribution:
+        lines += ["", attribution_text(linked, rank.attribution)]
     return "\n".join(lines)
 
 
@@ -162,4 +170,6 @@ def _rank_json(rank: RankReport) -> dict[str, Any]:
             }
             for c in rank.collectives
         ],
+        "critical_path": path_json(rank.path),
+        "prediction": rank.attribution and attribution_json(rank.linked, rank.attribution),
     }  # fmt: skip

@@ -1,24 +1,30 @@
-"""Measured and replayed timelines one under the other, as Chrome trace JSON for Perfetto."""
+"""Measured, replayed and predicted timelines one under the other, as Chrome trace JSON for Perfetto."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from traincast.simulate.measured import RankReport, TraceReport
+from traincast.simulate.replay import Replay
 
 _HOST, _MEASURED, _REPLAYED = "host, measured", "device, measured", "device, replayed"
+_PREDICTED, _PATH = "device, predicted", "critical path"
 
 
 def measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
     """The trace document. Times are microseconds from the first step of each rank."""
     events: list[dict[str, Any]] = []
     for index, rank in enumerate(report.ranks):
-        pids = {name: 3 * index + order for order, name in enumerate((_HOST, _MEASURED, _REPLAYED))}
+        tracks = (_HOST, _MEASURED, _REPLAYED, *((_PREDICTED,) if rank.attribution else ()), _PATH)
+        pids = {name: 5 * index + order for order, name in enumerate(tracks)}
         for name, pid in pids.items():
             label = {"name": f"rank {rank.rank}: {name}"}
             events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": label})
             events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
-        events += [*_host(rank, pids[_HOST]), *_measured(rank, pids), *_replayed(rank, pids[_REPLAYED])]
+        events += [*_host(rank, pids[_HOST]), *_measured(rank, pids), *_walked(rank, rank.replay, pids[_REPLAYED])]
+        if rank.attribution:
+            events += _walked(rank, rank.attribution.full, pids[_PREDICTED])
+        events += _path(rank, pids[_PATH])
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -61,10 +67,19 @@ def _measured(rank: RankReport, pids: dict[str, int]) -> list[dict[str, Any]]:
     return events
 
 
-def _replayed(rank: RankReport, pid: int) -> list[dict[str, Any]]:
-    linked, replay = rank.linked, rank.replay
+def _walked(rank: RankReport, replay: Replay, pid: int) -> list[dict[str, Any]]:
+    """Kernels as a walk placed them."""
+    linked = rank.linked
     rows, starts, ends = replay.kernel_row.tolist(), replay.kernel_start.tolist(), replay.kernel_end.tolist()
     return [
         _slice(pid, int(linked.events["stream"][row]), linked.name(row), "kernel", 1e6 * start, 1e6 * (end - start))
         for row, start, end in zip(rows, starts, ends, strict=True)
+    ]
+
+
+def _path(rank: RankReport, pid: int) -> list[dict[str, Any]]:
+    """The critical path, a track of its own."""
+    return [
+        _slice(pid, 0, f"{s.what}: {s.name}", "critical", 1e6 * s.start, 1e6 * (s.end - s.start))
+        for s in rank.path.segments
     ]

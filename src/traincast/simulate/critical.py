@@ -7,11 +7,38 @@ ended exactly when the event began.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from traincast.simulate.schedule import Code
+from traincast.simulate.schedule import Code, Schedule
 from traincast.simulate.timeline import Timeline
+from traincast.simulate.walk import Trace
+from traincast.workload.program import Int32Array
+
+
+class Walked(Protocol):
+    """Instructions and what a walk made of them; see `Timeline`."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The instructions."""
+
+    @property
+    def trace(self) -> Trace:
+        """When each was done."""
+
+    @property
+    def launches(self) -> Int32Array:
+        """Which of them are launches."""
+
+    @property
+    def origin(self) -> float:
+        """When the walk began, seconds."""
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two queued kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +59,13 @@ class Segment:
         return self.end - self.start
 
 
-def critical_path(timeline: Timeline) -> list[Segment]:
+def critical_path(timeline: Walked) -> list[Segment]:
     """The segments from the start of the step to its end, in order; adjacent ones touch."""
     return list(reversed(_Backtrace(timeline).segments()))
 
 
 class _Backtrace:
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Walked) -> None:
         self.timeline = timeline
         schedule, trace = timeline.schedule, timeline.trace
         self.launches = timeline.launches

@@ -10,25 +10,32 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.host.overheads import Overheads, measure_overheads
-from traincast.simulate.replay import Replay, replay
+from traincast.platform.platform import Platform
+from traincast.simulate.attribution import Attribution, attribute, choose_profile, host_scale
+from traincast.simulate.replay import Replay, ReplaySchedule, compile_replay, rewalk
+from traincast.simulate.replay_notes import replay_notes
+from traincast.simulate.traced_path import PathReport, path_report
 from traincast.traces.breakdown import RanksBreakdown, StepBreakdown, breakdown, over_ranks
 from traincast.traces.collectives import Collective, collectives
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked, join_execution, link
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.ranks import read_ranks
+from traincast.traces.signatures import SignatureReader
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankReport:
     """One rank: its linked timeline and what follows from it. `joined` is the share of ops that were found in the
-    execution trace (None without one)."""
+    execution trace (None without one), `attribution` the prediction on a platform (None without one)."""
 
     rank: int
     linked: Linked
     steps: tuple[StepBreakdown, ...]
     overheads: Overheads
     replay: Replay
+    path: PathReport
+    attribution: Attribution | None
     collectives: tuple[Collective, ...]
     joined: float | None
     notes: tuple[str, ...]
@@ -42,18 +49,32 @@ class TraceReport:
     together: RanksBreakdown | None
 
 
-def analyse_traces(paths: Sequence[str | Path]) -> TraceReport:
+@dataclass(frozen=True, kw_only=True)
+class TraceQuestion:
+    """What else to find out: the prediction on `platform` under host profile `host` (the platform's own if None) made
+    `host_scale` times slower (as the trace's launch calls say if None), and gains of ops or families in `twice`."""
+
+    platform: Platform | None = None
+    host: str | None = None
+    host_scale: float | None = 1.0
+    twice: tuple[str, ...] = ()
+
+
+def analyse_traces(paths: Sequence[str | Path], question: TraceQuestion | None = None) -> TraceReport:
     """Reads trace files or folders of ranks and measures everything in them."""
-    ranks = tuple(_rank(entry.rank, link(entry.kineto), entry.execution) for entry in read_ranks(paths) if entry.kineto)
+    question = question or TraceQuestion()
+    ranks = tuple(
+        _rank(entry.rank, link(entry.kineto), entry.execution, question) for entry in read_ranks(paths) if entry.kineto
+    )
     if not ranks:
         raise TraincastError("only execution traces were given; a measured step needs a Kineto trace too")
     together = over_ranks([report.steps for report in ranks]) if len(ranks) > 1 else None
     return TraceReport(ranks=ranks, together=together)
 
 
-def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None) -> RankReport:
+def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question: TraceQuestion) -> RankReport:
     notes = list(linked.trace.notes)
-    joined = None
+    joined, node = None, None
     if execution is not None:
         notes += execution.notes
         node = join_execution(linked, execution)
@@ -64,13 +85,34 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None) -> RankRe
     unlinked = int((linked.launch[linked.device] < 0).sum())
     if unlinked:
         notes.append(f"{unlinked} of {len(linked.device)} kernels were launched before the trace began")
+    compiled = compile_replay(linked)
+    replayed, overheads = rewalk(linked, compiled), measure_overheads(linked)
+    attribution = None
+    if question.platform is not None:
+        reader = SignatureReader(linked, execution, node)
+        attribution = _predicted(linked, compiled, reader, overheads, question.platform, question)
     return RankReport(
         rank=rank,
         linked=linked,
         steps=tuple(breakdown(linked)),
-        overheads=measure_overheads(linked),
-        replay=replay(linked),
+        overheads=overheads,
+        replay=replayed,
+        path=path_report(linked, compiled, question.twice),
+        attribution=attribution,
         collectives=tuple(collectives(linked)),
         joined=joined,
-        notes=tuple(notes),
+        notes=(*notes, *replay_notes(linked, replayed)),
     )
+
+
+def _predicted(
+    linked: Linked,
+    compiled: ReplaySchedule,
+    reader: SignatureReader,
+    overheads: Overheads,
+    platform: Platform,
+    question: TraceQuestion,
+) -> Attribution:
+    profile = choose_profile(platform, linked, question.host)
+    scale = host_scale(overheads, profile) if question.host_scale is None else question.host_scale
+    return attribute(linked, compiled, reader, platform, profile, scale)

@@ -26,12 +26,21 @@ _JOIN_NS = 20_000  # a thread silent for longer than this while another works is
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReplaySchedule:
-    """Instructions with their measured times in seconds; `row` is the event behind each, -1, or -2 at a step's edge."""
+    """Instructions with their measured times in seconds; `row` is the event behind each, -1, or -2 at a step's edge.
 
+    `point` is the runtime call that an instruction belongs to or leads to (-1 for a step's edge). An instruction that
+    is the host's way to that call has `gap_begin` and `gap_end`, nanoseconds on the trace's clock; others have -1.
+    `origin` is the moment at which the walk begins, on the same clock.
+    """
+
+    origin: int
     schedule: Schedule
     host_seconds: FloatArray
     kernel_seconds: FloatArray
     row: IntArray
+    point: IntArray
+    gap_begin: IntArray
+    gap_end: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +83,25 @@ class _Point:
 
 def replay(linked: Linked) -> Replay:
     """Walks the whole timeline and compares each step between its markers."""
-    points = _points(linked)
-    compiled = _Compiler(linked).compile(points)
-    trace = walk(compiled.schedule, compiled.host_seconds, compiled.kernel_seconds, Clocks.at_zero(compiled.schedule))
+    return rewalk(linked, compile_replay(linked))
+
+
+def compile_replay(linked: Linked) -> ReplaySchedule:
+    """The timeline as instructions, with all times as measured."""
+    return _Compiler(linked).compile(_points(linked))
+
+
+def walk_instructions(compiled: ReplaySchedule) -> Trace:
+    """When every instruction of a timeline is done, from all clocks at zero."""
+    return walk(compiled.schedule, compiled.host_seconds, compiled.kernel_seconds, Clocks.at_zero(compiled.schedule))
+
+
+def rewalk(linked: Linked, compiled: ReplaySchedule) -> Replay:
+    """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
+    trace = walk_instructions(compiled)
     return Replay(
         steps=_compare(linked, compiled, trace),
-        origin=points[0].start,
+        origin=compiled.origin,
         kernel_row=compiled.row[compiled.schedule.code == Code.LAUNCH],
         kernel_start=trace.kernel_start,
         kernel_end=trace.kernel_end,
@@ -105,7 +127,9 @@ class _Compiler:
 
     def __init__(self, linked: Linked) -> None:
         self.linked = linked
-        self.rows: list[tuple[int, int, int, int, float, float, int]] = []  # code thread target event host kernel row
+        # code thread target event host kernel row point gap_begin gap_end
+        self.rows: list[tuple[int, int, int, int, float, float, int, int, int, int]] = []
+        self.point = -1
         self.last: dict[int, int] = {}  # thread -> end of its last point
         self.device: dict[int, list[int]] = {}
         for row in linked.device[linked.launch[linked.device] >= 0].tolist():
@@ -124,6 +148,7 @@ class _Compiler:
         self.begin = points[0].start
         self._backlog(points[0].start)
         for point in points:
+            self.point = point.row
             self._gap(point)
             if point.row < 0:
                 self._emit(Code.HOST, point.thread, row=_MARKER)
@@ -144,8 +169,9 @@ class _Compiler:
         host: int = 0,
         kernel: int = 0,
         row: int = -1,
+        gap: tuple[int, int] = (-1, -1),
     ) -> None:
-        self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, row))
+        self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, row, self.point, *gap))
 
     def _backlog(self, start: int) -> None:
         """Work from before the trace: each stream is busy until the last of it had ended, as measured."""
@@ -167,7 +193,8 @@ class _Compiler:
             if others[other] > previous and self._silent(point.thread, previous, point.start):
                 self._emit(Code.JOIN, point.thread, target=other)
                 previous = others[other]
-        self._emit(Code.HOST, point.thread, host=max(point.start - previous, 0))
+        gap = (min(previous, point.start), point.start)
+        self._emit(Code.HOST, point.thread, host=max(point.start - previous, 0), gap=gap)
 
     def _silent(self, thread: int, begin: int, end: int) -> bool:
         """Whether the thread ran no op for most of this time."""
@@ -264,10 +291,14 @@ class _Compiler:
             num_streams=max(len(self.stream), 1), num_events=len(self.event),
         )  # fmt: skip
         return ReplaySchedule(
+            origin=self.begin,
             schedule=schedule,
             host_seconds=np.array(columns[4]),
             kernel_seconds=np.array(columns[5]),
             row=np.array(columns[6], dtype=np.int64),
+            point=np.array(columns[7], dtype=np.int64),
+            gap_begin=np.array(columns[8], dtype=np.int64),
+            gap_end=np.array(columns[9], dtype=np.int64),
         )
 
 
@@ -304,12 +335,18 @@ def _queues(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
     return queues
 
 
+def step_edges(compiled: ReplaySchedule, trace: Trace) -> FloatArray:
+    """When the walk came to each step's start and to the last one's end, in seconds."""
+    edges: FloatArray = trace.host_after[compiled.row == _MARKER]
+    return edges
+
+
 def _compare(linked: Linked, compiled: ReplaySchedule, trace: Trace) -> tuple[ReplayedStep, ...]:
     """Walked step = host time between its markers; without markers, until host and device are done."""
     if not linked.marked:
         walked = max(float(trace.host_after.max()), float(trace.kernel_end.max(initial=0.0)))
         return (ReplayedStep(0, linked.steps[0].seconds, walked),)
-    edges = trace.host_after[compiled.row == _MARKER]
+    edges = step_edges(compiled, trace)
     return tuple(
         ReplayedStep(step.number, step.seconds, float(walked))
         for step, walked in zip(linked.steps, np.diff(edges), strict=True)

@@ -1,0 +1,110 @@
+"""What an op returns, from what it was given: timelines record no outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.traces.arguments import contiguous
+from traincast.workload.ops import TensorSpec
+
+# ops that take this many tensors; one more is the tensor that the result is written into
+_UNARY = frozenset(
+    {
+        "abs",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "neg",
+        "sqrt",
+        "rsqrt",
+        "exp",
+        "log",
+        "tanh",
+        "sigmoid",
+        "relu",
+        "gelu",
+        "silu",
+        "sum",
+        "mean",
+        "zero",
+        "fill",
+    }
+)
+_BINARY = frozenset(
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "threshold_backward",
+        "tanh_backward",
+        "sigmoid_backward",
+        "bmm",
+        "mm",
+        "maximum",
+        "minimum",
+    }
+)
+_COMPARES = frozenset(
+    {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite"}
+)
+_REDUCES = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::any", "aten::all", "aten::norm"})
+_PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"})
+_LOSSES = frozenset({"aten::mse_loss", "aten::binary_cross_entropy", "aten::nll_loss_forward", "aten::l1_loss"})
+
+
+def split_out(name: str, tensors: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], TensorSpec | None]:
+    """The tensors an op reads, and the one it writes into when it was given one (`out=`)."""
+    plain = name.removeprefix("aten::")
+    most = 1 if plain in _UNARY else 2 if plain in _BINARY else len(tensors)
+    return tuple(tensors[:most]), tensors[most] if len(tensors) > most else None
+
+
+def derive_outputs(name: str, inputs: Sequence[TensorSpec], *, backward: bool) -> tuple[TensorSpec, ...]:
+    """The results of an op whose result follows from its inputs; `backward` says that it computes gradients."""
+    first = inputs[0]
+    if name.endswith("_"):
+        return (first,)
+    if name in _PRODUCTS:
+        left, right = inputs[-2], inputs[-1]
+        return (contiguous((*left.shape[:-1], right.shape[-1]), left.dtype),)
+    if name in _REDUCES:  # gradients are summed over the batch, losses over everything
+        summed = backward and len(first.shape) > 1
+        return (contiguous((1, *first.shape[1:]) if summed else (), first.dtype),)
+    if name in _LOSSES:
+        return (contiguous((), first.dtype),)
+    dtype = "bool" if name.removeprefix("aten::") in _COMPARES else _promoted(inputs)
+    return (contiguous(_broadcast(inputs), dtype),)
+
+
+def _promoted(inputs: Sequence[TensorSpec]) -> str:
+    """The element type of a result: a floating one wins over whole numbers, a tensor over a single number."""
+    real = [spec for spec in inputs if spec.shape] or list(inputs)
+    return next((spec.dtype for spec in real if "float" in spec.dtype), real[0].dtype)
+
+
+def _broadcast(inputs: Sequence[TensorSpec]) -> tuple[int, ...]:
+    """The common shape, or that of the first where the inputs do not go together."""
+    rank = max(len(spec.shape) for spec in inputs)
+    shape = [1] * rank
+    for spec in inputs:
+        for axis, size in enumerate(spec.shape, start=rank - len(spec.shape)):
+            if size != 1 and shape[axis] not in (1, size):
+                return inputs[0].shape
+            shape[axis] = size if size != 1 else shape[axis]
+    return tuple(shape)
+
+
+def window_of(image: int, result: int, kernel: int) -> tuple[int, int] | None:
+    """The smallest stride and the padding that make `result` positions of `image` with a window of `kernel`."""
+    for stride in range(1, max(kernel, 4) + 1):
+        padding = max(-(-((result - 1) * stride + kernel - image) // 2), 0)
+        if padding <= kernel // 2 and (image + 2 * padding - kernel) // stride + 1 == result:
+            return stride, padding
+    return None

@@ -1,0 +1,258 @@
+"""The ops of a timeline as signatures that lowering understands, from what was recorded and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from traincast.traces.arguments import Recorded, parse_arguments
+from traincast.traces.events import IntArray, Kind
+from traincast.traces.link import Linked
+from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.outputs import derive_outputs, split_out, window_of
+from traincast.workload.ops import Scalar, Signature, TensorSpec
+
+_CONVOLUTION = re.compile(r"aten::(?:_?convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")
+_CONVOLUTION_BACKWARD = re.compile(r"aten::(?:cudnn_|miopen_)?convolution_backward$")
+_POOL = re.compile(r"aten::(?:max_pool2d_with_indices|avg_pool2d|_?adaptive_avg_pool2d)$")
+_POOL_BACKWARD = re.compile(r"aten::(?:max_pool2d_with_indices|avg_pool2d|_?adaptive_avg_pool2d)_backward$")
+_LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_lookup_(\w+?)_function")
+_LOOKUP_BACKWARD = re.compile(r"torch::autograd::CppNode<SplitLookupFunction_(\w+)_Op>")
+_LISTS = frozenset(
+    {"aten::cat", "aten::stack", "aten::index", "aten::_index_put_impl_", "aten::index_put_", "aten::_cat"}
+)
+_GRADIENT = re.compile(r"Backward\d*$|AccumulateGrad|CppNode")
+_COPY = re.compile(r"aten::(?:copy_|clone|_to_copy|contiguous)$")
+_WEIGHTS, _INDICES, _OFFSETS, _INDEX_WEIGHTS = 1, 11, 12, 14  # arguments of FBGEMM's lookup functions
+_IMAGE_CHANNELS = 4  # an input of no more channels is the image, which gets no gradient
+
+
+class SignatureReader:
+    """Signatures of the ops of one timeline; `node` joins its ops with the execution trace, if there is one."""
+
+    def __init__(self, linked: Linked, execution: ExecutionTrace | None = None, node: IntArray | None = None) -> None:
+        self.linked, self.execution, self.node = linked, execution, node
+        self._gradient: dict[tuple[int, int], TensorSpec] = {}  # (step, sequence) -> gradient of that op's result
+        self._lookup: dict[int, int] = {}  # backward op -> forward lookup, and the other way round
+        self._children: dict[int, set[str]] = {}
+        self._transposed: dict[int, set[tuple[int, ...]]] = {}  # scope -> shapes that `aten::t` made in it
+        self._scan()
+
+    def _scan(self) -> None:
+        events, open_lookups = self.linked.events, []
+        for row in self.linked.host[events["kind"][self.linked.host] == Kind.OP].tolist():
+            name, parent = self.linked.name(row), int(self.linked.parent[row])
+            if parent >= 0:
+                self._children.setdefault(parent, set()).add(name)
+            if name == "aten::t":
+                recorded = self.recorded(row)
+                if recorded and recorded.tensors:
+                    scope = int(self.linked.scope[row])
+                    self._transposed.setdefault(scope, set()).add(recorded.tensors[0].shape[::-1])
+            if events["forward_thread"][row] > 0 and _GRADIENT.search(name):
+                recorded = self.recorded(row)
+                if recorded and recorded.tensors:
+                    key = (int(self.linked.step[row]), int(events["sequence"][row]))
+                    self._gradient.setdefault(key, recorded.tensors[0])
+            if _LOOKUP.match(name):
+                open_lookups.append(row)
+            elif _LOOKUP_BACKWARD.match(name):
+                self._pair_lookup(row, open_lookups)
+
+    def _pair_lookup(self, row: int, open_lookups: list[int]) -> None:
+        """The last lookup whose number of bags fits the gradient is the one it belongs to."""
+        recorded = self.recorded(row)
+        if not recorded or not recorded.tensors:
+            return
+        batch = recorded.tensors[0].shape[0]
+        for lookup in reversed(open_lookups):
+            arguments = self.recorded(lookup)
+            if arguments is None or len(arguments.inputs) <= _OFFSETS or not arguments.inputs[_OFFSETS]:
+                continue
+            tables = len(arguments.inputs[4]) and arguments.inputs[4][0].numel
+            if (arguments.inputs[_OFFSETS][0].numel - 1) == batch * tables:
+                self._lookup[row], self._lookup[lookup] = lookup, row
+                open_lookups.remove(lookup)
+                return
+
+    def recorded(self, row: int) -> Recorded | None:
+        """What was recorded about an op's arguments, by the execution trace where it has the op."""
+        if self.execution is not None and self.node is not None and self.node[row] >= 0:
+            found = parse_arguments(self.execution.details[self.execution.nodes["details"][self.node[row]]])
+            if found is not None:
+                return found
+        return parse_arguments(self.linked.trace.details[int(self.linked.events["details"][row])])
+
+    def signature(self, row: int, *, strided: bool = False) -> Signature | None:
+        """The op as a signature, or None where its shapes are not known. `strided` says that a copy ran a kernel and
+        no copy engine, so that its source and target were laid out differently."""
+        name, recorded = self.linked.name(row), self.recorded(row)
+        if _LOOKUP_BACKWARD.match(name):
+            return self._lookup_backward(row)
+        if recorded is None or not recorded.tensors:
+            return None
+        if _LOOKUP.match(name):
+            return self._lookup_forward(row, recorded)
+        if name in _LISTS and (recorded.incomplete or not self._has_node(row)):
+            return None
+        if _CONVOLUTION.match(name):
+            return self._convolution(row, name, recorded)
+        if _CONVOLUTION_BACKWARD.match(name):
+            return self._convolution_backward(row, name, recorded)
+        if _POOL.match(name) or _POOL_BACKWARD.match(name):
+            return self._pool(row, name, recorded)
+        return self._plain(row, name, recorded, strided)
+
+    def _has_node(self, row: int) -> bool:
+        return self.node is not None and self.node[row] >= 0
+
+    def _plain(self, row: int, name: str, recorded: Recorded, strided: bool) -> Signature:
+        inputs, out = split_out(name, recorded.tensors)
+        large = any(spec.shape for spec in inputs)
+        inputs = tuple(replace(spec, device="cpu") if large and not spec.shape else spec for spec in inputs)
+        scope = int(self.linked.scope[row])
+        backward = bool(scope >= 0 and _GRADIENT.search(self.linked.name(scope)))
+        backward = backward or self._under_gradient(row)
+        outputs = (out,) if out is not None else recorded.outputs or derive_outputs(name, inputs, backward=backward)
+        inputs = self._with_order(name, inputs, scope, backward)
+        if strided and _COPY.match(name) and inputs[-1].dtype == outputs[0].dtype and len(inputs[-1].shape) > 1:
+            source = inputs[-1]
+            inputs = (*inputs[:-1], replace(source, stride=_turned(source.shape)))
+        scalars: tuple[tuple[str, Scalar], ...] = ()
+        if name in ("aten::sum", "aten::mean") and outputs[0].numel > 1:
+            scalars = (("dim", (0,)),)
+        if name in ("aten::_index_put_impl_", "aten::index_put_"):
+            scalars = (("accumulate", backward),)
+        return Signature(name, inputs, outputs, scalars)
+
+    def _under_gradient(self, row: int) -> bool:
+        above = int(self.linked.parent[row])
+        while above >= 0:
+            if _GRADIENT.search(self.linked.name(above)):
+                return True
+            above = int(self.linked.parent[above])
+        return False
+
+    def _with_order(
+        self, name: str, inputs: tuple[TensorSpec, ...], scope: int, backward: bool
+    ) -> tuple[TensorSpec, ...]:
+        """Operands of products that `aten::t` turned: the weight of a linear layer, the gradient in its backward.
+
+        (A weight that backward turns again is in order.)
+        """
+        if name not in ("aten::addmm", "aten::mm"):
+            return inputs
+        place = len(inputs) - 2 if backward else len(inputs) - 1
+        if len(inputs) < 2 or inputs[place].shape not in self._transposed.get(scope, ()):
+            return inputs
+        if backward and inputs[place].shape[0] == inputs[place].shape[1]:
+            return inputs
+        turned = replace(inputs[place], stride=_turned(inputs[place].shape))
+        return (*inputs[:place], turned, *inputs[place + 1 :])
+
+    def _convolution(self, row: int, name: str, recorded: Recorded) -> Signature | None:
+        image, weight, *rest = recorded.tensors
+        gradient = self._gradient.get((int(self.linked.step[row]), int(self.linked.events["sequence"][row])))
+        result = recorded.outputs[0] if recorded.outputs else gradient
+        scalars = _geometry(image, weight, result)
+        if result is None or scalars is None:
+            return None
+        bias = tuple(rest[:1])
+        groups = (("input", 1), ("weight", 1), *((("bias", 1),) if bias else ()))
+        return Signature(name, (image, weight, *bias), (result,), scalars, groups)
+
+    def _convolution_backward(self, row: int, name: str, recorded: Recorded) -> Signature | None:
+        if len(recorded.tensors) < 3:
+            return None
+        first, second, weight = recorded.tensors[:3]
+        image, gradient = (first, second) if "cudnn" in name else (second, first)
+        scalars = _geometry(image, weight, gradient)
+        if scalars is None:
+            return None
+        children = " ".join(self._children.get(row, ()))
+        data = image.shape[1] > _IMAGE_CHANNELS
+        if "backward_input" in children or "backward_weight" in children:
+            data = "backward_input" in children
+        scalars = (*scalars, ("output_mask", (data, True, False)))
+        groups = (("grad_output", 1), ("input", 1), ("weight", 1))
+        return Signature("aten::convolution_backward", (gradient, image, weight), (image, weight), scalars, groups)
+
+    def _pool(self, row: int, name: str, recorded: Recorded) -> Signature | None:
+        """The window is not recorded: one as wide as its stride and half as much again, as pools usually are."""
+        if _POOL_BACKWARD.match(name):
+            gradient, image = recorded.tensors[:2]
+        else:
+            key = (int(self.linked.step[row]), int(self.linked.events["sequence"][row]))
+            found = recorded.outputs[0] if recorded.outputs else self._gradient.get(key)
+            if found is None:
+                return None
+            image, gradient = recorded.tensors[0], found
+        if len(image.shape) != 4 or len(gradient.shape) != 4 or not all(gradient.shape):
+            return None
+        window = tuple(-(-3 * image.shape[axis] // (2 * gradient.shape[axis])) for axis in (2, 3))
+        scalars: tuple[tuple[str, Scalar], ...] = (("kernel_size", window),)
+        if _POOL_BACKWARD.match(name):
+            return Signature(name, recorded.tensors, (image,), scalars)
+        outputs = (gradient, replace(gradient, dtype="int64")) if "indices" in name else (gradient,)
+        return Signature(name, recorded.tensors, outputs, scalars)
+
+    def _lookup_parts(self, recorded: Recorded) -> tuple[tuple[str, tuple[TensorSpec, ...]], ...] | None:
+        if len(recorded.inputs) <= _INDEX_WEIGHTS:
+            return None
+        named = (
+            ("dev_weights", recorded.inputs[_WEIGHTS]),
+            ("indices", recorded.inputs[_INDICES]),
+            ("offsets", recorded.inputs[_OFFSETS]),
+            ("indice_weights", recorded.inputs[_INDEX_WEIGHTS]),
+        )
+        return named if all(specs for _, specs in named[:3]) else None
+
+    def _lookup_forward(self, row: int, recorded: Recorded) -> Signature | None:
+        parts = self._lookup_parts(recorded)
+        backward = self.recorded(self._lookup[row]) if row in self._lookup else None
+        if parts is None or backward is None:
+            return None
+        inputs = tuple(spec for _, specs in parts for spec in specs)
+        groups = tuple((name, len(specs)) for name, specs in parts if specs)
+        return Signature(self.linked.name(row), inputs, backward.tensors[:1], (), groups)
+
+    def _lookup_backward(self, row: int) -> Signature | None:
+        forward = self.recorded(self._lookup[row]) if row in self._lookup else None
+        gradient, kind = self.recorded(row), _LOOKUP_BACKWARD.match(self.linked.name(row))
+        parts = self._lookup_parts(forward) if forward is not None else None
+        if parts is None or gradient is None or kind is None:
+            return None
+        weighted = "weighted" if parts[3][1] else "unweighted"
+        name = f"fbgemm::split_embedding_backward_codegen_{kind[1]}_{weighted}_exact_cuda"
+        inputs = (gradient.tensors[0], *(spec for _, specs in parts for spec in specs))
+        groups = (("grad_output", 1), *((name, len(specs)) for name, specs in parts if specs))
+        return Signature(name, inputs, (), (), groups)
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor whose last two dimensions are stored the other way round."""
+    rest = shape[:-2]
+    strides = [1, shape[-2]]
+    step = shape[-1] * shape[-2]
+    for size in reversed(rest):
+        strides.insert(0, step)
+        step *= size
+    return (*strides[: len(rest)], 1, shape[-2])
+
+
+def _geometry(
+    image: TensorSpec, weight: TensorSpec, result: TensorSpec | None
+) -> tuple[tuple[str, Scalar], ...] | None:
+    """Stride, padding and groups of a convolution, from the three shapes; dilation is taken to be 1."""
+    if result is None or not 3 <= len(image.shape) == len(weight.shape) == len(result.shape):
+        return None
+    sizes = zip(image.shape[2:], result.shape[2:], weight.shape[2:], strict=True)
+    windows = [window_of(*size) for size in sizes]
+    found = [window for window in windows if window is not None]
+    if len(found) < len(windows) or not weight.shape[1] or image.shape[1] % weight.shape[1]:
+        return None
+    return (
+        ("stride", tuple(stride for stride, _ in found)),
+        ("padding", tuple(padding for _, padding in found)),
+        ("groups", image.shape[1] // weight.shape[1]),
+    )
