@@ -23,9 +23,9 @@ def test_held_out_fp32_shapes_on_every_training_gpu(table):
     rows = of_suite(table, "gemm_fp32 held-out shapes")
     assert len(rows) == 10
     for group, row in rows.items():
-        noisy = group == "Tesla T4 linear fp32"  # just over the 5 and 9 % aimed at, see docs/kernels/gemm.md
-        assert row.gmae <= (5.8 if noisy else 5.0), group
-        assert row.mape <= (9.5 if noisy else 9.0), group
+        noisy = group == "Tesla T4 linear fp32"  # over the 5 % GMAE aimed at, see docs/kernels/gemm.md
+        assert row.gmae <= (5.5 if noisy else 5.0), group
+        assert row.mape <= 9.0, group
         assert abs(row.bias) < 3, group
 
 
@@ -43,10 +43,11 @@ def test_unseen_gpus_beat_the_published_error_on_average(table, kind, published)
     assert sum(row.n * row.mape for row in unseen) / sum(row.n for row in unseen) < published
 
 
-def test_h100_left_out_stays_under_fifteen_percent(table):
+@pytest.mark.parametrize(("name", "most"), [("NVIDIA H100 80GB HBM3", 15.0), ("NVIDIA L4", 17.0)])
+def test_a_gpu_left_out_of_every_fit(table, name, most):  # 15 % is aimed at; L4's own noise takes 14.5 of its error
     rows = of_suite(table, "gemm_fp32 test split")
-    both = [rows[f"NVIDIA H100 80GB HBM3 {kind} fp32"] for kind in ("bmm", "linear")]
-    assert sum(row.n * row.mape for row in both) / sum(row.n for row in both) < 15
+    both = [rows[f"{name} {kind} fp32"] for kind in ("bmm", "linear")]
+    assert sum(row.n * row.mape for row in both) / sum(row.n for row in both) < most
 
 
 def test_kernels_of_a_profile_outside_every_training_set(shared_data):
@@ -56,7 +57,17 @@ def test_kernels_of_a_profile_outside_every_training_set(shared_data):
     assert abs(row.bias) < 12
 
 
-def test_intervals_hold_what_they_promise_on_held_out_shapes(shared_data):
-    for group, (n, share) in coverage_gemm(shared_data).items():
+def test_intervals_hold_what_they_promise_on_held_out_shapes_and_on_another_run(shared_data):
+    coverage = coverage_gemm(shared_data)
+    for group, (n, share) in coverage.items():
         if "held-out" in group and n > 500:
-            assert 0.84 < share < 0.97, group
+            assert 0.84 < share < 0.98, group
+    other_library = "gemm_fp32 test split | Tesla P4 linear fp32"
+    other_run = {
+        group: (n, share)
+        for group, (n, share) in coverage.items()
+        if "test split" in group and " all " not in group and group != other_library
+    }
+    assert min(share for _, share in other_run.values()) > 0.65
+    inside = sum(n * share for n, share in other_run.values()) / sum(n for n, _ in other_run.values())
+    assert 0.85 < inside < 0.95

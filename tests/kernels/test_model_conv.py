@@ -102,11 +102,11 @@ def test_only_measured_kinds_on_measured_chips_are_in_domain_and_others_are_less
         (conv(32, 64, 256, 56, 1, kind="backward_data"), 274),
     ],
 )  # fmt: skip
-def test_resnet_layers_agree_with_a_v100_trace_that_took_no_part_in_fitting(call, measured_us):
+def test_resnet_layers_agree_with_a_v100_trace_that_is_in_no_fit(call, measured_us):
     assert 1e6 * seconds(load_device("v100-dgxs"), call)[0] == pytest.approx(measured_us, rel=0.4)
 
 
-def test_vgg_layers_in_tf32_agree_with_an_h100_trace_that_took_no_part_in_fitting():
+def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():
     measured_us = {(64, 224, 64): 17909, (128, 112, 128): 9331, (256, 56, 256): 6449, (512, 28, 512): 5172}
     for (channels, size, filters), microseconds in measured_us.items():
         took = 1e6 * seconds(load_device("h100"), conv(512, channels, filters, size, compute="tf32"))[0]

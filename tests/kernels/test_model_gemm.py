@@ -9,7 +9,7 @@ from tests.kernels.model_checks import check_contract
 from traincast.kernels.call import Calls
 from traincast.kernels.families import GEMM
 from traincast.kernels.models.base import Measurements, load_state
-from traincast.kernels.models.gemm import GemmModel
+from traincast.kernels.models.gemm import GemmModel, clock_spread
 from traincast.kernels.models.gemm_engine import ENGINES, Problem, describe, peak_rate
 from traincast.kernels.models.residual_training import as_timed
 from traincast.kernels.models.shipped import PROFILES
@@ -83,6 +83,27 @@ def test_a_power_limited_card_does_not_reach_its_boost_clock(model):
     assert 2 * 4096**3 / seconds < 0.6 * t4.peak("fp32")
 
 
+def physical_seconds(device, *sizes):
+    return describe(ENGINES["simt"], Problem.of(products(list(sizes)), device, "fp32", 4.0))[0][0]
+
+
+def test_the_power_limit_spares_short_kernels_and_makes_long_ones_pay_for_their_traffic_too():
+    t4 = load_device("t4")
+    boost, sustained = (t4.at_clock(clock) for clock in (t4.boost_clock_mhz, t4.sustained_clock_mhz))
+    short, long_ = (16, 128, 128, 512), (8192, 512, 512, 64)
+    assert physical_seconds(t4, *short) < 1.15 * physical_seconds(boost, *short)
+    assert physical_seconds(t4, *long_) > 1.1 * physical_seconds(sustained, *long_)
+
+
+def test_a_floating_clock_widens_the_interval_and_a_locked_one_does_not(model):
+    t4, calls = load_device("t4"), products([1, 4096, 4096, 4096], kind="linear", trans_b=1)
+    floating, locked = (model.predict(calls, device).sigma[0] for device in (t4, t4.at_clock(t4.sustained_clock_mhz)))
+    assert clock_spread(t4) == pytest.approx(np.log(1590 / 820) / np.sqrt(12))
+    assert clock_spread(t4.at_clock(820)) == 0.0
+    assert clock_spread(load_device("v100")) == 0.0
+    assert floating > locked
+
+
 def test_narrower_types_are_faster_when_arithmetic_binds(model):
     h100 = load_device("h100")
     types = ("fp8", "bf16", "tf32", "fp32")
@@ -97,12 +118,12 @@ def test_tensor_cores_do_not_care_how_operands_are_stored(model):
 
 
 def test_a_chip_never_measured_gets_a_wider_interval_and_says_so(model):
-    sizes = [1, 4096, 4096, 4096]
-    known = model.predict(products(sizes), load_device("v100"))
-    unknown = model.predict(products(sizes), load_device("a40"))
-    assert known.in_domain[0]
-    assert not unknown.in_domain[0]
-    assert unknown.sigma[0] > 1.5 * known.sigma[0]
+    for trans_b, wider in ((1, 1.3), (0, 1.0)):
+        calls = products([1, 4096, 4096, 4096], trans_b=trans_b)
+        known, unknown = (model.predict(calls, load_device(key)) for key in ("v100", "a40"))
+        assert known.in_domain[0]
+        assert not unknown.in_domain[0]
+        assert unknown.sigma[0] >= wider * known.sigma[0]
 
 
 def test_a_card_with_a_measured_chip_is_known(model):
@@ -111,7 +132,7 @@ def test_a_card_with_a_measured_chip_is_known(model):
 
 def test_sizes_outside_the_measured_ones_are_flagged_and_widen_the_interval(model):
     v100 = load_device("v100")
-    estimate = model.predict(products([[1, 4096, 4096, 4096], [1, 4096, 4096, 4096 * 256]]), v100)
+    estimate = model.predict(products([[1, 4096, 4096, 4096], [1, 4096, 4096, 4096 * 256]], trans_b=1), v100)
     assert estimate.in_domain.tolist() == [True, False]
     assert estimate.sigma[1] > estimate.sigma[0]
 

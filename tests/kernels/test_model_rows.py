@@ -67,7 +67,7 @@ def test_softmax_s_backward_moves_half_as_much_again_and_half_precision_half_as_
     [(64, 32 * 112 * 112, 450, 920), (256, 32 * 56 * 56, 403, 672), (512, 32 * 28 * 28, 209, 346),
      (1024, 32 * 14 * 14, 87, 189)],
 )  # fmt: skip
-def test_batch_norm_agrees_with_a_v100_trace_that_took_no_part_in_fitting(channels, positions, forward_us, backward_us):
+def test_batch_norm_agrees_with_a_v100_trace_that_is_in_no_fit(channels, positions, forward_us, backward_us):
     device = load_device("v100-dgxs")
     assert 1e6 * seconds(NORM, "batch_forward", channels, positions, device)[0] == pytest.approx(forward_us, rel=0.25)
     assert 1e6 * seconds(NORM, "batch_backward", channels, positions, device)[0] == pytest.approx(backward_us, rel=0.25)

@@ -97,9 +97,7 @@ def test_a_gpu_known_from_its_sheet_gets_a_wider_interval_and_is_out_of_domain()
         (2048 * 512, "mul", 2, 1, 17.0), (1024 * 1024, "optimizer", 2, 1, 17.0), (1024 * 1024, "fill", 0, 1, 7.0),
     ],
 )  # fmt: skip
-def test_device_times_agree_with_a_v100_timeline_that_took_no_part_in_fitting(
-    elements, kind, reads, writes, measured_us
-):
+def test_device_times_agree_with_a_v100_timeline_that_is_in_no_fit(elements, kind, reads, writes, measured_us):
     device = load_device("v100").at_clock(1297)
     predicted = 1e6 * seconds(elementwise(elements, kind, reads, writes), device)[0]
     assert predicted == pytest.approx(measured_us, rel=0.25, abs=1.0)

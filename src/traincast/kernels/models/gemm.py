@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -36,7 +37,7 @@ _CHUNK = 4096  # calls at once: features stay in the CPU's cache
 _UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
 _BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
 _BORROWED = 0.2  # log-sigma where a batch or a compute type borrows the correction of another
-_SESSION = 0.03  # log-sigma of one card between two days: clocks, drivers
+_SESSION = 0.05  # log-sigma of one card between two runs: drivers, temperature; see docs/kernels/gemm.md
 _FITTED_TYPES = {"simt": ("fp32",), "half": ("bf16", "fp16"), "fp8": ("fp8",), "amd": ("fp32",)}
 
 
@@ -56,6 +57,11 @@ class EngineFit:
             return np.asarray(self.net.codes[row])
         alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == (device.arch in OLD_ARCHS)]
         return np.asarray(self.net.codes[alike or slice(None)].mean(axis=0))
+
+    def unseen_sigma(self, device: Device) -> FloatArray:
+        """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
+        own = self.sigma[-2 if device.arch in OLD_ARCHS else -1]
+        return np.asarray(np.maximum(own, np.median(self.sigma[:-2], axis=0)))
 
     def state(self, name: str) -> State:
         """Arrays whose names start with the engine's."""
@@ -116,8 +122,8 @@ class GemmModel(KernelModel):
         seconds = engine_seconds(engine, fit, calls, device, compute)
         stacked = engine.linear_only & (calls["batch"] > 1.0)
         beyond = _doublings_outside(fit.box, calls, stacked)
-        spreads = fit.sigma[row] if row >= 0 else fit.sigma[-2 if device.arch in OLD_ARCHS else -1]
-        spread = spreads[spread_class(calls), np.searchsorted(SIGMA_EDGES, seconds)]
+        spreads = fit.sigma[row] if row >= 0 else fit.unseen_sigma(device)
+        spread = np.hypot(spreads[spread_class(calls), np.searchsorted(SIGMA_EDGES, seconds)], clock_spread(device))
         borrowed = stacked | (compute not in _FITTED_TYPES[engine.name])
         sigma = np.hypot(np.hypot(spread, np.where(borrowed, _BORROWED, _SESSION)), _BEYOND * beyond)
         return Estimate(seconds, sigma, (beyond == 0.0) & (row >= 0) & ~borrowed)
@@ -130,6 +136,11 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
     trust = 1.0 if row >= 0 else _UNSEEN_TRUST
     factor = np.exp(trust * fit.net.correction(features, fit.code(row, device)))
     return np.asarray(engine.least_seconds + (physical - engine.least_seconds) * factor)
+
+
+def clock_spread(device: Device) -> float:
+    """Log-sigma of a clock that floats anywhere between the sustained one and boost; 0 when it is locked."""
+    return 0.0 if device.clock_mhz else math.log(device.boost_clock_mhz / device.sustained_clock_mhz) / math.sqrt(12)
 
 
 def spread_class(calls: Calls) -> IntArray:

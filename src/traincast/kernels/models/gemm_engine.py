@@ -20,8 +20,12 @@ DRAM_SHARE = 0.82
 
 _SPLIT_DEPTH = 256.0  # a library splits the contraction only into slices at least this deep
 _HIDDEN = 0.8  # share of the shorter of arithmetic and traffic that hides behind the longer
-_ISSUE_SHARE = 0.8  # SMs that issue one instruction per lane group: 64 of 80 slots of a tile's inner loop are FMA
+# SMs that issue one instruction per lane group: 64 of about 80 slots of a tile's inner loop are FMA. Set with the
+# H100's and L4's large GEMMs in view, see docs/kernels/gemm.md
+_ISSUE_SHARE = 0.8
 _SINGLE_ISSUE = ("ampere", "ada", "hopper", "blackwell")
+_TRAFFIC_POWER = 0.5  # share of the power limit that DRAM takes at full rate; set with L4 in view, see the docs
+_HEATING_SECONDS = 1e-3  # kernels about this long are half way from boost to the clock their power allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class Engine:
     `tiles` are (columns, rows) of the output a block computes, `resident` the blocks of each that share an SM,
     `tile_overhead` the tile intensity (elements) at which half of the rate is lost, `start_seconds` what an empty
     kernel takes, `linear_only` whether only single products laid out as in a linear layer were measured: then a
-    batch is seen as one tall product, and other layouts as that one.
+    batch is seen as one tall product, and other layouts as that one. `power_limited` says that the sustained clock of
+    a card is the one at which this engine uses up its power.
     `most` bounds (rows, columns, depth) of what was measured: beyond it only physics scales. `visits` is how many
     measurements, repeats counted, a training shows the network.
     """
@@ -44,6 +49,7 @@ class Engine:
     linear_only: bool
     most: tuple[float, float, float]
     visits: float
+    power_limited: bool = False
 
     @property
     def least_seconds(self) -> float:
@@ -57,12 +63,14 @@ _TENSOR_TILES = ((32, 16), (64, 16), (64, 32), (64, 64), (128, 64), (64, 128), (
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
-        Engine("simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 3e-6, False, (8192, 65536, 65536), 8e6),
+        Engine(
+            "simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 3e-6, False, (8192, 65536, 65536), 8e6, power_limited=True
+        ),
         Engine("half", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 5e6),
         Engine("fp8", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 4e6),
         Engine("amd", _SIMT_TILES, (1,) * 6, 8.0, 5e-6, False, (65536, 65536, 65536), 2e6),
     )
-}
+}  # fmt: skip
 _BATCHED_MOST = 2048.0  # batched products were measured up to 1,025 in every dimension
 
 HALF = ("bf16", "fp16", "tf32")
@@ -139,10 +147,15 @@ def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[
     turns = np.where(waves < 1.0, 1.0 / slices, whole)
     tile_flop = 2.0 * width * height * (1.0 + engine.tile_overhead / intensity)
     merging = np.where(slices > 1.0, 8.0 * m * n * b * slices / device.dram_bandwidth, 0.0)
-    by_tile = turns * tile_flop * (k * sms / problem.rate) + merging
+    computing = turns * tile_flop * (k * sms / problem.rate)
+    by_tile = computing + merging
     arithmetic = by_tile.min(axis=0)
-    longer, shorter = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
-    seconds = engine.start_seconds + longer + (1.0 - _HIDDEN) * shorter
+    slowdown = device.boost_clock_mhz / device.effective_clock_mhz
+    if engine.power_limited and device.clock_mhz is None and slowdown > 1.0:
+        at_boost = (computing / slowdown + merging).min(axis=0)
+        seconds = engine.start_seconds + _under_power_limit(at_boost, arithmetic, traffic)
+    else:
+        seconds = engine.start_seconds + _overlapped(arithmetic, traffic)
 
     resident = np.array(engine.resident, dtype=np.float64)[:, None]
     lead = waste[:-1] - waste[1:]
@@ -157,6 +170,20 @@ def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[
         _sizes(engine, problem, traffic, ideal, arithmetic, seconds),
     ]
     return seconds, np.concatenate(rows, dtype=np.float32, casting="same_kind")
+
+
+def _overlapped(arithmetic: FloatArray, traffic: FloatArray) -> FloatArray:
+    """Seconds of a kernel that computes while it loads."""
+    longer, shorter = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
+    return np.asarray(longer + (1.0 - _HIDDEN) * shorter)
+
+
+def _under_power_limit(at_boost: FloatArray, arithmetic: FloatArray, traffic: FloatArray) -> FloatArray:
+    """Seconds on a card that cannot hold its boost clock: energies of arithmetic and traffic add up where times
+    would overlap, and a short kernel is over before the clock has come down."""
+    cool = _overlapped(at_boost, traffic)
+    hot = np.maximum(cool, arithmetic + _TRAFFIC_POWER * traffic)
+    return np.asarray(cool + (hot - cool) * hot / (hot + _HEATING_SECONDS))
 
 
 def _sizes(

@@ -10,7 +10,7 @@ import numpy as np
 from traincast.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, BoolArray, FloatArray, IntArray
 from traincast.kernels.models.base import Measurements
 from traincast.kernels.models.chips import Chips
-from traincast.kernels.models.gemm import OLD_ARCHS, SIGMA_EDGES, EngineFit, engine_seconds, spread_class
+from traincast.kernels.models.gemm import OLD_ARCHS, SIGMA_EDGES, EngineFit, clock_spread, engine_seconds, spread_class
 from traincast.kernels.models.gemm_engine import ENGINES, Engine, Problem, describe, engine_of
 from traincast.kernels.models.residual_net import Float32Array
 from traincast.kernels.models.residual_training import Examples, Schedule, as_timed, train
@@ -134,17 +134,17 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
     errors, seconds = _log_errors(task, watch, trial, left_out)
     chip, kind = task.chip[left_out], spread_class(task.data.calls.take(task.rows[left_out]))
     bins = np.searchsorted(SIGMA_EDGES, seconds)
+    base = _clock_spreads(task)[left_out]
     few = np.bincount(task.chip, minlength=len(task.chips.keys)) < _FEWEST_OWN
     sigma = [
         [
-            _spreads(errors, [[(chip == row) & (kind == c) & (bins == i), (chip == row) & few[row],
-                               (kind == c) & (bins == i), bins == i] for i in range(_BINS)])
+            _spreads(errors, base, [[(chip == row) & (kind == c) & (bins == i), (chip == row) & few[row],
+                                     (kind == c) & (bins == i), bins == i] for i in range(_BINS)])
             for c in range(_CLASSES)
         ]
         for row in range(len(task.chips.keys))
     ]  # fmt: skip
-    unseen = [[spreads] * _CLASSES for spreads in _unseen_spreads(task, box)]
-    return replace(fit, sigma=np.array([*sigma, *unseen])), fitted_watch
+    return replace(fit, sigma=np.array([*sigma, *_unseen_spreads(task, box, fitted_watch)])), fitted_watch
 
 
 def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float) -> tuple[EngineFit, Stopwatch]:
@@ -168,16 +168,21 @@ def _log_errors(task: _Task, watch: Stopwatch, fit: EngineFit, use: BoolArray) -
     return np.where(seconds > _DEVICE_SHARE * shown, error, np.nan), seconds
 
 
-def _spreads(errors: FloatArray, preferred: Sequence[Sequence[BoolArray]]) -> FloatArray:
-    """Log-sigma of every bin of durations, from the first of its `preferred` selections that has enough
-    measurements, else from the nearest bin."""
+def _clock_spreads(task: _Task) -> FloatArray:
+    """`clock_spread` of the device of every measurement."""
+    return np.array([clock_spread(device) for device in task.data.devices])[task.data.device[task.rows]]
+
+
+def _spreads(errors: FloatArray, base: FloatArray, preferred: Sequence[Sequence[BoolArray]]) -> FloatArray:
+    """Log-sigma, beside `base`, of every bin of durations, from the first of its `preferred` selections that has
+    enough measurements, else from the nearest bin."""
     known = np.isfinite(errors)
     found = np.full(len(preferred), np.nan)
     for i, selections in enumerate(preferred):
         for selection in selections:
             use = selection & known
             if use.sum() >= _FEWEST_ROWS:
-                found[i] = spread_90(np.exp(errors[use]), np.ones(int(use.sum())))
+                found[i] = spread_90(np.exp(errors[use]), np.ones(int(use.sum())), base[use])
                 break
     have = np.flatnonzero(np.isfinite(found))
     if not len(have):
@@ -185,26 +190,32 @@ def _spreads(errors: FloatArray, preferred: Sequence[Sequence[BoolArray]]) -> Fl
     return np.asarray(found[[have[np.argmin(np.abs(have - i))] for i in range(len(found))]])
 
 
-def _unseen_spreads(task: _Task, box: FloatArray) -> list[FloatArray]:
-    """Log-sigma by duration for old and for newer chips never measured: every chip with enough measurements is
-    predicted from the others. A side with no such chip takes the spreads of both."""
-    errors, seconds, old = [np.zeros(0)], [np.zeros(0)], [np.zeros(0, dtype=np.bool_)]
+def _unseen_spreads(task: _Task, box: FloatArray, watch: Stopwatch) -> list[list[FloatArray]]:
+    """Log-sigma by class and duration for old and for newer chips never measured: every chip with enough measurements
+    is predicted from the others, and read through its own machine's stopwatch. A side with no such chip takes the
+    spreads of both."""
+    predicted: list[tuple[FloatArray, ...]] = [tuple(np.zeros(0) for _ in range(5))]
+    kinds = spread_class(task.data.calls.take(task.rows)).astype(np.float64)
+    base = _clock_spreads(task)
     alike = [(arch, *numbers[:2]) for arch, numbers in zip(task.chips.archs, task.chips.numbers, strict=True)]
     for chip in dict.fromkeys(alike):
         mine = np.isin(task.chip, [i for i, other in enumerate(alike) if other == chip])
         if mine.sum() < _FEWEST_OWN or mine.all():
             continue
         others = _task(task.engine, task.data, task.watch, task.rows[~mine])
-        fit, watch = _train(others, np.ones(len(others.rows), dtype=np.bool_), box, share=_STRANGER_SHARE)
-        error, predicted = _log_errors(task, watch, fit, mine)
-        errors.append(error)
-        seconds.append(predicted)
-        old.append(np.full(len(error), chip[0] in OLD_ARCHS))
-    error, side = np.concatenate(errors), np.concatenate(old)
-    bins = np.searchsorted(SIGMA_EDGES, np.concatenate(seconds))
+        fit, _ = _train(others, np.ones(len(others.rows), dtype=np.bool_), box, share=_STRANGER_SHARE)
+        old = np.full(int(mine.sum()), float(chip[0] in OLD_ARCHS))
+        predicted.append((*_log_errors(task, watch, fit, mine), old, kinds[mine], base[mine]))
+    error, seconds, side, kind, clock = (np.concatenate(column) for column in zip(*predicted, strict=True))
+    bins = np.searchsorted(SIGMA_EDGES, seconds)
     return [
-        _spreads(error, [[(side == is_old) & (bins == i), bins == i] for i in range(_BINS)]) for is_old in (True, False)
-    ]
+        [
+            _spreads(error, clock, [[(side == old) & (kind == c) & (bins == i), (side == old) & (bins == i), bins == i]
+                                    for i in range(_BINS)])
+            for c in range(_CLASSES)
+        ]
+        for old in (1.0, 0.0)
+    ]  # fmt: skip
 
 
 def _box(sizes: FloatArray) -> FloatArray:
