@@ -43,9 +43,7 @@ def fit_gemm(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
     return provenance
 
 
-def provenance_of(
-    model: GemmModel, tables: Sequence[GemmRows], stopwatch_us: dict[str, list[float]]
-) -> dict[str, Any]:
+def provenance_of(model: GemmModel, tables: Sequence[GemmRows], stopwatch_us: dict[str, list[float]]) -> dict[str, Any]:
     """Where the model came from, and its mean absolute errors on rows it was fitted to and on the held-out fifth."""
     files: dict[str, Any] = {}
     for file, table in zip(FILES, tables, strict=True):

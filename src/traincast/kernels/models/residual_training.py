@@ -80,9 +80,6 @@ class _Adam:
                 p *= 1 - decay * rate
 
 
-
-
-
 class _Trainer:
     """One training run: parameters, and their gradients on a batch."""
 
