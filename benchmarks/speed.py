@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable
 
 QUICK, FULL = 3, 15
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # limits are for one core; set before numpy is imported
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def seconds(function: Callable[[], object]) -> float:
