@@ -110,6 +110,34 @@ def test_argument_errors_exit_with_2(capsys, arguments):
     assert stop.value.code == 2
 
 
+@pytest.mark.parametrize(("module", "extra"), [("polars", "data"), ("torch", "capture")])
+def test_a_missing_extra_is_named(capsys, monkeypatch, module, extra, tmp_path):
+    def missing(*_):
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr("traincast.cli.commands.fit.fit_pieces", missing)
+    assert f"traincast[{extra}]" in refusal(capsys, "fit", "host", "--data", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export", "dlrm-default", "-o"),
+        ("export", "dlrm-default", "--to", "chakra", "-o"),
+        ("fit", "host", "--out"),
+        ("capture", "step.py:make_step", "-o"),
+    ],
+)
+def test_output_that_cannot_be_written(capsys, tmp_path, monkeypatch, shared_data, arguments):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "step.py").write_text(
+        "import torch\ndef make_step(b):\n    return lambda: torch.ones(b, device='cuda') + 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINCAST_DATA", str(shared_data))
+    assert "file" in refusal(capsys, *arguments, tmp_path / "file" / "out")
+
+
 def test_a_step_larger_than_the_device_is_a_warning_in_the_answer(capsys):
     assert main(["predict", "gpt3-2.7b", "--on", "p4", "--json"]) == 0
     captured = capsys.readouterr()

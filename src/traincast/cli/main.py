@@ -24,6 +24,9 @@ VERBS = {
 
 OK, CHECK_FAILED, BAD_INPUT = 0, 1, 2
 
+# what only some verbs need -> the extra that installs it
+OPTIONAL = {"torch": "capture", "polars": "data", "sklearn": "data", "scipy": "data"}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
@@ -34,9 +37,18 @@ def main(argv: list[str] | None = None) -> int:
     except TraincastError as error:
         print(f"traincast: {error}", file=sys.stderr)
         return BAD_INPUT
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        extra = OPTIONAL[error.name]
+        print(f"traincast: this needs {error.name}: pip install 'traincast[{extra}]'", file=sys.stderr)
+        return BAD_INPUT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:  # a file that cannot be read or written; after BrokenPipeError, which is one too
+        print(f"traincast: '{error.filename}': {error.strerror}", file=sys.stderr)
+        return BAD_INPUT
     except KeyboardInterrupt:
         print("traincast: interrupted", file=sys.stderr)
         return 130

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from traincast.api import MODES
 from traincast.cli.output import print_json, print_text
-from traincast.errors import TraincastError
 from traincast.report.text import count
 from traincast.workload import peak_memory
 from traincast.workload.file import save_workload
@@ -36,12 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
-    try:
-        from traincast.capture.from_file import capture_file
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise TraincastError("capture needs PyTorch: pip install 'traincast[capture]'") from None
+    from traincast.capture.from_file import capture_file  # needs torch, which the help text does not
+
     workload = capture_file(
         args.function, batch_size=args.batch_size, seq_len=args.seq_len, mode=args.mode, name=args.name
     )

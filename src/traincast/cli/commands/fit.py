@@ -12,7 +12,6 @@ from pathlib import Path
 from traincast.cli.data import measurements_folder
 from traincast.cli.output import print_json, print_text
 from traincast.cli.progress import progress_bar
-from traincast.errors import TraincastError
 from traincast.fit.pieces import PIECES, fit_pieces
 
 
@@ -26,13 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Fits and writes."""
     folder = measurements_folder(args.data)
-    try:
-        with progress_bar("fit") as show:
-            written = fit_pieces(args.pieces or list(PIECES), folder, args.out, lambda _, share: show(share))
-    except ModuleNotFoundError as error:
-        if error.name not in ("polars", "sklearn", "scipy"):
-            raise
-        raise TraincastError(f"fitting needs {error.name}: pip install 'traincast[data]'") from None
+    with progress_bar("fit") as show:
+        written = fit_pieces(args.pieces or list(PIECES), folder, args.out, lambda _, share: show(share))
     if args.json:
         print_json(written)
     else:
