@@ -44,6 +44,11 @@ class Outcome:
     active_ms: float
 
     @property
+    def covered(self) -> bool:
+        """Whether the measured step lies inside the predicted 90 % interval."""
+        return self.low_ms <= self.case.measured_ms <= self.high_ms
+
+    @property
     def error_percent(self) -> float:
         """Signed error of the step time."""
         return 100 * (self.predicted_ms / self.case.measured_ms - 1)

@@ -41,7 +41,9 @@ def cases_text(outcomes: Sequence[Outcome]) -> str:
         )
         for o in outcomes
     ]
-    return table(header, cells, right=tuple(range(2, len(header))))
+    covered = sum(outcome.covered for outcome in outcomes)
+    inside = f"inside the 90 % interval: {covered} of {len(outcomes)}"
+    return table(header, cells, right=tuple(range(2, len(header)))) + f"\n{inside}"
 
 
 def evaluation_json(rows: Sequence[ErrorRow], outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def evaluation_json(rows: Sequence[ErrorRow], outcomes: Sequence[Outcome]) -> di
                 "measured_ms": o.case.measured_ms,
                 "predicted_ms": o.predicted_ms,
                 "interval_ms": [o.low_ms, o.high_ms],
+                "covered": o.covered,
                 "error_percent": o.error_percent,
                 "active_error_percent": o.active_error_percent,
                 "others_error_percent": o.case.others,
