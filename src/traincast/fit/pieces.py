@@ -25,8 +25,12 @@ class Piece:
 
     def fit(self, data: Path, out: Path, progress: Progress) -> dict[str, Any]:
         """Writes the profile into `out` and returns its provenance."""
+        from threadpoolctl import threadpool_limits
+
         module, name = self.function.split(":")
-        fitted: dict[str, Any] = getattr(import_module(f"traincast.fit.{module}"), name)(data, out, progress)
+        function = getattr(import_module(f"traincast.fit.{module}"), name)
+        with threadpool_limits(1):  # sums in another order give other bytes
+            fitted: dict[str, Any] = function(data, out, progress)
         return fitted
 
 
