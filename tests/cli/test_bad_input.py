@@ -35,6 +35,10 @@ def test_unknown_platform_names_the_nearest(capsys):
     assert "v100" in refusal(capsys, "predict", "dlrm-default", "--on", "v1oo")
 
 
+def test_this_machine_is_refused_plainly(capsys):
+    assert "not built yet" in refusal(capsys, "predict", "dlrm-default", "--on", "here")
+
+
 def test_missing_workload_file(capsys, tmp_path):
     assert "nowhere.tc" in refusal(capsys, "predict", tmp_path / "nowhere.tc", "--on", "v100")
 

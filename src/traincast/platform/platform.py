@@ -52,6 +52,8 @@ def load_platform(name: str) -> Platform:
         return _platform_from(name, read_table(_DATA / "nodes" / f"{name}.toml"))
     if name in device_keys():
         return Platform(key=name, device=load_device(name))
+    if name == "here":
+        raise TraincastError("--on here: measuring this machine is not built yet; choose one of 'traincast platforms'")
     raise unknown("platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file.")
 
 
