@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.fit.measurements import UNJUDGED_SPREAD, check_possible, device_rows, devices_in, held_out, read_table
+from traincast.fit.measurements import (
+    UNJUDGED_SPREAD,
+    check_possible,
+    device_rows,
+    devices_in,
+    held_out,
+    only_present,
+    read_table,
+)
 from traincast.kernels.call import BoolArray, Calls, FloatArray
 from traincast.kernels.families import ATTENTION
 from traincast.kernels.models.attention import AttentionModel
@@ -47,10 +55,8 @@ class AttentionRows:
 
     def measurements(self) -> Measurements:
         """With the devices that are left."""
-        present = [i for i in range(len(self.devices)) if (self.device == i).any()]
-        position = {old: new for new, old in enumerate(present)}
-        device = np.array([position[int(i)] for i in self.device], dtype=np.int64)
-        return Measurements(self.calls, [self.devices[i] for i in present], device, self.seconds)
+        devices, device = only_present(self.devices, self.device)
+        return Measurements(self.calls, devices, device, self.seconds)
 
 
 def read_attention(data: Path) -> AttentionRows:

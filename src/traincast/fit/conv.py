@@ -17,6 +17,7 @@ from traincast.fit.measurements import (
     device_rows,
     devices_in,
     held_out,
+    only_present,
     read_table,
 )
 from traincast.kernels.call import BoolArray, Calls, FloatArray
@@ -62,12 +63,10 @@ class ConvRows:
 
     def measurements(self) -> Measurements:
         """As device times, with the devices that are left."""
-        present = [i for i in range(len(self.devices)) if (self.device == i).any()]
-        position = {old: new for new, old in enumerate(present)}
-        device = np.array([position[int(i)] for i in self.device], dtype=np.int64)
+        devices, device = only_present(self.devices, self.device)
         seconds = np.maximum(self.seconds - self.offset, 0.2 * self.seconds)
         noise = np.where(self.event_timed, _EVENT_NOISE_SECONDS, _QUEUE_NOISE_SECONDS)
-        return Measurements(self.calls, [self.devices[i] for i in present], device, seconds, noise)
+        return Measurements(self.calls, devices, device, seconds, noise)
 
 
 def read_convolutions(data: Path) -> ConvRows:

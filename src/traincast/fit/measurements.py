@@ -95,6 +95,14 @@ def device_rows(table: Table, devices: Sequence[Device], column: str = "device")
     return np.array([position[str(name)] for name in table.text(column)], dtype=np.int64)
 
 
+def only_present(
+    devices: Sequence[Device], device: npt.NDArray[np.int64]
+) -> tuple[list[Device], npt.NDArray[np.int64]]:
+    """The devices that rows refer to, and the rows' references to that shorter list."""
+    present, renumbered = np.unique(device, return_inverse=True)
+    return [devices[i] for i in present], renumbered.reshape(-1).astype(np.int64)
+
+
 def check_possible(table: Table, least_seconds: FloatArray, seconds: FloatArray, column: str = "latency_us") -> None:
     """Refuses a table with a row three times faster than the data sheet allows (`least_seconds`)."""
     bad = np.flatnonzero(seconds * 3 < least_seconds)

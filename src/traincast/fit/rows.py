@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.fit.measurements import UNJUDGED_SPREAD, held_out
+from traincast.fit.measurements import UNJUDGED_SPREAD, held_out, only_present
 from traincast.fit.streaming import fit_model, with_offsets
 from traincast.fit.vector_data import FILES, SOURCE, VectorRows, read_vectors
 from traincast.kernels.call import BoolArray, FloatArray
@@ -47,10 +47,7 @@ def fit_parameters(rows: VectorRows, seen: BoolArray) -> RowParameters:
     """Parameters from the `seen` rows above the floor (offsets already set)."""
     features, passes = _FEATURES[str(rows.op[0])]
     chosen = rows.take(seen & rows.above)
-    present = [i for i in range(len(rows.devices)) if (chosen.device == i).any()]
-    position = {old: new for new, old in enumerate(present)}
-    device = np.array([position[int(i)] for i in chosen.device], dtype=np.int64)
-    devices = [rows.devices[i] for i in present]
+    devices, device = only_present(rows.devices, chosen.device)
     return fit_rows(Measurements(chosen.calls(), devices, device, chosen.device_seconds), features, passes)
 
 

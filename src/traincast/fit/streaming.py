@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.fit.measurements import UNJUDGED_SPREAD, held_out
+from traincast.fit.measurements import UNJUDGED_SPREAD, held_out, only_present
 from traincast.fit.vector_data import SOURCE, VectorRows, read_vectors
 from traincast.kernels.call import BoolArray, FloatArray
 from traincast.kernels.models.base import Measurements, save_state
@@ -51,12 +51,11 @@ def with_offsets(rows: VectorRows, seen: BoolArray) -> VectorRows:
 def fit_model(rows: VectorRows, seen: BoolArray) -> ElementwiseModel:
     """The model from the `seen` rows above the floor (offsets already set)."""
     chosen = rows.take(seen & rows.above)
-    present = [i for i in range(len(rows.devices)) if (chosen.device == i).any()]
-    position = {old: new for new, old in enumerate(present)}
+    devices, device = only_present(rows.devices, chosen.device)
     data = Measurements(
         chosen.calls(),
-        [rows.devices[i] for i in present],
-        np.array([position[int(i)] for i in chosen.device], dtype=np.int64),
+        devices,
+        device,
         chosen.device_seconds,
     )
     return ElementwiseModel().fit(data)

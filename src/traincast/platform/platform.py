@@ -22,17 +22,11 @@ _DEFAULT_KERNEL_GAP = 1.5e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """A device in its surroundings: how many of them a node holds.
-
-    `link_bandwidth` is what one GPU can send to its node mates, and `network_bandwidth` what one GPU can send to
-    another node, both in bytes per second and one direction; 0 where there is none.
-    """
+    """A device in its surroundings: how many of them a node holds. Its links are a `Topology`."""
 
     key: str
     device: Device
     gpus_per_node: int = 1
-    link_bandwidth: float = 0.0
-    network_bandwidth: float = 0.0
 
     def at_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
@@ -107,8 +101,6 @@ def _platform_from(key: str, table: dict[str, Any]) -> Platform:
         key=key,
         device=device,
         gpus_per_node=number(key, table, "gpus_per_node", integer=True),
-        link_bandwidth=1e9 * number(key, table, "link_gbs"),
-        network_bandwidth=1e9 * number(key, table, "network_gbs_per_gpu"),
     )
 
 
