@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
+
 import pytest
 
 from traincast.errors import TraincastError
@@ -11,12 +14,13 @@ from traincast.platform.platform import node_keys
 
 
 @pytest.mark.parametrize("key", node_keys())
-def test_every_node_file_has_a_topology_that_agrees_with_its_platform(key):
+def test_every_node_file_has_a_topology_with_its_figures(key):
     topology, platform = load_topology(key), load_platform(key)
-    assert topology.gpus_per_node == platform.gpus_per_node
-    assert topology.link_bandwidth == platform.link_bandwidth
+    table = tomllib.loads((files("traincast.platform") / "data" / "nodes" / f"{key}.toml").read_text())
+    assert topology.gpus_per_node == platform.gpus_per_node == table["gpus_per_node"]
+    assert topology.link_bandwidth == pytest.approx(1e9 * table["link_gbs"])
     assert topology.network_bandwidth(topology.gpus_per_node) == pytest.approx(
-        platform.network_bandwidth * platform.gpus_per_node
+        1e9 * table["network_gbs_per_gpu"] * platform.gpus_per_node
     )
 
 
