@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from importlib.resources import files
 
+import numpy as np
 import pytest
 
 from traincast.errors import TraincastError
-from traincast.fit.host import PROFILE, fit_host
-from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, load_host_profile, parse_host_profile
+from traincast.fit import host_versions
+from traincast.fit.host import PROFILE, fit_host, host_tables
+from traincast.fit.host_traces import fit_host_from_traces
+from traincast.host.names import today
+from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, load_host_profile, parse_host_profile, profile_names
 
 TABLES = {
-    "t1_us": 10,
+    "t1_us": {"python": 10, "node": 8, "engine": 1},
     "t2_us": {"aten::linear": 40, "*": 20, "*Backward": 30},
     "t3_us": {"*": 5, "*Backward": 6},
     "t4_us": {"launch": 7, "memcpy": 12, "memset": 7, "synchronize": 7},
@@ -25,20 +29,46 @@ TABLES = {
 def test_known_ops_get_their_own_times():
     seconds = parse_host_profile("test", TABLES).scope_seconds(["aten::linear", "aten::view"])
 
-    assert seconds[0, BEFORE] == pytest.approx(50e-6)
+    assert seconds[0, BEFORE] == pytest.approx(40e-6)
     assert seconds[0, BETWEEN] == pytest.approx(28e-6)
-    assert seconds[1, ALONE] == pytest.approx(13e-6)
+    assert seconds[1, ALONE] == pytest.approx(3e-6)
 
 
 def test_unknown_ops_get_the_default_of_their_kind():
     seconds = parse_host_profile("test", TABLES).scope_seconds(["aten::frobnicate", "FrobnicateBackward0"])
 
-    assert seconds[0, BEFORE] == pytest.approx(30e-6)
-    assert seconds[1, BEFORE] == pytest.approx(40e-6)
+    assert seconds[0, BEFORE] == pytest.approx(20e-6)
+    assert seconds[1, BEFORE] == pytest.approx(30e-6)
     assert seconds[1, AFTER] == pytest.approx(6e-6)
 
 
-@pytest.mark.parametrize("broken", [{}, {**TABLES, "t2_us": 3}, {**TABLES, "t1_us": "slow"}])
+def test_the_gap_before_an_op_depends_on_who_issues_it():
+    profile = parse_host_profile("test", TABLES)
+    ops = ["aten::sum", "AddmmBackward0", "torch::autograd::AccumulateGrad"]
+
+    assert profile.gap_seconds(ops, main=True) == pytest.approx([10e-6] * 3)
+    assert profile.gap_seconds(ops, main=False) == pytest.approx([1e-6, 8e-6, 8e-6])
+    assert profile.scaled(2.0).gap_seconds(ops, main=False) == pytest.approx([2e-6, 16e-6, 16e-6])
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ("AddmmBackward", "AddmmBackward0"),
+        ("CudnnConvolutionBackward", "ConvolutionBackward0"),
+        ("ReluBackward1", "ReluBackward0"),
+        ("SumBackward1", "SumBackward1"),
+        ("LookupFunctionBackward", "LookupFunctionBackward"),
+        ("aten::linear", "aten::linear"),
+    ],
+)
+def test_nodes_of_older_versions_have_todays_names(then, now):
+    assert today(then) == now
+
+
+@pytest.mark.parametrize(
+    "broken", [{}, {**TABLES, "t2_us": 3}, {**TABLES, "t1_us": "slow"}, {**TABLES, "t1_us": {"python": 10}}]
+)
 def test_malformed_profiles_are_refused(broken):
     with pytest.raises(TraincastError, match="malformed"):
         parse_host_profile("test", broken)
@@ -47,12 +77,35 @@ def test_malformed_profiles_are_refused(broken):
 def test_shipped_profile_is_what_the_tables_give(shared_data, tmp_path):
     fit_host(shared_data, tmp_path, lambda *_: None)
 
-    shipped = load_host_profile(PROFILE)
-    rebuilt = parse_host_profile(PROFILE, json.loads((tmp_path / f"{PROFILE}.json").read_text()))
-    assert rebuilt.scope_seconds(["aten::linear", "AddmmBackward0"]) == pytest.approx(
-        shipped.scope_seconds(["aten::linear", "AddmmBackward0"])
-    )
-    assert rebuilt.t4 == shipped.t4
+    shipped = files("traincast.host") / "data" / f"{PROFILE}.json"
+    assert (tmp_path / f"{PROFILE}.json").read_text() == shipped.read_text()
+
+
+def test_profiles_of_traces_are_what_the_traces_give(shared_data, tmp_path):
+    fitted = fit_host_from_traces(shared_data, tmp_path, lambda *_: None)
+
+    data = files("traincast.host") / "data"
+    for name in fitted:
+        assert (tmp_path / f"{name}.json").read_text() == (data / f"{name}.json").read_text(), name
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_shipped_profile_loads_and_says_where_it_comes_from(name):
+    profile = load_host_profile(name)
+
+    assert profile.provenance["sources"]
+    assert np.isfinite(profile.scope_seconds(["aten::linear", "AddmmBackward0"])).all()
+
+
+def test_how_types_changed_agrees_between_the_two_traces(shared_data, monkeypatch):
+    def ratios(files):
+        monkeypatch.setattr(host_versions, "TRACES", (files,))
+        return host_tables(shared_data)["provenance"]["newer_over_older"]
+
+    dlrm, recommender = (ratios(files) for files in host_versions.TRACES)
+    for kind in ("T5", "alone"):
+        assert dlrm[kind] == pytest.approx(recommender[kind], rel=0.2)
+    assert dlrm["T3"] == pytest.approx(recommender["T3"], rel=0.5)
 
 
 def test_missing_tables_are_named(tmp_path):

@@ -8,27 +8,31 @@ from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.host.distribution import Distribution
+from traincast.host.names import ISSUERS, PYTHON, today
 from traincast.host.overheads import Overheads, pooled
 
 _MIN_SAMPLES = 3
+_LONGEST_GAP = 100e-6  # seconds
 _RUNTIME = ("launch", "memcpy", "memset")
 
 
 def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON form of a host profile (microseconds; see `HostProfile`) from the overheads of one or more workloads.
 
-    Ops seen fewer than three times only count towards the medians that stand for unknown ops. `spread` is the
-    relative deviation of an op's host time around its mean, averaged with the time spent in each op.
+    T1 is the plain mean of the gaps under 100 us: longer ones are work of the user's own. Ops seen fewer than three
+    times only count towards the medians that stand for unknown ops. `spread` is the relative deviation of an op's host
+    time around its mean, averaged with the time spent in each op.
     """
     overheads = pooled(workloads)
     launch = overheads.table.get(("T4", "launch"))
-    if launch is None or ("T1", "") not in overheads.table:
+    gaps = overheads.of_type("T1")
+    if launch is None or PYTHON not in gaps:
         raise TraincastError("a host profile needs a trace with ops that launch kernels")
     t4 = {name: _mean_us(overheads.table.get(("T4", name), launch)) for name in _RUNTIME}
     waits = overheads.table.get(("T4", "synchronize"), launch)
     t4["synchronize"] = _us(waits.quantile(0.05))  # a call that found nothing to wait for
     return {
-        "t1_us": _mean_us(overheads.table["T1", ""]),
+        "t1_us": {name: _rounded(1e6 * gaps.get(name, gaps[PYTHON]).mean_below(_LONGEST_GAP)) for name in ISSUERS},
         "t2_us": _table(overheads.of_type("T2")),
         "t3_us": _table(overheads.of_type("T3")),
         "t4_us": t4,
@@ -46,15 +50,10 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
 def _table(distributions: Mapping[str, Distribution]) -> dict[str, float]:
     """Means by op, and medians over ops for those nobody measured: "*", and "*Backward" for autograd nodes."""
     means = {op: _mean_us(d) for op, d in distributions.items()}
-    table = {_today(op): means[op] for op, d in sorted(distributions.items()) if d.count >= _MIN_SAMPLES}
+    table = {today(op): means[op] for op, d in sorted(distributions.items()) if d.count >= _MIN_SAMPLES}
     nodes = [us for op, us in means.items() if "Backward" in op]
     ops = [us for op, us in means.items() if op.startswith("aten::")] or list(means.values()) or [0.0]
     return {"*": _rounded(statistics.median(ops)), "*Backward": _rounded(statistics.median(nodes or ops)), **table}
-
-
-def _today(op: str) -> str:
-    """The name an autograd node has since PyTorch 1.9 numbers them."""
-    return f"{op}0" if op.endswith("Backward") and "::" not in op and not op.startswith(("All", "Lookup")) else op
 
 
 def _spread(overheads: Overheads) -> float:

@@ -57,6 +57,12 @@ class Distribution:
             place += 1
         return float(self.sums[place] / self.counts[place])
 
+    def mean_below(self, limit: float) -> float:
+        """Mean in seconds of the samples under `limit` seconds, to half a bin."""
+        edges = _LOWEST * _RATIO ** np.arange(_BINS)
+        counted = self.counts[edges < limit].sum()
+        return float(self.sums[edges < limit].sum() / counted) if counted else 0.0
+
     def robust(self) -> tuple[float, float]:
         """Mean and standard deviation without outliers: samples over 1.5 interquartile ranges beyond the quartiles."""
         if not self.count:

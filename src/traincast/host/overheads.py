@@ -11,10 +11,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import combinations
 
 import numpy as np
 
 from traincast.host.distribution import Distribution
+from traincast.host.names import issuer
 from traincast.traces.events import BoolArray, IntArray, Kind
 from traincast.traces.link import Linked
 
@@ -34,15 +36,18 @@ _RUNTIME_CLASSES = (
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCost:
-    """Nanoseconds that recording one op, and one runtime call, adds to the host's time."""
+    """Nanoseconds that recording one op, and one runtime call, adds to the host's time; `frame` comes on top of an op
+    for every frame of the Python stack that is recorded with it, inside of the op."""
 
     op: float
     call: float
+    frame: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class Overheads:
-    """Distributions by (type, name): types "T1" (name ""), "T2", "T3", "T5", "alone" by op; "T4" by runtime call."""
+    """Distributions by (type, name): types "T1" by who issues the next op (`host.names`); "T2", "T3", "T5", "alone" by
+    op; "T4" by runtime call."""
 
     table: dict[tuple[str, str], Distribution] = field(default_factory=dict)
 
@@ -78,7 +83,35 @@ def profiler_cost(linked: Linked) -> ProfilerCost:
     return ProfilerCost(
         op=min(_OP_COST_NS, _shortest(np.concatenate([*spacing, np.empty(0)]))),
         call=min(_CALL_COST_NS, 0.5 * _shortest(launches)),
+        frame=_frame_cost(linked),
     )
+
+
+def _frame_cost(linked: Linked) -> float:
+    """Nanoseconds a recorded Python frame takes: how the way from an op to the first one it calls grows with the
+    depth of the stack; the weighted median over equal pairs of ops that were recorded at two depths."""
+    events = linked.events
+    if not events["frames"].any():
+        return 0.0
+    hops: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    seen: set[int] = set()
+    for row in linked.host[events["kind"][linked.host] == Kind.OP].tolist():
+        above = int(linked.parent[row])
+        if above >= 0 and events["kind"][above] == Kind.OP and above not in seen:
+            seen.add(above)
+            pair = (int(events["name"][above]), int(events["name"][row]))
+            hops[pair][int(events["frames"][above])].append(int(events["start"][row] - events["start"][above]))
+    slopes, weights = [], []
+    for depths in hops.values():
+        for low, high in combinations(sorted(depths), 2):
+            rise = float(np.median(depths[high]) - np.median(depths[low]))
+            slopes.append(rise / (high - low))
+            weights.append((high - low) * min(len(depths[low]), len(depths[high])))
+    if not slopes:
+        return 0.0
+    order = np.argsort(slopes)
+    half = np.searchsorted(np.cumsum(np.array(weights)[order]), 0.5 * sum(weights))
+    return max(float(slopes[order[half]]), 0.0)
 
 
 def _shortest(values: IntArray) -> float:
@@ -111,6 +144,7 @@ class _Extraction:
         self.records = _by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
         self.calls = _by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
         self.busy = _busy_by_thread(linked)
+        self.frames = linked.events["frames"]
 
     def run(self) -> None:
         self._gaps()
@@ -137,6 +171,9 @@ class _Extraction:
             span -= max(min(int(self.ends[row]), end) - max(int(self.starts[row]), begin), 0)
         span -= self.cost.op * self._count(self.records, scope, begin, end)
         span -= self.cost.call * self._count(self.calls, scope, begin, end)
+        if self.cost.frame:
+            inside = [row for row in (scope, *self.records.get(scope, ())) if begin <= self.starts[row] < end]
+            span -= self.cost.frame * float(self.frames[inside].sum())
         self.samples[kind, name].append(max(span, 0.0))
 
     def _count(self, rows: dict[int, list[int]], scope: int, begin: int, end: int) -> int:
@@ -154,7 +191,9 @@ class _Extraction:
             begin, end = int(self.ends[before]), int(self.starts[scope])
             if end - begin > _JOIN_NS and self._others_busy(thread, begin, end):
                 continue
-            self.samples["T1", ""].append(max(end - begin, 0))
+            self.samples["T1", issuer(self.linked.name(scope), main=thread == 0)].append(
+                max(end - begin - self.cost.op, 0.0)  # one op's end and the next one's begin are recorded in it
+            )
 
     def _others_busy(self, thread: int, begin: int, end: int) -> bool:
         for other, (starts, ends) in self.busy.items():

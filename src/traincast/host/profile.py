@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import TraincastError, unknown
+from traincast.host.names import ISSUERS, issuer
 
 FloatArray = npt.NDArray[np.float64]
 _DATA = files("traincast.host") / "data"
@@ -25,14 +26,14 @@ BEFORE, BETWEEN, AFTER, ALONE = 0, 1, 2, 3
 class HostProfile:
     """Mean host times in seconds, by top-level op name.
 
-    `t1` is the gap before any op; `t2`, `t3`, `t5` by op name (before the first launch, after the last, between
-    two); `alone` is the whole time of an op that launches nothing (the other meaning of T5); `t4` by runtime call
-    ("launch", "memcpy", "memset", "synchronize"). The entry "*" of each table is for ops nobody measured, and
-    "*Backward" for autograd nodes nobody measured.
+    `t1` is the gap before an op, by who issues it (`host.names`); `t2`, `t3`, `t5` are by op name (before the first
+    launch, after the last, between two); `alone` is the whole time of an op that launches nothing (the other meaning
+    of T5); `t4` is by runtime call ("launch", "memcpy", "memset", "synchronize"). The entry "*" of each table is for
+    ops nobody measured, and "*Backward" for autograd nodes nobody measured.
     """
 
     name: str
-    t1: float
+    t1: Mapping[str, float]
     t2: Mapping[str, float]
     t3: Mapping[str, float]
     t4: Mapping[str, float]
@@ -42,17 +43,14 @@ class HostProfile:
     provenance: Mapping[str, Any]
 
     def scope_seconds(self, names: Sequence[str]) -> FloatArray:
-        """Host seconds per name and part: float64[n, 4] in the order BEFORE, BETWEEN, AFTER, ALONE."""
-        rows = [
-            (
-                self.t1 + _look_up(self.t2, name),
-                _look_up(self.t5, name),
-                _look_up(self.t3, name),
-                self.t1 + _look_up(self.alone, name),
-            )
-            for name in names
-        ]
+        """Host seconds per name and part, T1 not included: float64[n, 4] in the order BEFORE, BETWEEN, AFTER, ALONE."""
+        tables = (self.t2, self.t5, self.t3, self.alone)
+        rows = [[_look_up(table, name) for table in tables] for name in names]
         return np.array(rows, dtype=np.float64).reshape(len(names), 4)
+
+    def gap_seconds(self, names: Sequence[str], *, main: bool) -> FloatArray:
+        """T1 in seconds before each of these ops on the main thread, or on another one: float64[n]."""
+        return np.array([self.t1[issuer(name, main=main)] for name in names], dtype=np.float64)
 
     def scaled(self, factor: float) -> HostProfile:
         """The same profile on a host that takes `factor` times as long for everything."""
@@ -64,7 +62,7 @@ class HostProfile:
 
         return replace(
             self,
-            t1=factor * self.t1,
+            t1=slower(self.t1),
             t2=slower(self.t2),
             t3=slower(self.t3),
             t4=slower(self.t4),
@@ -104,11 +102,13 @@ def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:
     try:
         tables = {
             key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()}
-            for key in ("t2", "t3", "t4", "t5", "alone")
+            for key in ("t1", "t2", "t3", "t4", "t5", "alone")
         }
+        missing = [name for name in ISSUERS if name not in tables["t1"]]
+        if missing:
+            raise KeyError(f"t1_us.{missing[0]}")
         return HostProfile(
             name=name,
-            t1=1e-6 * float(data["t1_us"]),
             spread=float(data["spread"]),
             provenance=data["provenance"],
             **tables,

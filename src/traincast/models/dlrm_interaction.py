@@ -43,12 +43,18 @@ def concatenate(tape: Tape, dense: Ref, pooled: Ref) -> Interaction:
 def dot(tape: Tape, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction, Ref]:
     """The `dot` interaction, and its result. With `keep` (training) tensors stay for the backward pass."""
     batch, tables, dim = pooled.shape
-    features = tables + 1
     tape.scope("aten::view")
     row = tape.view(dense, (batch, 1, dim))
     view = tape.op("aten::view", [("self", dense)], [row], [("size", (batch, 1, dim))], module=MODEL)
-    joined = tape.new((batch, features, dim))
+    joined = tape.new((batch, tables + 1, dim))
     done = Interaction(dense, pooled, joined, view, _cat(tape, (row, pooled), joined, MODEL))
+    return done, dot_products(tape, done, keep=keep)
+
+
+def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
+    """The lower triangle of the dot products of what is joined, after the dense vector."""
+    dense, joined = done.dense, done.joined
+    batch, features, dim = joined.shape
     tape.scope("aten::transpose")
     done.flipped, done.transpose_op = _transpose(tape, joined, MODULE)
     tape.scope("aten::bmm")
@@ -70,7 +76,7 @@ def dot(tape: Tape, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction
     tape.free(triangle, products)
     if not keep:
         tape.free(joined, *done.positions)
-    return done, result
+    return result
 
 
 def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
@@ -91,9 +97,7 @@ def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref,
 def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the interaction's result."""
     batch, tables, dim = done.pooled.shape
-    to_dense, triangle = _outer_cat_backward(tape, done, grad)
-    products = _triangle_backward(tape, done, triangle)
-    to_joined = _products_backward(tape, done, products)
+    to_dense, to_joined = dot_products_backward(tape, done, grad, sums_apart=True)
     tape.scope("CatBackward0")
     stride = to_joined.spec.stride
     row = tape.view(to_joined, (batch, 1, dim), stride)
@@ -107,6 +111,16 @@ def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     _add(tape, to_dense, again, total, MODEL, done.view_op)
     tape.free(grad)
     return total, to_pooled
+
+
+def dot_products_backward(tape: Tape, done: Interaction, grad: Ref, *, sums_apart: bool) -> tuple[Ref, Ref]:
+    """Gradients of the dense vector (its own part) and of what was joined.
+
+    `sums_apart`: the engine's sums of gradients are host ops of their own, as in PyTorch 1.8.
+    """
+    to_dense, triangle = _outer_cat_backward(tape, done, grad)
+    products = _triangle_backward(tape, done, triangle)
+    return to_dense, _products_backward(tape, done, products, sums_apart)
 
 
 def _outer_cat_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
@@ -140,7 +154,7 @@ def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
     return square
 
 
-def _products_backward(tape: Tape, done: Interaction, square: Ref) -> Ref:
+def _products_backward(tape: Tape, done: Interaction, square: Ref, sums_apart: bool) -> Ref:
     """From the dot products back to the joined vectors, which enter them twice."""
     assert done.flipped is not None
     batch, features, dim = done.joined.shape
@@ -155,25 +169,20 @@ def _products_backward(tape: Tape, done: Interaction, square: Ref) -> Ref:
     tape.free(square, done.joined)
     tape.scope("TransposeBackward0")
     turned, _ = _transpose(tape, right_grad, MODULE, done.transpose_op)
-    _add(tape, left_grad, turned, left_grad, MODULE, done.transpose_op)
+    _add(tape, left_grad, turned, left_grad, MODULE, done.transpose_op, apart=sums_apart)
     tape.free(right_grad)
     return left_grad
 
 
 def _position(tape: Tape, pairs: int) -> Ref:
-    """A list of positions made on the host and copied to the device."""
+    """A list of positions made on the host, where it stays: the gather and its backward copy it over themselves."""
     host = tape.resident((pairs,), StorageKind.ACTIVATION, "int64", "cpu")
     tape.scope("aten::empty")
     tape.scope("aten::to")
     tape.scope("aten::lift_fresh", Phase.FORWARD)
     tape.op("aten::lift_fresh", [("self", host)], [host], module=MODULE)
     tape.scope("aten::detach_")
-    tape.scope("aten::to", Phase.INPUT)
-    copied = tape.new((pairs,), "int64")
-    scalars: Scalars = [("dtype", None), ("non_blocking", False), ("memory_format", None)]
-    tape.op("aten::_to_copy", [("self", host)], [copied], scalars, module=MODULE)
-    tape.free(host)
-    return copied
+    return host
 
 
 def _cat(tape: Tape, parts: tuple[Ref, ...], joined: Ref, module: str) -> int:
@@ -200,9 +209,10 @@ def _slice(tape: Tape, given: Ref, taken: Ref, span: tuple[int, int, int], modul
     )
 
 
-def _add(tape: Tape, first: Ref, second: Ref, total: Ref, module: str, forward: int) -> None:
+def _add(tape: Tape, first: Ref, second: Ref, total: Ref, module: str, forward: int, *, apart: bool = True) -> None:
     """The engine's own sum of two gradients of one tensor, in place when the first has its memory to itself."""
     name = "aten::add_" if total is first else "aten::add"
-    tape.scope(name)
+    if apart:
+        tape.scope(name)
     arguments = [("self", first), ("other", second)]
     tape.op(name, arguments, [total], [("alpha", 1)], overload="Tensor", module=module, forward=forward)

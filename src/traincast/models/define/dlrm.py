@@ -29,9 +29,9 @@ class DotInteraction(nn.Module):
         """`features` is [batch, tables + 1, dim], the dense vector among them."""
         products = torch.bmm(features, torch.transpose(features, 1, 2))
         size = products.shape[1]
-        # built on the host and copied every step, as the original does
-        row = torch.tensor([i for i in range(size) for _ in range(i)]).to(products.device)
-        column = torch.tensor([j for i in range(size) for j in range(i)]).to(products.device)
+        # built on the host every step, as the original does: the gather, and its backward, copy them over and wait
+        row = torch.tensor([i for i in range(size) for _ in range(i)])
+        column = torch.tensor([j for i in range(size) for j in range(i)])
         # PyTorch 1.8 takes the full slice of `products[:, row, column]` as an op of its own
         whole = leading(products, 0, products.shape[0])
         return torch.cat([dense, whole[:, row, column]], dim=1)
