@@ -13,7 +13,7 @@ from traincast.kernels.families import EMBEDDING
 from traincast.kernels.lowering.embedding import distinct_rows
 from traincast.kernels.lowering.embedding_tables import lookup_tables, tbe_backward_calls, tbe_forward_calls
 from traincast.kernels.roofline import Roofline
-from traincast.kernels.traffic import _missing_lookups
+from traincast.kernels.traffic import _missing_bytes
 from traincast.platform import load_device
 
 DEVICES = ("v100", "a100-80gb")
@@ -32,7 +32,7 @@ def _seconds(tables, kind, key):
 
 def test_uniform_tables_lower_as_ops_do():
     lowered = lookup_tables(_tables(Uniform()), 2048)
-    assert (lowered.batch, lowered.tables, lowered.lookups, lowered.dim, lowered.rows) == (2048, 8, 819_200, 64, 1e6)
+    assert (lowered.batch, lowered.lookups, lowered.rows, lowered.longest_bag) == (2048, 819_200, 8e6, 50)
     assert lowered.distinct == pytest.approx(8 * distinct_rows(1e6, 2048 * 50))
 
 
@@ -49,21 +49,24 @@ def test_fbgemm_calls_of_a_group():
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("kind", ["tbe_forward", "tbe_backward_sgd", "batched_forward", "batched_backward_sgd"])
 def test_hot_rows_are_never_slower_and_strong_skew_is_faster(key, kind):
+    """FBGEMM's update gives hot rows a block each, which costs some of what their fewer bytes save."""
     seconds = [_seconds(_tables(Zipf(exponent)), kind, key) for exponent in (0.0, 0.4, 0.8, 1.0, 1.2)]
-    assert all(later <= earlier * 1.001 for earlier, later in zip(seconds, seconds[1:], strict=False))
+    assert all(skewed <= seconds[0] * 1.001 for skewed in seconds)
+    if kind != "tbe_backward_sgd":
+        assert all(later <= earlier * 1.001 for earlier, later in zip(seconds, seconds[1:], strict=False))
     assert seconds[-1] < 0.7 * seconds[0]
 
 
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 0.8, 1.05, 1.2])
 def test_misses_are_those_of_the_distribution(key, exponent):
-    """The call says only how many rows are distinct; the misses found from that are the Zipf table's own."""
+    """The call says what misses caches of a few sizes; between them it is interpolated."""
     device, tables = load_device(key), _tables(Zipf(exponent))
     calls = Calls.of(EMBEDDING, [lookup_tables(tables, 2048).call("tbe_forward")])
     in_flight = min(max(device.num_sms * 2048 / 16 / 2048, 1.0), 8.0)
     kept = 0.9 * device.l2_bytes / (in_flight * 256)
-    expected = sum(table.lookups(2048) * (1.0 - table.hit_rate(kept, 2048)) for table in tables)
-    assert _missing_lookups(calls, device)[0] == pytest.approx(expected, rel=0.01)
+    expected = sum(256 * table.lookups(2048) * (1.0 - table.hit_rate(kept, 2048)) for table in tables)
+    assert _missing_bytes(calls, device)[0] == pytest.approx(expected, rel=0.02)
 
 
 def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):

@@ -32,7 +32,7 @@ def test_transposing_copy_changes_layout():
 
 def test_copy_of_an_expanded_tensor_reads_it_once():
     (call,) = lowered("aten::clone", {"self": tensor(1024, 64, stride=(0, 1))}, tensor(1024, 64))
-    assert (call.kind, field(call, "bytes_read")) == ("copy", 4 * 64)
+    assert (call.kind, field(call, "bytes_read")) == ("strided", 4 * 64)
 
 
 def test_contiguous_of_a_contiguous_tensor_is_free():
@@ -73,7 +73,7 @@ def test_to_host_waits_unless_pinned_and_asynchronous():
 
 def test_copy_in_place_broadcasts():
     (call,) = lowered("aten::copy_", {"self": tensor(1024, 64), "src": tensor(64)}, tensor(1024, 64))
-    assert (call.kind, field(call, "bytes_read"), field(call, "bytes_written")) == ("copy", 4 * 64, _BYTES)
+    assert (call.kind, field(call, "bytes_read"), field(call, "bytes_written")) == ("strided", 4 * 64, _BYTES)
 
 
 def test_cat_takes_128_tensors_a_launch():

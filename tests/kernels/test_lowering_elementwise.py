@@ -10,13 +10,55 @@ _N = 64 * 32
 
 def test_broadcast_operand_counts_its_own_bytes():
     (call,) = lowered("aten::add", {"self": tensor(64, 32), "other": tensor(32)}, tensor(64, 32))
-    assert call == ELEMENTWISE.call("add", elements=_N, bytes_read=4 * (_N + 32), bytes_written=4 * _N, tensors=3)
+    assert call == ELEMENTWISE.call("strided", elements=_N, bytes_read=4 * (_N + 32), bytes_written=4 * _N, tensors=3)
 
 
 def test_expanded_operand_counts_once():
     expanded = tensor(64, 32, stride=(0, 1))
     (call,) = lowered("aten::mul", {"self": tensor(64, 32), "other": expanded}, tensor(64, 32))
     assert field(call, "bytes_read") == 4 * (_N + 32)
+
+
+@pytest.mark.parametrize(
+    ("other", "kind"),
+    [
+        (tensor(64, 32), "add"),
+        (tensor(64, 32, stride=(1, 64)), "strided"),
+        (tensor(64, 32, stride=(64, 1)), "strided"),
+        (tensor(32), "strided"),
+        (tensor(), "add"),
+    ],
+)
+def test_operands_that_lie_unlike_each_other_are_walked_element_by_element(other, kind):
+    (call,) = lowered("aten::add", {"self": tensor(64, 32), "other": other}, tensor(64, 32))
+    assert call.kind == kind
+
+
+def test_operands_transposed_alike_are_streamed():
+    turned = tensor(64, 32, stride=(1, 64))
+    (call,) = lowered("aten::add", {"self": turned, "other": turned}, turned)
+    assert call.kind == "add"
+
+
+@pytest.mark.parametrize(
+    ("rows", "mask", "times"),
+    [
+        (2048, (2, 1, 2048, 2048), 16),  # 16 MB come round again after 48 MB: from memory every time
+        (512, (2, 1, 512, 2048), 16),
+        (256, (2, 1, 256, 2048), 1),  # 2 MB stay in the L2
+        (2048, (2, 1, 1, 2048), 1),
+        (2048, (2048,), 1),
+    ],
+)
+def test_a_large_operand_that_is_broadcast_is_read_again(rows, mask, times):
+    scores, other = tensor(2, 16, rows, 2048), tensor(*mask)
+    (call,) = lowered("aten::add", {"self": scores, "other": other}, scores)
+    assert field(call, "bytes_read") == scores.nbytes + times * other.nbytes
+
+
+def test_offsets_are_cheap_beside_special_functions():
+    (call,) = lowered("aten::tanh", {"self": tensor(64, 32, stride=(1, 64))}, tensor(64, 32))
+    assert call.kind == "tanh"
 
 
 def test_in_place_reads_and_writes():

@@ -8,6 +8,8 @@ import pytest
 from tests.kernels.model_checks import check_contract
 from traincast.kernels.call import Calls
 from traincast.kernels.families import CONV
+from traincast.kernels.models.base import load_state
+from traincast.kernels.models.conv import ConvModel
 from traincast.kernels.models.shipped import PROFILES, shipped_models
 from traincast.platform import device_keys, load_device
 
@@ -97,13 +99,30 @@ def test_only_measured_kinds_on_measured_chips_are_in_domain_and_others_are_less
     [
         (conv(32, 3, 64, 224, 7, 2), 610), (conv(32, 64, 64, 56, 1), 98), (conv(32, 64, 64, 56), 354),
         (conv(32, 64, 256, 56, 1), 310), (conv(32, 128, 128, 28), 306), (conv(32, 256, 256, 14), 289),
-        (conv(32, 512, 512, 14, 3, 2), 693), (conv(32, 128, 128, 28, kind="backward_weights"), 406),
+        (conv(32, 256, 256, 28, 3, 2), 779), (conv(32, 128, 128, 28, kind="backward_weights"), 406),
+        (conv(32, 256, 1024, 14, 1), 355), (conv(32, 1024, 512, 14, 1), 704),
+        (conv(32, 1024, 256, 14, 1, kind="backward_data"), 405),
         (conv(32, 512, 2048, 7, 1, kind="backward_weights"), 320),
         (conv(32, 64, 256, 56, 1, kind="backward_data"), 274),
     ],
 )  # fmt: skip
 def test_resnet_layers_agree_with_a_v100_trace_that_is_in_no_fit(call, measured_us):
     assert 1e6 * seconds(load_device("v100-dgxs"), call)[0] == pytest.approx(measured_us, rel=0.4)
+
+
+def test_without_a_search_only_wide_implicit_products_are_slower():
+    searched, shipped = ConvModel.from_state(load_state(PROFILES / "conv")), shipped_models()["conv"]
+    wide = [conv(32, 256, 1024, 14, 1), conv(32, 256, 1024, 14, 1, kind="backward_data"), conv(32, 256, 256, 28, 3, 2)]
+    same = [
+        conv(32, 256, 256, 14), conv(32, 64, 256, 56, 1), conv(32, 256, 1024, 14, 1, kind="backward_weights"),
+        conv(32, 256, 1024, 14, 1, compute="fp16"),
+    ]  # fmt: skip
+    ratio = [
+        shipped.predict(Calls.of(CONV, [call]), load_device("v100")).seconds[0]
+        / searched.predict(Calls.of(CONV, [call]), load_device("v100")).seconds[0]
+        for call in (*wide, *same)
+    ]
+    assert ratio == pytest.approx([1.36] * 3 + [1.0] * 4)
 
 
 def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():

@@ -146,6 +146,42 @@ def test_physics_counts_tiles_in_whole_waves():
     assert over > 1.2 * full
 
 
+@pytest.mark.parametrize("key", ["p100", "p4", "t4", "v100", "a100-40gb-pcie"])
+def test_a_linear_layer_whose_sizes_divide_is_no_faster_than_the_fastest_measured(model, key):
+    device, fit = load_device(key), model.engines_["simt"]
+    best = fit.ceiling[fit.chips.find(device)] * peak_rate(device, "fp32")
+    assert np.isfinite(best)
+    sizes = np.array([[1, m, n, k] for m in (2048, 8192, 65536) for n in (1280, 5120) for k in (1280, 5120)])
+    took = model.predict(products(sizes, trans_b=1), device).seconds
+    assert (2 * sizes.prod(axis=1) / took <= best).all()
+
+
+def test_batches_have_no_ceiling_since_they_were_measured_small(model):
+    p100, fit = load_device("p100"), model.engines_["simt"]
+    sizes = np.array([[64, 1024, 1024, 1024]])
+    took = model.predict(products(sizes, kind="bmm"), p100).seconds
+    assert 2 * sizes.prod() / took[0] > fit.ceiling[fit.chips.find(p100)] * peak_rate(p100, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("compute", "n", "k", "slow"),
+    [
+        ("tf32", 9375, 512, True), ("tf32", 19410, 256, True), ("tf32", 4864, 2048, False), ("bf16", 1028, 1024, True),
+        ("bf16", 1032, 1024, False), ("fp32", 9375, 512, False), ("bf16", 1, 1024, False),
+    ],
+)  # fmt: skip
+def test_rows_that_do_not_start_at_16_bytes_starve_tensor_cores(model, compute, n, k, slow):
+    a100 = load_device("a100-80gb")
+    here, aligned = model.predict(products([[1, 1024, n, k], [1, 1024, -(-n // 8) * 8, k]], compute), a100).seconds
+    assert (here > 1.7 * aligned) == slow
+
+
+def test_unaligned_products_bound_by_memory_take_no_longer(model):
+    a100 = load_device("a100-80gb")
+    here, aligned = model.predict(products([[1, 98304, 647, 16], [1, 98304, 648, 16]], "tf32"), a100).seconds
+    assert here == pytest.approx(aligned, rel=0.05)
+
+
 def test_a_stopwatch_shows_the_floor_for_short_kernels_and_the_sum_for_long_ones():
     floor, offset = np.array([5e-5]), np.array([2e-5])
     assert as_timed(np.array([1e-6]), floor, offset)[0] == pytest.approx(5e-5, rel=0.01)

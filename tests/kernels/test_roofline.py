@@ -9,13 +9,11 @@ import pytest
 from traincast.evaluate.metrics import error_row
 from traincast.kernels.call import Calls
 from traincast.kernels.families import EMBEDDING, FAMILIES, GEMM
-from traincast.kernels.lowering.embedding import Tables, distinct_rows
+from traincast.kernels.lowering.embedding import Tables, uniform_tables
 from traincast.kernels.roofline import Roofline
 from traincast.platform import device_keys, load_device
 
-_TABLES = {
-    "batch": 64, "tables": 8, "lookups": 1e5, "rows": 1e5, "distinct_rows": 6e4, "index_bytes": 8, "row_item_bytes": 4,
-}  # fmt: skip
+_TABLES = {"batch": 64, "tables": 8, "lookups": 1e5, "distinct_rows": 6e4, "index_bytes": 8, "row_item_bytes": 4}
 _FLAGS = ("causal", "bias", "trans_a", "trans_b")
 _WINDOW = ("stride_h", "stride_w", "dilation_h", "dilation_w", "groups", "kernel_h", "kernel_w", "pad_h", "pad_w")
 
@@ -39,7 +37,7 @@ def _calls(family, scale):
         if name in sizes:
             sizes[name] = 1.0
     if family is EMBEDDING:
-        sizes |= {**_TABLES, "dim": 64.0 * scale, "weighted": 0.0, "sorted": 0.0}
+        sizes |= {**_TABLES, "weighted": 0.0, "sorted": 0.0, "host": 0.0, "lanes": 128.0}
     return Calls.of(family, [family.call(kind, **sizes) for kind in family.kinds])
 
 
@@ -103,9 +101,9 @@ def test_table_batched_kernels_of_v100(shared_data):
         if fitted or float(row["latency_us"]) < 50 or not row["rows_per_table"]:
             continue
         batch, count, rows = int(row["batch"]), int(row["num_tables"]), int(row["rows_per_table"])
-        tables = Tables(
-            batch=batch, tables=count, lookups=batch * count * lookups, dim=int(row["embedding_dim"]), rows=rows,
-            distinct=count * distinct_rows(rows, batch * lookups), index_bytes=4, row_item_bytes=4, ascending=not micro,
+        tables = uniform_tables(
+            batch=batch, lookups=batch * count * lookups, rows=(rows,) * count,
+            dims=(int(row["embedding_dim"]),) * count, index_bytes=4, row_item_bytes=4, ascending=not micro,
         )  # fmt: skip
         predicted.append(_seconds(tables, "batched_backward_sgd" if backward else "batched_forward", device))
         measured.append(1e-6 * float(row["latency_us"]))
@@ -123,9 +121,9 @@ def test_fbgemm_forward_out_of_l2_on_a100(shared_data):
             continue
         batch, count, lookups = int(row["batch"]), 122, int(row["num_indices"])
         rows = int(row["total_rows"]) / count
-        tables = Tables(
-            batch=batch, tables=count, lookups=lookups, dim=int(row["total_dim"]) / count, rows=rows,
-            distinct=count * distinct_rows(rows, lookups / count), index_bytes=8, row_item_bytes=4,
+        tables = uniform_tables(
+            batch=batch, lookups=lookups, rows=(rows,) * count, dims=(int(row["total_dim"]) / count,) * count,
+            index_bytes=8, row_item_bytes=4,
         )  # fmt: skip
         predicted.append(_seconds(tables, "tbe_forward", device))
         measured.append(1e-6 * float(row["duration_us"]))

@@ -15,7 +15,9 @@ from traincast.models.dlrm_config import DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
 from traincast.models.dlrm_program import write_dlrm
 from traincast.workload import Op, Program
 
-SNAPSHOTS = [("2021-05-04", DLRM_DEFAULT), ("2021-05-14", DLRM_MLPERF)]
+SNAPSHOTS = [("2021-08-22", DLRM_DEFAULT), ("2021-05-14", DLRM_MLPERF)]
+# until mid-2021 PyTorch copied the index lists of the interaction before the gather, since then within it
+EARLIER_COPIES = "module::forward_pass::interaction > aten::to"
 
 
 def _timeline(shared_data: Path, snapshot: str) -> list[dict[str, Any]]:
@@ -46,7 +48,7 @@ def _launching_scopes(program: Program) -> list[str]:
 def test_host_ops_that_launch_kernels_are_those_of_the_timeline(
     shared_data: Path, snapshot: str, config: DlrmConfig
 ) -> None:
-    rows = _timeline(shared_data, snapshot)
+    rows = [row for row in _timeline(shared_data, snapshot) if not row["op_path"].endswith(EARLIER_COPIES)]
     by_op = groupby(rows, key=lambda row: (row["op_path"], row["op_occurrence"]))
     measured = [_plain(path.rsplit(" > ", 1)[-1]) for (path, _), _ in by_op]
 

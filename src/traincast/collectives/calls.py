@@ -8,18 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import TraincastError
-from traincast.kernels.call import Family
+from traincast.kernels.families import COLLECTIVE
 
-COLLECTIVE = Family(
-    "collective",
-    (
-        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v",
-        "broadcast", "reduce", "send_recv", "barrier",
-    ),
-    # `bytes` is the larger buffer of one rank (all_gather: the gathered output; reduce_scatter: the input; all_to_all:
-    # the whole send buffer; all_to_all_v: see `even_bytes`); `ranks` take part, spread evenly over `nodes`
-    ("bytes", "ranks", "nodes"),
-)  # fmt: skip
+__all__ = ["COLLECTIVE", "RING_KINDS", "bus_factor", "even_bytes"]
+
 RING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
 
 

@@ -38,7 +38,7 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
         for number, entry in enumerate(readers[path.suffix.lower()](path), start=1):
             if number > MAX_TABLES:
                 raise TraincastError(f"{path}: more than {MAX_TABLES} tables; split the set")
-            tables.append(_table(entry, path, number))
+            tables.append(table_from_fields(entry, f"{path}: table {number}", path.parent))
     except (OSError, UnicodeDecodeError) as error:
         raise TraincastError(f"{path}: cannot be read ({error})") from error
     try:
@@ -80,13 +80,15 @@ def _parquet(path: Path) -> Iterator[Any]:
         yield {name: value for name, value in row.items() if value is not None}
 
 
-def _table(entry: Any, path: Path, number: int) -> Table:
-    """One table of a file; every complaint says which file and table."""
-    label = f"{path}: table {number}"
+def table_from_fields(entry: Any, label: str, folder: Path) -> Table:
+    """One table from its fields as a file has them; raw indices are looked for in `folder`.
+
+    Complaints begin with `label`, whose last word is the number of the table and gives way to its name.
+    """
     if not isinstance(entry, Mapping):
         raise TraincastError(f"{label}: give a mapping with name, rows and dim")
     if isinstance(entry.get("name"), str):
-        label = f"{path}: table '{entry['name']}'"
+        label = f"{label.rpartition(' ')[0]} '{entry['name']}'"
     for field in entry:
         if field not in _FIELDS:
             raise unknown("field", str(field), _FIELDS, f"{label} may have {', '.join(_FIELDS)}.")
@@ -95,7 +97,7 @@ def _table(entry: Any, path: Path, number: int) -> Table:
             raise TraincastError(f"{label}: no {field}; give one")
     try:
         rows = _whole(entry["rows"], "rows")
-        access, measured = _access(entry.get("access", "uniform"), path.parent, rows)
+        access, measured = _access(entry.get("access", "uniform"), folder, rows)
         return Table(
             name=str(entry["name"]),
             rows=rows,

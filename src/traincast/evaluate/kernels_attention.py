@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.evaluate.metrics import ErrorRow, error_row
+from traincast.evaluate.metrics import ErrorRow, error_row, within
 from traincast.fit.attention import AttentionRows, predict_rows, read_attention
 from traincast.kernels.call import BoolArray
 from traincast.kernels.models.attention import AttentionModel
@@ -26,12 +26,20 @@ def evaluate_attention(data: Path) -> list[ErrorRow]:
         twins = [i for i, d in enumerate(rows.devices) if (d.arch, d.num_sms) == (device.arch, device.num_sms)]
         others = AttentionModel().fit(rows.take(~rows.held_out & ~np.isin(rows.device, twins)).measurements())
         mine = rows.held_out & (rows.device == index)
-        table.append(_row("attention forward: GPU never seen (data sheet only)", device.key, rows, mine, others))
+        table.append(
+            _row(
+                "attention forward: GPU never seen (data sheet only)", device.key, rows, mine, others, calibrated=False
+            )
+        )
     return table
 
 
-def _row(suite: str, group: str, rows: AttentionRows, chosen: BoolArray, model: AttentionModel) -> ErrorRow:
+def _row(
+    suite: str, group: str, rows: AttentionRows, chosen: BoolArray, model: AttentionModel, *, calibrated: bool = True
+) -> ErrorRow:
+    """`calibrated` where the spreads are: those of a model fitted for this table are not."""
     some = rows.take(chosen)
-    seconds, _ = predict_rows(model, some)
+    seconds, sigma = predict_rows(model, some)
+    inside = within(seconds, some.seconds, sigma) if calibrated else None
     names = ["b{0:.0f} h{1:.0f}/{2:.0f} s{3:.0f} d{5:.0f}".format(*values) for values in some.calls.values]
-    return error_row(suite, group, seconds, some.seconds, names)
+    return error_row(suite, group, seconds, some.seconds, names, inside=inside)

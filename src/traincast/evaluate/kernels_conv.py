@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.evaluate.metrics import ErrorRow, error_row
+from traincast.evaluate.metrics import ErrorRow, error_row, within
 from traincast.fit.conv import ConvRows, predict_rows, read_convolutions, with_offsets
 from traincast.kernels.call import BoolArray
 from traincast.kernels.models.base import load_state
@@ -35,7 +35,9 @@ def evaluate_conv(data: Path) -> list[ErrorRow]:
         twins = [i for i, d in enumerate(rows.devices) if (d.arch, d.num_sms) == (device.arch, device.num_sms)]
         others = ConvModel(fit_weights(rows.take(~held & ~np.isin(rows.device, twins)).measurements()))
         mine = held & (rows.device == index) & rows.calls.is_compute("fp32")
-        table.append(_row("conv fp32: GPU never seen (data sheet only)", device.key, rows, mine, others))
+        table.append(
+            _row("conv fp32: GPU never seen (data sheet only)", device.key, rows, mine, others, calibrated=False)
+        )
     return table
 
 
@@ -47,8 +49,12 @@ def _per_device(suite: str, rows: ConvRows, chosen: BoolArray, model: ConvModel)
     ]
 
 
-def _row(suite: str, group: str, rows: ConvRows, chosen: BoolArray, model: ConvModel) -> ErrorRow:
+def _row(
+    suite: str, group: str, rows: ConvRows, chosen: BoolArray, model: ConvModel, *, calibrated: bool = True
+) -> ErrorRow:
+    """`calibrated` where the spreads are: those of a model fitted for this table are not."""
     some = rows.take(chosen)
-    seconds, _ = predict_rows(model, some)
+    seconds, sigma = predict_rows(model, some)
+    inside = within(seconds, some.seconds, sigma) if calibrated else None
     names = ["x".join(f"{v:.0f}" for v in values[:7]) for values in some.calls.values]
-    return error_row(suite, group, seconds, some.seconds, names)
+    return error_row(suite, group, seconds, some.seconds, names, inside=inside)

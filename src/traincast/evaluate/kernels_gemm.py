@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.evaluate.metrics import ErrorRow, error_row
 from traincast.fit.gemm import fittable
 from traincast.fit.gemm_compare import Comparison, compare
-from traincast.fit.gemm_data import FILES, GemmRows, read_gemm
+from traincast.fit.gemm_data import FILES, GemmRows, kernels_run, read_gemm
 from traincast.kernels.call import COMPUTE_TYPES, BoolArray
 from traincast.kernels.models.base import load_state
 from traincast.kernels.models.gemm import GemmModel
@@ -24,19 +26,11 @@ _NEUSIGHT = {("bmm", True): 26.0, ("bmm", False): 13.8, ("linear", True): 20.0, 
 
 
 def evaluate_gemm(data: Path, profile: Path = PROFILE) -> list[ErrorRow]:
-    """Error rows by table, split, device, kind and compute type; intervals as rows of their own in `coverage_gemm`."""
+    """Error rows by table, split, device, kind and compute type."""
     return [
-        error_row(suite, group, part.shown, part.rows.seconds, _names(part.rows), reference)
+        error_row(suite, group, part.shown, part.rows.seconds, _names(part.rows), reference, part.inside)
         for suite, group, part, reference in _groups(data, profile)
     ]
-
-
-def coverage_gemm(data: Path, profile: Path = PROFILE) -> dict[str, tuple[int, float]]:
-    """By the groups of `evaluate_gemm`: how many measurements, and the share that fell in the 90 % interval."""
-    return {
-        f"{suite} | {group}": (len(part.rows), float(np.mean(part.inside)))
-        for suite, group, part, _ in _groups(data, profile)
-    }
 
 
 def _groups(data: Path, profile: Path) -> Iterator[tuple[str, str, Comparison, str]]:
@@ -44,9 +38,31 @@ def _groups(data: Path, profile: Path) -> Iterator[tuple[str, str, Comparison, s
     stopwatch = json.loads(profile.with_suffix(".json").read_text(encoding="utf-8"))["stopwatch_us"]
     for file in FILES:
         rows = read_gemm(data, file)
-        unseen = rows.take(~fittable(rows))
-        found = compare(model, unseen, stopwatch)
+        unseen = ~fittable(rows)
+        found = compare(model, rows.take(unseen), stopwatch)
         yield from _split(file, found)
+        if file == "gemm_fp32":
+            yield from _same_kernels(found, known_kernels(rows, kernels_run(data))[unseen])
+
+
+def known_kernels(rows: GemmRows, kernels: npt.NDArray[Any]) -> BoolArray:
+    """Rows whose kernel also ran in a fitted row of the same machine: elsewhere the library chose otherwise."""
+    run = [f"{machine}/{kernel}" for machine, kernel in zip(rows.machine, kernels, strict=True)]
+    return np.isin(run, np.array(run)[fittable(rows)])
+
+
+def _same_kernels(found: Comparison, known: BoolArray) -> Iterator[tuple[str, str, Comparison, str]]:
+    """The test split of the training GPUs without rows whose kernels none of their training rows ran."""
+    kinds = np.array(found.rows.calls.family.kinds)[found.rows.calls.kind]
+    trained = np.isin(found.rows.device_names(), _TRAINED)
+    for kind in ("bmm", "linear"):
+        part = _take(found, found.rows.test & (kinds == kind) & trained & known)
+        yield (
+            "gemm_fp32 test split",
+            f"training GPUs, kernels seen in training {kind} fp32",
+            part,
+            _reference(kind, True),
+        )
 
 
 def _split(file: str, found: Comparison) -> Iterator[tuple[str, str, Comparison, str]]:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from traincast.evaluate.metrics import ErrorRow, error_row
+from traincast.evaluate.metrics import ErrorRow, error_row, within
 from traincast.fit import rows as row_fit
 from traincast.fit import streaming as stream_fit
 from traincast.fit.vector_data import VectorRows, read_vectors
@@ -62,7 +62,7 @@ def _evaluate(op: str, rows: VectorRows, shipped: Predict, train: Train) -> list
     offsets = stream_fit.with_offsets if op == "elementwise" else row_fit.with_row_offsets
     table = []
     fair = offsets(rows, ~rows.held_out)
-    table += _per_device(f"{op}: shapes never seen", fair, fair.held_out & fair.above, shipped)
+    table += _per_device(f"{op}: shapes never seen", fair, fair.held_out & fair.above, shipped, calibrated=True)
     split = offsets(rows, ~rows.test)
     table += _test_split(op, split, train(split, ~split.test))
     for index, device in enumerate(fair.devices):
@@ -80,22 +80,29 @@ def _test_split(op: str, rows: VectorRows, predict: Predict) -> list[ErrorRow]:
     for name, chosen, published in (("in", inside, _NEUSIGHT[op][0]), ("out of", ~inside, _NEUSIGHT[op][1])):
         reference = f"NeuSight MAPE {published} %"
         some = rows.take(rows.test & chosen)
-        seconds, _ = predict(some)
-        table.append(
-            error_row(f"{op}: test split", f"{name} distribution", some.as_measured(seconds), some.seconds,
-                      _names(some), reference)
-        )  # fmt: skip
+        table.append(_row(f"{op}: test split", f"{name} distribution", some, predict, reference))
     return table + _per_device(f"{op}: test split", rows, rows.test, predict)
 
 
-def _per_device(suite: str, rows: VectorRows, chosen: BoolArray, predict: Predict) -> list[ErrorRow]:
+def _per_device(
+    suite: str, rows: VectorRows, chosen: BoolArray, predict: Predict, *, calibrated: bool = False
+) -> list[ErrorRow]:
     table = []
     for index, device in enumerate(rows.devices):
         some = rows.take(chosen & (rows.device == index))
         if len(some.op):
-            seconds, _ = predict(some)
-            table.append(error_row(suite, device.key, some.as_measured(seconds), some.seconds, _names(some)))
+            table.append(_row(suite, device.key, some, predict, calibrated=calibrated))
     return table
+
+
+def _row(
+    suite: str, group: str, rows: VectorRows, predict: Predict, reference: str = "", *, calibrated: bool = False
+) -> ErrorRow:
+    """`calibrated` where the spreads are: those of a model fitted for this table are not."""
+    seconds, sigma = predict(rows)
+    shown = rows.as_measured(seconds)
+    inside = within(shown, rows.seconds, sigma) if calibrated else None
+    return error_row(suite, group, shown, rows.seconds, _names(rows), reference, inside)
 
 
 def _names(rows: VectorRows) -> list[str]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+FloatArray = npt.NDArray[np.float64]
+
+_Z90 = 1.645
 _SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
 
 
@@ -16,7 +19,8 @@ class ErrorRow:
     """One line of an accuracy table. Errors are percent of the measured value.
 
     `gmae` is the geometric mean of absolute errors, `bias` the mean signed error, `worst_case` the name of the
-    point with the largest error and `worst` that error with its sign. `reference` is what others score, as text.
+    point with the largest error and `worst` that error with its sign. `reference` is what others score, as text,
+    `covered` the percentage of measurements inside the 90 % interval, None where none was given.
     """
 
     suite: str
@@ -29,6 +33,7 @@ class ErrorRow:
     worst_case: str
     bias: float
     reference: str = ""
+    covered: float | None = None
 
 
 def error_row(
@@ -38,8 +43,10 @@ def error_row(
     measured: npt.ArrayLike,
     names: Sequence[str] | None = None,
     reference: str = "",
+    inside: npt.NDArray[np.bool_] | None = None,
 ) -> ErrorRow:
-    """The accuracy of predictions against measurements that took no part in fitting."""
+    """The accuracy of predictions against measurements that took no part in fitting; `inside` says of each whether
+    it lies in its 90 % interval."""
     p = np.asarray(predicted, dtype=np.float64)
     m = np.asarray(measured, dtype=np.float64)
     if p.shape != m.shape or p.ndim != 1 or not len(p):
@@ -58,4 +65,10 @@ def error_row(
         worst_case=names[worst] if names is not None else "",
         bias=100 * float(np.mean(signed)),
         reference=reference,
+        covered=None if inside is None else 100 * float(np.mean(inside)),
     )
+
+
+def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which measurements lie in the 90 % interval of a prediction with this log-sigma."""
+    return np.asarray(np.abs(np.log(predicted / measured)) <= _Z90 * sigma)

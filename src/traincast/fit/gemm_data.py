@@ -61,6 +61,11 @@ def read_gemm(data: Path, file: str) -> GemmRows:
     return readers[file](data) if file in readers else _read_neusight(data, f"kernels/{file}.parquet")
 
 
+def kernels_run(data: Path) -> npt.NDArray[Any]:
+    """The name of the main kernel of every row of `gemm_fp32`, in the order of `read_gemm`."""
+    return read_table(data, "kernels/gemm_fp32.parquet", ("kernel_name",), ()).text("kernel_name")
+
+
 def _read_neusight(data: Path, file: str) -> GemmRows:
     sizes = ("batch", "m", "n", "k")
     table = read_table(data, file, ("device", "op", "split"), (*sizes, "latency_us"), positive=(*sizes, "latency_us"))
@@ -93,7 +98,8 @@ def _read_mixed(data: Path) -> GemmRows:
 
 
 def _read_deepbench(data: Path) -> GemmRows:
-    """DeepBench stores columns first, so its m and n, and its operands, change places."""
+    """DeepBench stores columns first, so its m and n, and its operands, change places. It pads the operands of tensor
+    cores to multiples of 8."""
     file = "kernels/deepbench.parquet"
     table = read_table(
         data, file, ("device", "op", "precision"), ("m", "n", "k", "trans_a", "trans_b", "latency_us"),
@@ -106,6 +112,8 @@ def _read_deepbench(data: Path) -> GemmRows:
          np.zeros(len(table))], axis=1,
     )  # fmt: skip
     compute = [_PRECISIONS[str(name)] for name in table.text("precision")]
+    padded = np.array([name == "fp16" for name in compute])
+    values[padded, 1:4] = 8.0 * np.ceil(values[padded, 1:4] / 8.0)
     return _rows("deepbench", table, ["mm"] * len(table), compute, values, np.zeros(len(table), dtype=np.bool_))
 
 

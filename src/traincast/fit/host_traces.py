@@ -26,6 +26,11 @@ PROFILES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "facebookresearch/HolisticTraceAnalysis @ f4d0062c (MIT)",
         "recommender, rank 3 of 8, A100 40 GB",
     ),
+    "v100-dlrm-2022": (
+        tuple(f"param_dlrm_8xv100/kineto_rank{rank}.json.gz" for rank in range(8)),
+        "facebookresearch/param @ 1e115ffc (MIT)",
+        "DLRM, 8 ranks, V100-SXM2-32GB",
+    ),
     "h100-vgg13-2025": (
         ("triosim_vgg13_h100/kineto_iter41.json.gz",),
         "sarchlab/triosim @ 3fb3c060 (MIT)",
@@ -34,12 +39,12 @@ PROFILES: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-# a current server: the recommender's host, and for ops that it did not run the study's, scaled to it
-SERVER, _SERVER_FROM = "server-2022", "a100-recsys-2022"
+# current servers: the host of a trace, and for ops that it did not run the study's, scaled to it
+SERVERS = {"server-2022": "a100-recsys-2022", "server-dlrm-2022": "v100-dlrm-2022"}
 
 
 def fit_host_from_traces(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, dict[str, Any]]:
-    """Writes one host profile per entry of `PROFILES`, and `server-2022`, into `out` and returns them."""
+    """Writes one host profile per entry of `PROFILES` and of `SERVERS` into `out` and returns them."""
     profiles = {}
     progress("host overheads from traces", 0.0)
     for name, (files, source, what) in PROFILES.items():
@@ -52,7 +57,9 @@ def fit_host_from_traces(data: Path, out: Path, progress: Callable[[str, float],
             overheads.append(measure_overheads(linked, cost))
         provenance = {"sources": [source], "host": what, "profiler_cost_removed": costs}
         profiles[name] = build_host_profile(overheads, provenance)
-    profiles[SERVER] = filled_from(profiles[_SERVER_FROM], host_tables(data))
+    study = host_tables(data)
+    for name, traced in SERVERS.items():
+        profiles[name] = filled_from(profiles[traced], study)
     for name, profile in profiles.items():
         text = json.dumps(profile, indent=1, sort_keys=True)
         (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")

@@ -44,6 +44,7 @@ PIECES = {
     "collectives": Piece("collectives/profiles", "collectives:fit_collectives"),
     "host": Piece("host/data", "host:fit_host"),
     "host-traces": Piece("host/data", "host_traces:fit_host_from_traces"),
+    "overlap": Piece("simulate/data", "overlap:fit_overlap"),
 }
 
 

@@ -65,7 +65,9 @@ class Calls:
 
     def is_kind(self, *kinds: str) -> BoolArray:
         """Which calls are of one of these kinds."""
-        return np.isin(self.kind, [self.family.kinds.index(kind) for kind in kinds])
+        wanted = np.zeros(len(self.family.kinds), dtype=np.bool_)
+        wanted[[self.family.kinds.index(kind) for kind in kinds]] = True
+        return np.asarray(wanted[self.kind])
 
     def is_compute(self, *compute: str) -> BoolArray:
         """Which calls compute in one of these types."""

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from traincast.kernels.call import BoolArray, Calls, Estimate, FloatArray, IntArray
+from traincast.kernels.families import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram
 from traincast.kernels.models.shipped import shipped_models
 from traincast.kernels.roofline import Roofline
@@ -49,11 +50,17 @@ def price_calls(calls: Calls, device: Device, *, roofline_only: bool = False) ->
 
 
 def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False) -> Costs:
-    """Device time of every distinct call of a program on this device."""
+    """Device time of every distinct call of a program on this device.
+
+    Collectives are left at zero: their time is that of a meeting of ranks.
+    """
     n = len(lowered.calls)
     seconds, sigma = np.zeros(n), np.zeros(n)
     in_domain, source = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.int64)
     for rows, calls in lowered.by_family():
+        if calls.family is COLLECTIVE:
+            in_domain[rows], source[rows] = True, Source.MODEL
+            continue
         estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
         seconds[rows], sigma[rows], in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
         source[rows] = origin

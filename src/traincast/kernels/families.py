@@ -6,6 +6,7 @@ cost models (calls to seconds).
 
 from __future__ import annotations
 
+from traincast.embeddings.load import FIELDS as LOAD_FIELDS
 from traincast.kernels.call import Family
 
 GEMM = Family(
@@ -24,7 +25,8 @@ CONV = Family(
 )  # fmt: skip
 ELEMENTWISE = Family(
     "elementwise",
-    # the arithmetic class; "copy" also stands for casts and fills, "dropout" draws random numbers
+    # the arithmetic class; "copy" also stands for casts and fills, "dropout" draws random numbers, "strided" is cheap
+    # arithmetic on operands of unlike layout (one is broadcast, say), whose offsets cost more than the arithmetic
     (
         "add",
         "mul",
@@ -40,6 +42,7 @@ ELEMENTWISE = Family(
         "compare",
         "optimizer",
         "loss",
+        "strided",
     ),
     # bytes that must be moved, elements of the output, and how many tensors take part (foreach: all lists together)
     ("elements", "bytes_read", "bytes_written", "tensors"),
@@ -86,19 +89,18 @@ ATTENTION = Family(
 EMBEDDING = Family(
     "embedding",
     # bag: one EmbeddingBag; lookup: plain row gather; batched: the papers' table-batched kernel; tbe: FBGEMM.
-    # backward kinds name the optimizer fused into them ("dense" writes a gradient)
+    # backward kinds name the optimizer fused into them ("dense" writes a gradient); row_sums adds a row a lookup to
+    # its sum with atomics
     (
         "bag_forward", "bag_backward_dense", "lookup_forward", "lookup_backward_dense",
         "batched_forward", "batched_backward_sgd",
         "tbe_forward", "tbe_backward_sgd", "tbe_backward_adagrad", "tbe_backward_rowwise_adagrad", "tbe_backward_adam",
+        "tbe_backward_dense", "row_sums",
     ),
-    # `lookups` counts indices over all tables and samples, `rows` is the average table height, `distinct_rows`
-    # the expected number of different rows touched in the batch over all tables; `sorted` 1 when the indices of
-    # every bag ascend
-    (
-        "batch", "tables", "lookups", "dim", "rows", "distinct_rows", "index_bytes", "row_item_bytes", "weighted",
-        "sorted",
-    ),
+    # what a batch of `batch` samples asks of all tables together (see `embeddings.load`); lookups of the longest bag,
+    # or of the hottest row (row_sums); `sorted` 1 when the indices of every bag ascend; `host` 1 when the rows are in
+    # host memory, 2 when only the optimizer state is
+    ("batch", *LOAD_FIELDS, "longest_bag", "index_bytes", "row_item_bytes", "weighted", "sorted", "host"),
 )  # fmt: skip
 MEMCPY = Family(
     "memcpy",
@@ -106,6 +108,18 @@ MEMCPY = Family(
     ("bytes",),
 )
 
+COLLECTIVE = Family(
+    "collective",
+    (
+        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v",
+        "broadcast", "reduce", "send_recv", "barrier",
+    ),
+    # `bytes` is the larger buffer of one rank (all_gather: the gathered output; reduce_scatter: the input; all_to_all:
+    # the whole send buffer; all_to_all_v: see `collectives.even_bytes`); `ranks` take part, spread evenly over `nodes`
+    ("bytes", "ranks", "nodes"),
+)  # fmt: skip
+
+# what one device runs by itself
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (

@@ -34,10 +34,12 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """What decides between kernels besides the op: the PyTorch version, and whether fp32 may use TF32."""
+    """What decides between kernels besides the op: the PyTorch version, whether fp32 may use TF32, and how many GPUs
+    a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node holds them all)."""
 
     framework_version: tuple[int, int] = (2, 13)
     tf32: bool = False
+    gpus_per_node: int = 0
 
 
 Item: TypeAlias = KernelCall | Control
@@ -45,7 +47,8 @@ Lowering: TypeAlias = Callable[[Signature, LoweringContext], tuple[Item, ...]]
 
 _LOWERINGS: dict[str, Lowering] = {}
 _MODULES = ("views", "gemm", "conv", "elementwise", "loss", "index", "reduction", "rows", "pool", "attention", "copy",
-            "embedding", "optimizer", "control", "sharding")  # fmt: skip
+            "embedding", "embedding_tbe", "embedding_inputs", "embedding_interaction", "embedding_tensorflow",
+            "optimizer", "control", "sharding", "collective")  # fmt: skip
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:

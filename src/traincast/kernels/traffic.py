@@ -1,7 +1,8 @@
 """Embedding kernels by the memory they touch: DRAM reads and writes, L2 traffic, and what the L2 keeps.
 
 The idea is the papers': of the rows looked up, those still in L2 cost no DRAM traffic, and time is the larger of
-DRAM and L2 time. Rates are shares of the data sheet's, fitted as `docs/lowering.md` says.
+DRAM and L2 time. Rates are shares of the data sheet's, fitted as `docs/lowering.md` says. Bytes are sums over tables
+(`embeddings.load`), so that one kernel may hold tables of any sizes and skews.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.embeddings.zipf import zipf_like
-from traincast.kernels.call import Calls, FloatArray
+from traincast.embeddings.load import CACHE_BYTES
+from traincast.kernels.call import BoolArray, Calls, FloatArray
 from traincast.platform.device import Device
 
 START_SECONDS = 3e-6  # launch, index, then row: two trips to memory one after the other
@@ -25,60 +26,98 @@ LOOKUP_SECONDS = 0.6e-6  # FBGEMM's forward waits for one row before it asks for
 LONG_ROW_SECONDS = 2.6e-6  # FBGEMM's block-per-row kernel: what the warps of a block do together, per row
 LONG_ROW_L2_SHARE = 0.583
 EMPTY_BLOCK_CYCLES = 185.0  # per SM: its warp-per-row kernel launches a warp a lookup, most return at once
-_LONG_RUN = 32  # lookups of one row from which FBGEMM gives it a block
+HOST_GBS = {3: 12.4, 4: 24.0, 5: 48.0}  # rows in pinned host memory, one direction, by PCIe generation
 _LOOKUPS_PER_BLOCK = 16
 _LOOKUPS_PER_LONG_BLOCK = 1024
 _SECTOR = 32
+_SECTORS_PER_LINE = 4.0
+_FP32_BYTES = 4.0
 _THREADS_PER_SM = 2048
-_SKEWED = 0.99  # distinct rows over those of uniform lookups, below which lookups count as skewed
+_ROWS_IN_HOST, _STATE_IN_HOST = 1, 2
 
 # rows of optimizer state per row of weights that a fused backward reads and writes
 _STATE_ROWS = {"tbe_backward_adagrad": 1.0, "tbe_backward_adam": 2.0}
 _STATE_SCALARS = {"tbe_backward_rowwise_adagrad": 1.0}
+_DENSE = ("lookup_backward_dense", "bag_backward_dense", "tbe_backward_dense")
+_FORWARD = ("bag_forward", "lookup_forward", "batched_forward", "tbe_forward")
+_MISSING = tuple(f"missing_{int(size) >> 10}k" for size in CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Bytes of each kind that calls move."""
+    """Bytes of each kind that calls move; `host_*` over PCIe."""
 
     dram_read: FloatArray
     streamed: FloatArray
     scattered: FloatArray
     l2: FloatArray
+    host_read: FloatArray
+    host_written: FloatArray
 
 
 def embedding_seconds(calls: Calls, device: Device) -> FloatArray:
     """Device time of embedding calls."""
-    forward = calls.is_kind("bag_forward", "lookup_forward", "batched_forward", "tbe_forward")
-    return np.asarray(np.where(forward, _forward_seconds(calls, device), _backward_seconds(calls, device)))
+    forward = calls.is_kind(*_FORWARD)
+    sums = calls.is_kind("row_sums")
+    seconds = np.empty(len(calls))
+    for chosen, time in ((forward, _forward_seconds), (sums, _sums_seconds), (~(forward | sums), _backward_seconds)):
+        if chosen.any():
+            seconds[chosen] = time(calls.take(chosen), device)
+    return seconds
 
 
 def _forward_seconds(calls: Calls, device: Device) -> FloatArray:
     traffic = _forward(calls, device)
     moving = np.maximum(_dram_seconds(traffic, device, SORTED_WRITE_SHARE), _l2_seconds(traffic, device))
-    bags = np.maximum(calls["batch"] * calls["tables"], 1.0)
-    waves = np.maximum(bags * _lanes(calls) / (device.num_sms * _THREADS_PER_SM), 1.0)
-    waiting = np.where(calls.is_kind("tbe_forward"), LOOKUP_SECONDS * calls["lookups"] / bags * waves, 0.0)
-    return np.asarray(START_SECONDS + np.maximum(moving, waiting))
+    in_flight = device.num_sms * _THREADS_PER_SM
+    # lookups that follow each other in one warp: those of the longest bag, or of the bags that a warp's place sees
+    one_by_one = np.maximum(calls["longest_bag"], calls["lane_lookups"] / in_flight)
+    waiting = np.where(calls.is_kind("tbe_forward"), LOOKUP_SECONDS * one_by_one, 0.0)
+    return np.asarray(START_SECONDS + np.maximum(np.maximum(moving, waiting), _host_seconds(traffic, device)))
 
 
 def _backward_seconds(calls: Calls, device: Device) -> FloatArray:
+    """Time of the update. FBGEMM gives rows with many lookups a block each, two blocks an SM, and the others a warp.
+
+    It launches a warp a lookup, and those that find no row of their own return at once.
+    """
     traffic = _backward(calls, device)
-    fused = np.array([kind.startswith("tbe_backward") for kind in calls.family.kinds])[calls.kind]
-    ordered = fused | (calls["sorted"] > 0) | calls.is_kind("lookup_backward_dense", "bag_backward_dense")
+    fused = _kinds_starting(calls, "tbe_backward")
+    ordered = fused | (calls["sorted"] > 0) | calls.is_kind(*_DENSE)
     dram = _dram_seconds(traffic, device, np.where(ordered, SORTED_WRITE_SHARE, SCATTERED_WRITE_SHARE))
     l2 = _l2_seconds(traffic, device)
-    long = fused & (calls["lookups"] > _LONG_RUN * calls["distinct_rows"])
-    plain = np.where(fused, UPDATE_START_SECONDS, START_SECONDS) + np.maximum(dram, l2)
-    return np.asarray(np.where(long, _long_rows(calls, device, dram, l2), plain))
+    lookups = np.maximum(calls["lookups"], 1.0)
+    long = np.where(fused, calls["long_lookups"] / lookups, 0.0)
+    blocks = np.clip(np.ceil(calls["long_lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
+    together = np.where(fused, LONG_ROW_SECONDS * calls["long_rows"] / blocks, 0.0)
+    idle_warps = lookups - (calls["distinct_rows"] - calls["long_rows"])
+    empty = idle_warps / _LOOKUPS_PER_BLOCK * EMPTY_BLOCK_CYCLES / (device.num_sms * _clock(device))
+    working = together + l2 * (long / LONG_ROW_L2_SHARE + 1.0 - long)
+    start = np.where(fused, UPDATE_START_SECONDS, START_SECONDS)
+    busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device))
+    return np.asarray(start + busy + np.where(fused, empty, 0.0))
 
 
-def _long_rows(calls: Calls, device: Device, dram: FloatArray, l2: FloatArray) -> FloatArray:
-    """Rows with many lookups: a block each, two blocks an SM; the warps launched for short runs find nothing."""
-    blocks = np.clip(np.ceil(calls["lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
-    together = LONG_ROW_SECONDS * calls["distinct_rows"] / blocks
-    empty = calls["lookups"] / _LOOKUPS_PER_BLOCK * EMPTY_BLOCK_CYCLES / (device.num_sms * _clock(device))
-    return np.asarray(UPDATE_START_SECONDS + np.maximum(dram, together + l2 / LONG_ROW_L2_SHARE) + empty)
+def _sums_seconds(calls: Calls, device: Device) -> FloatArray:
+    """Rows read in order and added to sums with atomics, of which the L2 makes one sector a clock in any one line."""
+    missing = _missing_bytes(calls, device)
+    keys = calls["lookups"] * calls["index_bytes"]
+    traffic = _Traffic(
+        dram_read=calls["row_bytes"] + keys + missing,
+        streamed=np.zeros(len(calls)),
+        scattered=missing,
+        l2=3.0 * calls["row_bytes"] + keys,
+        host_read=np.zeros(len(calls)),
+        host_written=np.zeros(len(calls)),
+    )
+    row = calls["row_bytes"] / np.maximum(calls["lookups"], 1.0)
+    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / _clock(device)
+    moving = np.maximum(_dram_seconds(traffic, device, SCATTERED_WRITE_SHARE), _l2_seconds(traffic, device))
+    return np.asarray(START_SECONDS + np.maximum(moving, hottest))
+
+
+def _kinds_starting(calls: Calls, prefix: str) -> BoolArray:
+    return np.asarray(np.array([kind.startswith(prefix) for kind in calls.family.kinds])[calls.kind])
 
 
 def _clock(device: Device) -> float:
@@ -94,50 +133,44 @@ def _l2_seconds(traffic: _Traffic, device: Device) -> FloatArray:
     return np.asarray(traffic.l2 / (L2_BYTES_PER_CLOCK * device.num_sms * _clock(device)))
 
 
-def _row_bytes(calls: Calls) -> FloatArray:
-    return np.asarray(np.ceil(calls["dim"] * calls["row_item_bytes"] / _SECTOR) * _SECTOR)
+def _host_seconds(traffic: _Traffic, device: Device) -> FloatArray:
+    """Both directions of PCIe at once."""
+    rate = 1e9 * HOST_GBS.get(device.pcie_gen, HOST_GBS[5 if device.pcie_gen > 5 else 3])
+    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / rate)
 
 
-def _lanes(calls: Calls) -> FloatArray:
-    """Threads that share a bag: one a four elements, as a power of two from 8 to a warp."""
-    quads = np.maximum(calls["dim"] / 4.0, 8.0)
-    return np.asarray(np.minimum(2.0 ** np.ceil(np.log2(quads)), 32.0))
+def _missing_bytes(calls: Calls, device: Device) -> FloatArray:
+    """Row bytes that reach DRAM: first touches, and rows that left the L2 before they were wanted again.
 
-
-def _missing_lookups(calls: Calls, device: Device) -> FloatArray:
-    """Lookups that reach DRAM: first touches, and rows that left the L2 before they were wanted again.
-
-    The tables in flight share the L2. While they fill it every repeat hits; then a lookup hits with the share of
-    the table that is kept. Where fewer rows are distinct than uniform lookups would touch, some are hot, and stay.
+    The tables in flight share the L2 evenly.
     """
-    tables, height = np.maximum(calls["tables"], 1.0), np.maximum(calls["rows"], 1.0)
-    resident = device.num_sms * _THREADS_PER_SM / _lanes(calls)
+    tables = np.maximum(calls["tables"], 1.0)
+    resident = device.num_sms * _THREADS_PER_SM / np.maximum(calls["lanes"] / tables, 1.0)
     in_flight = np.clip(resident / np.maximum(calls["batch"], 1.0), 1.0, tables)
-    kept = L2_SHARE * device.l2_bytes / (in_flight * _row_bytes(calls))
-    lookups, distinct = calls["lookups"] / tables, calls["distinct_rows"] / tables
-    share = np.minimum(kept / height, 1.0 - 1e-9)
-    until_full = -height * np.log1p(-share)
-    later = kept + (lookups - until_full) * (1.0 - share)
-    missing = np.where(kept >= distinct, distinct, np.clip(later, distinct, lookups))
-    uniform = -height * np.expm1(lookups * np.log1p(-1.0 / np.maximum(height, 2.0)))
-    for i in np.flatnonzero((kept < distinct) & (distinct < _SKEWED * uniform)):
-        hot = zipf_like(int(height[i]), float(lookups[i]), float(distinct[i]))
-        missing[i] = np.clip(lookups[i] - hot.hits(float(kept[i]), float(lookups[i])), distinct[i], lookups[i])
-    return np.asarray(missing * tables)
+    kept = np.clip(L2_SHARE * device.l2_bytes / in_flight, CACHE_BYTES[0], CACHE_BYTES[-1])
+    curve = np.stack([calls[name] for name in _MISSING], axis=1)
+    place = np.log2(kept / CACHE_BYTES[0])
+    below = np.minimum(place.astype(np.int64), len(CACHE_BYTES) - 2)
+    rows = np.arange(len(calls))
+    share = place - below
+    return np.asarray(curve[rows, below] * (1.0 - share) + curve[rows, below + 1] * share)
 
 
 def _forward(calls: Calls, device: Device) -> _Traffic:
     """Indices and offsets once, rows that miss, the pooled result."""
-    lookups, row = calls["lookups"], _row_bytes(calls)
-    bags = calls["batch"] * calls["tables"]
-    keys = lookups * (calls["index_bytes"] + 4.0 * calls["weighted"]) + bags * calls["index_bytes"]
-    pooled = bags * row
-    slot = np.where(calls.is_kind("tbe_forward"), np.maximum(row, 16.0 * _lanes(calls)), row)
+    keys = calls["lookups"] * (calls["index_bytes"] + 4.0 * calls["weighted"])
+    keys = keys + calls["batch"] * calls["tables"] * calls["index_bytes"]
+    tbe = calls.is_kind("tbe_forward")
+    pooled = calls["batch"] * calls["columns"] * np.where(tbe, _FP32_BYTES, calls["row_item_bytes"])
+    missing, nothing = _missing_bytes(calls, device), np.zeros(len(calls))
+    in_host = calls["host"] == _ROWS_IN_HOST
     return _Traffic(
-        dram_read=_missing_lookups(calls, device) * row + keys,
+        dram_read=np.where(in_host, 0.0, missing) + keys,
         streamed=pooled,
-        scattered=np.zeros(len(calls)),
-        l2=lookups * slot + keys + pooled,
+        scattered=nothing,
+        l2=np.where(tbe, calls["slot_bytes"], calls["row_bytes"]) + keys + pooled,
+        host_read=np.where(in_host, missing, 0.0),
+        host_written=nothing,
     )
 
 
@@ -146,22 +179,25 @@ def _backward(calls: Calls, device: Device) -> _Traffic:
 
     The table-batched kernel updates a row at every lookup; the others have sorted the lookups and touch it once.
     """
-    lookups, row, distinct = calls["lookups"], _row_bytes(calls), calls["distinct_rows"]
-    bags = calls["batch"] * calls["tables"]
-    each = calls.is_kind("batched_backward_sgd")
-    dense = calls.is_kind("lookup_backward_dense", "bag_backward_dense")
-    touched = np.where(each, _missing_lookups(calls, device), distinct)
+    each, dense = calls.is_kind("batched_backward_sgd"), calls.is_kind(*_DENSE)
+    rows = np.where(each, _missing_bytes(calls, device), calls["touched_bytes"])
     rows_of_state = np.array([_STATE_ROWS.get(kind, 0.0) for kind in calls.family.kinds])[calls.kind]
     scalars = np.array([_STATE_SCALARS.get(kind, 0.0) for kind in calls.family.kinds])[calls.kind]
-    updated = touched * (row * (1.0 + rows_of_state) + _SECTOR * scalars)
-    one_table = calls["batch"] * row  # gradients of one table: all its rows meet them before the next table
+    state = calls["touched_fp32_bytes"] * rows_of_state + calls["distinct_rows"] * _SECTOR * scalars
+    in_host, state_in_host = calls["host"] == _ROWS_IN_HOST, calls["host"] == _STATE_IN_HOST
+    on_host = np.where(in_host, rows + state, np.where(state_in_host, state, 0.0))
+    updated = rows + state - on_host
+    pooled = calls["batch"] * calls["columns"] * _FP32_BYTES
+    one_table = pooled / np.maximum(calls["tables"], 1.0)  # all rows of a table meet its gradients before the next one
     spilled = np.clip(1.0 - L2_SHARE * device.l2_bytes / np.maximum(one_table, 1.0), 0.0, 1.0)
-    gradients = np.where(each, bags * row, np.maximum(bags, lookups * spilled) * row)
-    keys = lookups * (calls["index_bytes"] + np.where(each, 0.0, 4.0))
-    slot = np.maximum(row, 16.0 * _lanes(calls))
+    fetched = calls["row_bytes"] * _FP32_BYTES / calls["row_item_bytes"]
+    gradients = np.where(each, pooled, np.maximum(pooled, fetched * spilled))
+    keys = calls["lookups"] * (calls["index_bytes"] + np.where(each, 0.0, 4.0))
     return _Traffic(
         dram_read=gradients + keys + np.where(dense, 0.0, updated),
         streamed=np.zeros(len(calls)),
         scattered=updated,
-        l2=keys + np.where(each, 2.0 * lookups * row, lookups * slot) + gradients,
+        l2=keys + np.where(each, 2.0 * calls["row_bytes"], calls["slot_bytes"]) + gradients,
+        host_read=np.where(dense, 0.0, on_host),
+        host_written=on_host,
     )

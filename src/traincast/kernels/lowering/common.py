@@ -11,6 +11,8 @@ from traincast.kernels.registry import Control, ControlKind, Item
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 STREAM_SYNCHRONIZE = Control(ControlKind.STREAM_SYNCHRONIZE)
+_LEAVES_L2 = 4 << 20  # bytes of one operand that are pushed out before they come round again
+_CHEAP = frozenset({"add", "mul", "div", "relu", "copy", "compare"})  # cheaper than offsets are
 
 _COMPUTE = {
     "float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "complex64": "fp32",
@@ -111,18 +113,50 @@ def ints(value: Scalar, length: int, default: int) -> tuple[int, ...]:
 
 
 def elementwise(
-    kind: str, reads: Sequence[TensorSpec], writes: Sequence[TensorSpec], *, compute: str | None = None
+    kind: str,
+    reads: Sequence[TensorSpec],
+    writes: Sequence[TensorSpec],
+    *,
+    compute: str | None = None,
+    bytes_read: int | None = None,
 ) -> KernelCall:
-    """One element-wise kernel that reads and writes these tensors once."""
+    """One element-wise kernel that reads and writes these tensors once, or reads `bytes_read`."""
     largest = max((*writes, *reads), key=lambda spec: spec.numel)
     return ELEMENTWISE.call(
         kind,
         compute or compute_of(writes[0] if writes else reads[0]),
         elements=max((spec.numel for spec in writes), default=largest.numel),
-        bytes_read=total_bytes(reads),
+        bytes_read=total_bytes(reads) if bytes_read is None else bytes_read,
         bytes_written=total_bytes(writes),
         tensors=len(reads) + len(writes),
     )
+
+
+def iterated(
+    kind: str, reads: Sequence[TensorSpec], writes: Sequence[TensorSpec], *, compute: str | None = None
+) -> KernelCall:
+    """As `elementwise`, run by ATen's TensorIterator: operands that do not lie in memory alike are walked element by
+    element, which costs more than cheap arithmetic. Single numbers do not count."""
+    result = writes[0]
+    tensors = [spec for spec in (*reads, *writes) if spec.numel > 1]
+    alike = is_dense(result) and all(same_layout(spec, result) for spec in tensors)
+    read = sum(_read_bytes(spec, result.shape) for spec in reads)
+    walked = kind if alike or kind not in _CHEAP else "strided"
+    return elementwise(walked, reads, writes, compute=compute, bytes_read=read)
+
+
+def _read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
+    """Bytes of an operand broadcast to `shape` that come from memory: a block that has left the L2 by the time it is
+    wanted again is read again."""
+    missing = len(shape) - len(spec.shape)
+    block = total = spec.itemsize
+    for i in reversed(range(len(shape))):
+        own, stride = (1, 0) if i < missing else (spec.shape[i - missing], spec.stride[i - missing])
+        if own > 1 and stride:
+            block, total = block * own, total * own
+        elif block >= _LEAVES_L2:
+            total *= shape[i]
+    return total
 
 
 def small_kernel(kind: str = "fill", *, elements: int = 1, compute: str = "int32", item_bytes: int = 4) -> KernelCall:
@@ -171,7 +205,7 @@ def device_copy(source: TensorSpec, target: TensorSpec) -> tuple[Item, ...]:
             return (memcpy("d2d", target.nbytes),)
         return (elementwise("copy", (source,), (target,)),)
     if real_bytes(source) < source.nbytes and is_dense(target):
-        return (elementwise("copy", (source,), (target,)),)
+        return (iterated("copy", (source,), (target,)),)
     return (layout_copy(source, target.nbytes),)
 
 

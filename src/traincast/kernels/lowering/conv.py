@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.kernels.families import CONV
-from traincast.kernels.lowering.common import elementwise, ints, operand, product, reduction, reduction_kind, required
+from traincast.kernels.lowering.common import ints, iterated, operand, product, reduction, reduction_kind, required
 from traincast.kernels.lowering.gemm import gemm_compute
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.workload.ops import Signature, TensorSpec
@@ -90,7 +90,7 @@ def convolution(signature: Signature, context: LoweringContext) -> tuple[Item, .
     else:
         calls = (_convolution("forward", source, output, weight, window, compute),)
     if bias is not None:
-        calls += (elementwise("add", (output, bias), (output,)),)
+        calls += (iterated("add", (output, bias), (output,)),)
     return calls
 
 

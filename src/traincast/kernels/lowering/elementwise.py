@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.kernels.lowering.common import compute_of, elementwise, fill, on_device, read_operands
+from traincast.kernels.lowering.common import compute_of, elementwise, fill, iterated, on_device, read_operands
 from traincast.kernels.lowering.index import scatter_call
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.workload.ops import Signature
@@ -65,7 +65,7 @@ def pointwise(signature: Signature, context: LoweringContext) -> tuple[Item, ...
         return ()
     reads = read_operands(signature, *_IGNORED)
     compute = compute_of(reads[-1]) if kind == "compare" and reads else compute_of(outputs[0])
-    return (elementwise(kind, reads, outputs, compute=compute),)
+    return (iterated(kind, reads, outputs, compute=compute),)
 
 
 def _sparse_arguments(signature: Signature) -> list[str]:

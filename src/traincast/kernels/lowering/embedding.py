@@ -1,4 +1,4 @@
-"""Embedding lookups: ATen's, the table-batched kernel of the DLRM studies, and FBGEMM's."""
+"""Embedding lookups: ATen's, and the table-batched kernel of the DLRM studies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import expm1, log1p
 
+import numpy as np
+
+from traincast.embeddings.load import FIELDS as LOAD_FIELDS
+from traincast.embeddings.load import uniform_load
 from traincast.kernels.call import KernelCall
-from traincast.kernels.families import EMBEDDING, REDUCTION
+from traincast.kernels.families import EMBEDDING
 from traincast.kernels.lowering.common import (
     compute_of,
-    elementwise,
     fill,
-    operand,
     product,
     required,
     small_kernel,
@@ -34,50 +36,86 @@ def distinct_rows(rows: float, lookups: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What a lookup touches: `lookups` over all tables and samples, `rows` and `dim` averages over tables.
+    """What a lookup touches: `load` in the order of `embeddings.load.FIELDS`, `rows` of all tables together.
 
-    `ascending` says that the indices of every bag are sorted.
+    `ascending` says that the indices of every bag are sorted; `host` that the rows are in host memory (1), or only
+    their optimizer state (2).
     """
 
     batch: int
-    tables: int
-    lookups: int
-    dim: float
+    load: tuple[float, ...]
     rows: float
-    distinct: float
+    longest_bag: float
     index_bytes: int
     row_item_bytes: int
     weighted: bool = False
     ascending: bool = False
+    host: int = 0
+
+    @property
+    def lookups(self) -> int:
+        """Lookups over all tables and samples."""
+        return round(self.load[_LOOKUPS])
+
+    @property
+    def distinct(self) -> float:
+        """Different rows over all tables."""
+        return self.load[_DISTINCT]
 
     def call(self, kind: str, compute: str = "fp32") -> KernelCall:
         """The embedding kernel of this kind over these tables."""
-        return EMBEDDING.call(
-            kind,
-            compute,
-            batch=self.batch,
-            tables=self.tables,
-            lookups=self.lookups,
-            dim=self.dim,
-            rows=self.rows,
-            distinct_rows=self.distinct,
-            index_bytes=self.index_bytes,
-            row_item_bytes=self.row_item_bytes,
-            weighted=int(self.weighted),
-            sorted=int(self.ascending),
-        )
+        sizes: dict[str, float] = dict(zip(LOAD_FIELDS, self.load, strict=True))
+        sizes |= {
+            "batch": self.batch,
+            "longest_bag": self.longest_bag,
+            "index_bytes": self.index_bytes,
+            "row_item_bytes": self.row_item_bytes,
+            "weighted": int(self.weighted),
+            "sorted": int(self.ascending),
+            "host": self.host,
+        }
+        return EMBEDDING.call(kind, compute, estimated=False, **sizes)
+
+
+_LOOKUPS, _DISTINCT = LOAD_FIELDS.index("lookups"), LOAD_FIELDS.index("distinct_rows")
+
+
+def uniform_tables(
+    *,
+    batch: int,
+    lookups: int,
+    rows: Sequence[float],
+    dims: Sequence[float],
+    index_bytes: int,
+    row_item_bytes: int,
+    weighted: bool = False,
+    ascending: bool = False,
+) -> Tables:
+    """Tables of these heights and dims, each with an equal part of the lookups, which want all its rows alike."""
+    count = len(rows)
+    load = np.zeros(len(LOAD_FIELDS))
+    for height, dim in zip(rows, dims, strict=True):
+        load += uniform_load(max(1, round(height)), lookups / count, dim, row_item_bytes)
+    return Tables(
+        batch=batch,
+        load=tuple(load.tolist()),
+        rows=sum(rows),
+        longest_bag=lookups / max(1, batch * count),
+        index_bytes=index_bytes,
+        row_item_bytes=row_item_bytes,
+        weighted=weighted,
+        ascending=ascending,
+    )
 
 
 def _one_table(
     batch: int, weight_rows: int, dim: int, indices: TensorSpec, item_bytes: int, weighted: bool = False
 ) -> Tables:
-    return Tables(
+    return uniform_tables(
         batch=batch,
-        tables=1,
         lookups=indices.numel,
-        dim=dim,
-        rows=weight_rows,
-        distinct=distinct_rows(weight_rows, indices.numel),
+        rows=(weight_rows,),
+        dims=(dim,),
         index_bytes=indices.itemsize,
         row_item_bytes=item_bytes,
         weighted=weighted,
@@ -100,17 +138,16 @@ def embedding_dense_backward(signature: Signature, context: LoweringContext) -> 
     main = table.call("lookup_backward_dense", compute_of(result))
     if indices.numel <= _FEATURE_KERNEL_INDICES:
         return (fill(result), main)
-    return (fill(result), *_sorted_segments(table, result.shape[0]), main)
+    segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
+    return (fill(result), *segments, main)
 
 
-def _sorted_segments(table: Tables, rows: int) -> tuple[Item, ...]:
+def _sorted_segments(count: int, segments: int, index_bytes: int, rows: int) -> tuple[Item, ...]:
     """ATen's preparation of a dense gradient: positions, a sort, and where the runs of equal indices start."""
-    count = table.lookups
     positions = small_kernel(elements=count, compute="int64", item_bytes=8)
     runs = gather_call(count, 1, 8, 8 * count, "int64")
-    segments = int(table.distinct)
     offsets = tuple(small_kernel("add", elements=segments, compute="int64", item_bytes=8) for _ in range(3))
-    return (positions, *radix_sort(count, index_bits(rows), table.index_bytes, table.index_bytes), runs, *offsets)
+    return (positions, *radix_sort(count, index_bits(rows), index_bytes, index_bytes), runs, *offsets)
 
 
 @lowers("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
@@ -128,7 +165,8 @@ def embedding_bag_backward(signature: Signature, context: LoweringContext) -> tu
     """Zeros the size of the table, a sort of the indices, and the sums of equal rows."""
     grad, indices, result = signature.inputs[0], required(signature, "indices", 1), signature.outputs[0]
     table = _one_table(grad.shape[0], result.shape[0], result.shape[-1], indices, result.itemsize)
-    return (fill(result), *_sorted_segments(table, result.shape[0]), table.call("bag_backward_dense", compute_of(grad)))
+    segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
+    return (fill(result), *segments, table.call("bag_backward_dense", compute_of(grad)))
 
 
 @lowers("aten::_embedding_bag_sparse_backward", "aten::embedding_sparse_backward")
@@ -152,9 +190,8 @@ def coalesce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     """A sparse gradient made unique: sort the indices, find the runs, add the values of equal ones."""
     indices, values = signature.inputs[:2]
     stored = indices.shape[-1]
-    table = Tables(stored, 1, stored, product(values.shape[1:]), stored, stored, indices.itemsize, values.itemsize)
-    add = gather_call(values.numel, int(table.dim), values.itemsize, indices.nbytes, compute_of(values))
-    return (*_sorted_segments(table, _LARGEST_INDEX), add)
+    add = gather_call(values.numel, product(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values))
+    return (*_sorted_segments(stored, stored, indices.itemsize, _LARGEST_INDEX), add)
 
 
 @lowers("aten::sparse_mask")
@@ -165,36 +202,58 @@ def sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, .
     return (gather_call(values.numel, run, values.itemsize, indices.nbytes, compute_of(values)),)
 
 
-def _numbers(value: Scalar) -> tuple[int, ...]:
+def whole_numbers(value: Scalar) -> tuple[int, ...]:
+    """The whole numbers of a list argument."""
     return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
 
 
 def _study_tables(signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int) -> Tables:
     """Tables of the table-batched kernel. The DLRM code that it comes with draws every bag sorted."""
+    if signature.scalar("load") is not None:
+        return described_tables(signature, weights, indices, batch, False)
     several = indices.numel > batch * tables
-    return replace(_batched(signature, weights, indices, batch, tables, False), ascending=several)
+    return replace(batched_tables(signature, weights, indices, batch, tables, False), ascending=several)
 
 
-def _batched(
+def batched_tables(
     signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int, weighted: bool
 ) -> Tables:
     """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given."""
-    lookups = indices.numel
-    dims = _numbers(signature.scalar("dims"))
-    dim = sum(dims) / len(dims) if dims else float(weights.shape[-1])
-    rows = _numbers(signature.scalar("rows"))
-    each = rows if len(rows) == tables else (max(1, round(weights.numel / dim / tables)),) * tables
-    return Tables(
+    dims = whole_numbers(signature.scalar("dims")) or (weights.shape[-1],) * tables
+    rows = whole_numbers(signature.scalar("rows"))
+    if len(rows) != tables:
+        rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
+    return uniform_tables(
         batch=batch,
-        tables=tables,
-        lookups=lookups,
-        dim=dim,
-        rows=sum(each) / len(each),
-        distinct=sum(distinct_rows(height, lookups / tables) for height in each),
+        lookups=indices.numel,
+        rows=rows,
+        dims=dims if len(dims) == tables else (sum(dims) / len(dims),) * tables,
         index_bytes=indices.itemsize,
         row_item_bytes=weights.itemsize,
         weighted=weighted,
     )
+
+
+def described_tables(
+    signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, weighted: bool
+) -> Tables:
+    """Tables whose load the op itself says."""
+    longest, rows, host = (_whole(signature, name) for name in ("longest_bag", "total_rows", "host"))
+    return Tables(
+        batch=batch,
+        load=tuple(float(value) for value in whole_numbers(signature.scalar("load"))),
+        rows=rows,
+        longest_bag=longest,
+        index_bytes=indices.itemsize,
+        row_item_bytes=weights.itemsize,
+        weighted=weighted,
+        host=host,
+    )
+
+
+def _whole(signature: Signature, name: str) -> int:
+    value = signature.scalar(name, 0)
+    return value if isinstance(value, int) else 0
 
 
 @lowers("traincast::batched_embedding_forward")
@@ -211,99 +270,3 @@ def batched_backward(signature: Signature, context: LoweringContext) -> tuple[It
     weights, indices = required(signature, "weights", 1), required(signature, "indices", 3)
     tables = _study_tables(signature, weights, indices, *required(signature, "grad", 0).shape[:2])
     return (tables.call("batched_backward_sgd", compute_of(weights)),)
-
-
-@lowers("fbgemm::bounds_check_indices")
-def bounds_check(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel that reads every index and offset and seldom writes."""
-    indices, offsets = required(signature, "indices", 1), required(signature, "offsets", 2)
-    return (elementwise("compare", (indices, offsets), (), compute=compute_of(indices)),)
-
-
-_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-_TBE_FORWARD = {
-    f"fbgemm::split_embedding_codegen_forward_{weighted}_{suffix}": weighted == "weighted"
-    for weighted in ("weighted", "unweighted")
-    for suffix in ("cuda", "pt2_cuda", "pt2_wrapper", "v2_cuda")
-} | {
-    f"fbgemm::split_embedding_codegen_lookup_{name}_function{suffix}": False
-    for name in _OPTIMIZERS
-    for suffix in ("", "_pt2")
-}
-_TBE_BACKWARD = {
-    f"fbgemm::split_embedding_backward_codegen_{name}_{weighted}_exact_{suffix}": (name, weighted == "weighted")
-    for name in _OPTIMIZERS
-    for weighted in ("weighted", "unweighted")
-    for suffix in ("cuda", "pt2_cuda", "pt2_wrapper")
-}
-
-
-def _tbe_weights(signature: Signature) -> TensorSpec:
-    return operand(signature, "dev_weights", 0) or operand(signature, "weights", 0) or signature.inputs[0]
-
-
-def _tbe_tables(signature: Signature, samples: Sequence[int], weighted: bool) -> Tables:
-    """FBGEMM's tables: `samples` is the shape of the pooled result or its gradient, [batch, sum of dims]."""
-    indices, offsets = required(signature, "indices", 0), required(signature, "offsets", 0)
-    batch = samples[0]
-    tables = max(1, (offsets.numel - 1) // max(1, batch))
-    if not _numbers(signature.scalar("dims")):
-        dims = (samples[-1] // tables,) * tables
-        signature = Signature(
-            signature.name, signature.inputs, signature.outputs, (*signature.scalars, ("dims", dims)), signature.groups
-        )
-    return _batched(signature, _tbe_weights(signature), indices, batch, tables, weighted)
-
-
-@lowers(*_TBE_FORWARD)
-def tbe_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel for all tables."""
-    weighted = _TBE_FORWARD[signature.name] or bool(signature.tensors("indice_weights"))
-    tables = _tbe_tables(signature, signature.outputs[0].shape, weighted)
-    return (tables.call("tbe_forward", compute_of(_tbe_weights(signature))),)
-
-
-@lowers(*_TBE_BACKWARD)
-def tbe_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Linearise and sort the indices, find their runs, and update each row once."""
-    optimizer, weighted = _TBE_BACKWARD[signature.name]
-    grad = signature.tensors("grad_output") or signature.inputs[:1]
-    tables = _tbe_tables(signature, grad[0].shape, weighted)
-    main = tables.call(f"tbe_backward_{optimizer}", compute_of(_tbe_weights(signature)))
-    return (*tbe_preparation(tables), main)
-
-
-def tbe_preparation(tables: Tables) -> tuple[Item, ...]:
-    """The launches before the update kernels, in the order of FBGEMM's backward."""
-    count = tables.lookups
-    bits = index_bits(int(tables.rows * tables.tables))
-    linear = gather_call(count, 1, 8, count * tables.index_bytes, "int64")
-    weights: tuple[Item, ...] = ()
-    if tables.weighted:
-        weights = radix_sort(count, bits, 8, 4)
-    return (
-        linear,
-        *radix_sort(count, bits, 8, 4),
-        small_kernel(elements=count),
-        small_kernel(),
-        small_kernel(),
-        _pass_over(count, read_bytes=8, written_bytes=0),
-        small_kernel(),
-        small_kernel(),
-        _pass_over(count, read_bytes=4, written_bytes=4),
-        *weights,
-        small_kernel(),
-        _pass_over(count, read_bytes=4, written_bytes=0),
-    )
-
-
-def _pass_over(count: int, *, read_bytes: int, written_bytes: int) -> KernelCall:
-    """Run-length encoding, a prefix sum, or the search for long runs: one walk along the sorted indices."""
-    return REDUCTION.call(
-        "inner",
-        "int32",
-        elements=count,
-        outputs=count,
-        bytes_read=count * read_bytes,
-        bytes_written=count * written_bytes,
-    )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
+from traincast.embeddings.load import Part, longest_bag, total_load
 from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
-from traincast.kernels.lowering.embedding import Tables, tbe_preparation
+from traincast.kernels.lowering.embedding import Tables
+from traincast.kernels.lowering.embedding_tbe import tbe_preparation
 from traincast.kernels.registry import Item
 
 
@@ -23,13 +26,12 @@ def lookup_tables(tables: Sequence[Table], batch: int, *, index_bytes: int = 8, 
             raise TraincastError(
                 f"tables '{first.name}' and '{table.name}' differ in dtype or weights; one kernel needs them equal"
             )
+    parts = [Part(table, table.dim) for table in tables]
     return Tables(
         batch=batch,
-        tables=len(tables),
-        lookups=round(sum(table.lookups(batch) for table in tables)),
-        dim=sum(table.dim for table in tables) / len(tables),
-        rows=sum(table.rows for table in tables) / len(tables),
-        distinct=sum(table.unique_rows(batch) for table in tables),
+        load=tuple(total_load(parts, batch).tolist()),
+        rows=sum(table.rows for table in tables),
+        longest_bag=ceil(longest_bag(parts)),
         index_bytes=index_bytes,
         row_item_bytes=ITEM_BYTES[first.dtype],
         weighted=first.weighted,

@@ -6,7 +6,7 @@ from traincast.kernels.families import GEMM
 from traincast.kernels.lowering.common import (
     compute_of,
     device_copy,
-    elementwise,
+    iterated,
     layout_copy,
     product,
     reduction,
@@ -62,7 +62,7 @@ def _column(vector: TensorSpec) -> TensorSpec:
 def _adds_in_epilogue(bias: TensorSpec, right: TensorSpec, scaled: bool, context: LoweringContext) -> bool:
     """cuBLASLt's bias epilogue takes a vector, unscaled, for products with more than one column and depth."""
     vector = len(bias.shape) == 1 or (len(bias.shape) == 2 and bias.shape[0] == 1)
-    return context.framework_version >= (2, 0) and vector and not scaled and min(right.shape) > 1
+    return context.framework_version >= (1, 12) and vector and not scaled and min(right.shape) > 1
 
 
 @lowers("aten::mm", "aten::_int_mm")
@@ -103,7 +103,7 @@ def _accumulator(signature: Signature, bias: TensorSpec, *, in_place: bool) -> t
         return ()
     result = signature.outputs[0]
     if bias.numel < result.numel:
-        return (elementwise("copy", (bias,), (result,)),)
+        return (iterated("copy", (bias,), (result,)),)
     return device_copy(bias, result)
 
 
@@ -118,7 +118,7 @@ def linear(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     before = () if source.is_contiguous else (layout_copy(source),)
     if has_bias and context.framework_version < (2, 0):
         bias = signature.inputs[2]
-        copied = elementwise("copy", (bias,), signature.outputs)
+        copied = iterated("copy", (bias,), signature.outputs)
         return (*before, copied, *_product(left, right, context))
     kind = "linear" if has_bias else "mm"
     return (*before, *_product(left, right, context, kind=kind, bias=int(has_bias)))
@@ -144,4 +144,4 @@ def dot(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 @lowers("aten::ger", "aten::addr", "aten::outer")
 def outer(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """An outer product is an element-wise multiplication with broadcasting."""
-    return (elementwise("mul", signature.inputs, signature.outputs),)
+    return (iterated("mul", signature.inputs, signature.outputs),)

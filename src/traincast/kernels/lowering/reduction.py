@@ -5,7 +5,7 @@ from __future__ import annotations
 from traincast.kernels.families import REDUCTION
 from traincast.kernels.lowering.common import (
     compute_of,
-    elementwise,
+    iterated,
     on_device,
     read_operands,
     real_bytes,
@@ -41,7 +41,7 @@ def reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     if not outputs or not source.numel:
         return ()
     if signature.tensors("other"):
-        return (elementwise("add", read_operands(signature), outputs),)
+        return (iterated("add", read_operands(signature), outputs),)
     kind = reduction_kind(source, _dims(signature.scalar("dim")))
     if kind == "full" and max(spec.numel for spec in outputs) > 1:
         kind = "inner"

@@ -1,4 +1,4 @@
-"""Convolutions: the fastest of the ways to compute one, as cuDNN's search would find, plus a learned residual."""
+"""Convolutions: the fastest of the ways to compute one, as cuDNN's search finds, plus a learned residual."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from traincast.platform.device import Device
 
 TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
 _LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
+_FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 _TENSOR_LAYOUT_ARCHS = ("ampere", "ada", "hopper", "blackwell")
 
 
@@ -33,6 +34,7 @@ class ConvModel(KernelModel):
     family: ClassVar[Family] = CONV
     _UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
     _DEPTHWISE: ClassVar[float] = 0.6
+    _UNSEARCHED: ClassVar[float] = 1.0  # time of a plain implicit GEMM over that of the fastest one
 
     def __init__(self, parameters: ConvParameters | None = None, residual: Boosting | None = None) -> None:
         self.parameters_ = parameters
@@ -58,6 +60,9 @@ class ConvModel(KernelModel):
             some = Geometry.of(calls.take(learned))
             features = residual_features(some, device, by_algorithm[learned])
             seconds[learned] *= np.exp(self.residual_.predict(features))
+        unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
+        unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
+        seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
         seconds = seconds + _layout_seconds(g, device, calls.item_bytes(), tensor)
         depthwise = (g.groups > 1) & (g.channels == 1)
         seconds = np.where(depthwise, 8e-6 + depthwise_seconds(g, device, calls.item_bytes()), seconds)
@@ -79,6 +84,15 @@ class ConvModel(KernelModel):
     @staticmethod
     def _in_learned_domain(calls: Calls, g: Geometry) -> BoolArray:
         return np.asarray(g.winograd & calls.is_kind("forward"))
+
+
+class UnsearchedConvModel(ConvModel):
+    """Convolutions as PyTorch runs them unless `cudnn.benchmark` is set: a heuristic picks the way. Where Winograd
+    does not apply, tensor cores do not compute and there are many channels, it takes slower kernels forwards and for
+    data gradients (`implicit_convolve_sgemm`, `dgrad_engine`): 1.34 and 1.38 times the time of the searched ones in the
+    ResNet-50 trace of V100."""
+
+    _UNSEARCHED: ClassVar[float] = 1.36
 
 
 def _layout_seconds(g: Geometry, device: Device, item: FloatArray, tensor: BoolArray) -> FloatArray:

@@ -37,19 +37,23 @@ _CHUNK = 4096  # calls at once: features stay in the CPU's cache
 _UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
 _BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
 _BORROWED = 0.2  # log-sigma where a batch or a compute type borrows the correction of another
-_SESSION = 0.05  # log-sigma of one card between two runs: drivers, temperature; see docs/kernels/gemm.md
+_SESSION = 0.04  # log-sigma of one card between two runs: drivers, temperature; see docs/kernels/gemm.md
+_VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
+_UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
 _FITTED_TYPES = {"simt": ("fp32",), "half": ("bf16", "fp16"), "fp8": ("fp8",), "amd": ("fp32",)}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
     """What one engine learned. `sigma` (chip, class, duration) ends with two rows for chips never measured, old
-    and newer; `box` holds the least and most of batch, m, n, k measured, for single and for batched products."""
+    and newer; `box` holds the least and most of batch, m, n, k measured, for single and for batched products;
+    `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers reach."""
 
     net: ResidualNet
     chips: Chips
     sigma: FloatArray
     box: FloatArray
+    ceiling: FloatArray
 
     def code(self, row: int, device: Device) -> Float32Array:
         """The code of a chip; for one never measured, the mean of its side of the Volta divide."""
@@ -65,7 +69,7 @@ class EngineFit:
 
     def state(self, name: str) -> State:
         """Arrays whose names start with the engine's."""
-        own: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box}
+        own: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
         chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
         return {**own, **chips, **self.net.state(name)}
 
@@ -73,9 +77,8 @@ class EngineFit:
     def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
         """What `state` wrote."""
         chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
-        return EngineFit(
-            ResidualNet.from_state(state, name), Chips.from_state(chips), state[f"{name}_sigma"], state[f"{name}_box"]
-        )
+        own = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
+        return EngineFit(ResidualNet.from_state(state, name), Chips.from_state(chips), *own)
 
 
 class GemmModel(KernelModel):
@@ -131,11 +134,27 @@ class GemmModel(KernelModel):
 
 def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:
     """Device time of calls that all run on `engine`."""
-    physical, features = describe(engine, Problem.of(calls, device, compute, float(COMPUTE_BYTES[compute])))
+    problem = Problem.of(calls, device, compute, float(COMPUTE_BYTES[compute]))
+    physical, features = describe(engine, problem)
     row = fit.chips.find(device)
     trust = 1.0 if row >= 0 else _UNSEEN_TRUST
     factor = np.exp(trust * fit.net.correction(features, fit.code(row, device)))
-    return np.asarray(engine.least_seconds + (physical - engine.least_seconds) * factor)
+    corrected = (physical - engine.least_seconds) * factor
+    if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
+        fastest = problem.flop / (fit.ceiling[row] * problem.rate)
+        corrected = np.where(spread_class(calls) == 0, np.maximum(corrected, fastest), corrected)
+    if engine.vector_loads:
+        starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
+        corrected = np.where(unaligned(calls, problem.item_bytes), starved * corrected, corrected)
+    return np.asarray(engine.least_seconds + corrected)
+
+
+def unaligned(calls: Calls, item_bytes: float) -> BoolArray:
+    """Products with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
+    left = np.where(calls["trans_a"] == 1, calls["m"], calls["k"])
+    right = np.where(calls["trans_b"] == 1, calls["k"], calls["n"])
+    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in (left, right, calls["n"])]
+    return np.asarray(np.logical_or.reduce(odd))
 
 
 def clock_spread(device: Device) -> float:

@@ -52,6 +52,11 @@ class Engine:
     power_limited: bool = False
 
     @property
+    def vector_loads(self) -> bool:
+        """Whether its best kernels want every row of an operand to start at a multiple of 16 bytes."""
+        return self.name in ("half", "fp8")
+
+    @property
     def least_seconds(self) -> float:
         """What no correction touches: three quarters of an empty kernel."""
         return 0.75 * self.start_seconds
@@ -64,7 +69,7 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine(
-            "simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 3e-6, False, (8192, 65536, 65536), 8e6, power_limited=True
+            "simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 5e-6, False, (8192, 65536, 65536), 6e6, power_limited=True
         ),
         Engine("half", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 5e6),
         Engine("fp8", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 4e6),
@@ -119,6 +124,18 @@ class Problem:
     rate: float
     device: Device
 
+    @property
+    def flop(self) -> FloatArray:
+        """Arithmetic operations that the results need."""
+        return np.asarray(2.0 * self.batch * self.m * self.n * self.k)
+
+    @property
+    def traffic(self) -> FloatArray:
+        """Seconds that operands and results take through DRAM once."""
+        read, written = self.item_bytes, max(self.item_bytes, 2.0)
+        moved = self.batch * (read * (self.m * self.k + self.k * self.n) + written * self.m * self.n)
+        return np.asarray(moved / (DRAM_SHARE * self.device.dram_bandwidth))
+
     @staticmethod
     def of(calls: Calls, device: Device, compute: str, item_bytes: float) -> Problem:
         """From calls that all compute in `compute`."""
@@ -130,10 +147,9 @@ class Problem:
 def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[np.float32]]:
     """Seconds from physics alone, and the features, one row each, that the residual network reads."""
     b, m, n, k, device = problem.batch, problem.m, problem.n, problem.k, problem.device
-    sms, item = float(device.num_sms), problem.item_bytes
-    moved = b * (item * (m * k + k * n) + max(item, 2.0) * m * n)
-    traffic = moved / (DRAM_SHARE * device.dram_bandwidth)
-    ideal = 2.0 * b * m * n * k / problem.rate
+    sms = float(device.num_sms)
+    traffic = problem.traffic
+    ideal = problem.flop / problem.rate
 
     width = np.array([tile[0] for tile in engine.tiles], dtype=np.float64)[:, None]
     height = np.array([tile[1] for tile in engine.tiles], dtype=np.float64)[:, None]

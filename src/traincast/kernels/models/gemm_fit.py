@@ -27,6 +27,9 @@ _UNKNOWN_SPREAD = 0.5
 _FEWEST_ROWS = 25  # for a spread of its own
 _CLASSES = 3  # see `spread_class`
 _BINS = len(SIGMA_EDGES) + 1
+_LONG_SECONDS = 5e-4  # kernels that show how fast a device multiplies
+_FEWEST_LONG = 500
+_FASTEST = 0.99  # quantile: single readings can be too short
 _DEVICE_SHARE = 0.6  # of a stopwatch's reading, for its error to be the kernel's
 
 
@@ -53,7 +56,8 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The measurements of one engine, described once. `chip` is the row in `chips` of each measurement."""
+    """The measurements of one engine, described once. `chip` is the row in `chips` of each measurement, `ideal` its
+    arithmetic at the engine's full rate in seconds."""
 
     engine: Engine
     data: Measurements
@@ -62,6 +66,7 @@ class _Task:
     chips: Chips
     chip: IntArray
     physical: FloatArray
+    ideal: FloatArray
     features: Float32Array
 
     def examples(self, use: BoolArray) -> Examples:
@@ -100,17 +105,18 @@ def _task(engine: Engine, data: Measurements, watch: Stopwatch, rows: IntArray) 
     chips = Chips.of(_coded_devices(data, rows))
     code = np.array([chips.find(device) for device in data.devices])
     device, compute = data.device[rows], data.calls.compute[rows]
-    physical, blocks, order = np.zeros(len(rows)), [], []
+    physical, ideal, blocks, order = np.zeros(len(rows)), np.zeros(len(rows)), [], []
     for d, c in np.unique(np.stack([device, compute]), axis=1).T:
         mine = np.flatnonzero((device == d) & (compute == c))
         name = COMPUTE_TYPES[c]
         problem = Problem.of(data.calls.take(rows[mine]), data.devices[d], name, float(COMPUTE_BYTES[name]))
         physical[mine], block = describe(engine, problem)
+        ideal[mine] = problem.flop / problem.rate
         blocks.append(block)
         order.append(mine)
     features = np.empty((len(blocks[0]), len(rows)), dtype=np.float32)
     features[:, np.concatenate(order)] = np.concatenate(blocks, axis=1)
-    return _Task(engine, data, watch, rows, chips, code[device], physical, features)
+    return _Task(engine, data, watch, rows, chips, code[device], physical, ideal, features)
 
 
 def _coded_devices(data: Measurements, rows: IntArray) -> list[Device]:
@@ -139,7 +145,8 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
     sigma = [
         [
             _spreads(errors, base, [[(chip == row) & (kind == c) & (bins == i), (chip == row) & few[row],
-                                     (kind == c) & (bins == i), bins == i] for i in range(_BINS)])
+                                     (kind == c) & (bins == i) & ~few[chip], kind == c, bins == i]
+                                    for i in range(_BINS)])
             for c in range(_CLASSES)
         ]
         for row in range(len(task.chips.keys))
@@ -152,7 +159,25 @@ def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float) -> tup
     passes = share * np.clip(task.engine.visits / use.sum(), _FEWEST_PASSES, _MOST_PASSES)
     net, floor, offset = train(task.examples(use), Schedule(passes=max(5, round(float(passes)))))
     spread = np.full((len(task.chips.keys) + 2, _CLASSES, _BINS), _UNKNOWN_SPREAD)
-    return EngineFit(net, task.chips, spread, box), replace(task.watch, floor=floor, offset=offset)
+    watch = replace(task.watch, floor=floor, offset=offset)
+    return EngineFit(net, task.chips, spread, box, _ceilings(task, use, watch)), watch
+
+
+def _ceilings(task: _Task, use: BoolArray, watch: Stopwatch) -> FloatArray:
+    """By chip, the share of the engine's rate that the fastest long linear layers reach on the machine with most of
+    them; infinite where few were measured. Batched products were measured up to sizes that do not fill a device yet."""
+    rows = task.rows[use]
+    group = watch.group[rows]
+    seconds = task.data.seconds[rows] - watch.offset[group]
+    share = task.ideal[use] / np.maximum(seconds, 1e-9)
+    long = (spread_class(task.data.calls.take(rows)) == 0) & (seconds > _LONG_SECONDS)
+    ceilings = np.full(len(task.chips.keys), np.inf)
+    for chip in range(len(ceilings)):
+        mine = long & (task.chip[use] == chip)
+        counts = np.bincount(group[mine], minlength=1)
+        if counts.max() >= _FEWEST_LONG:
+            ceilings[chip] = np.quantile(share[mine & (group == counts.argmax())], _FASTEST)
+    return ceilings
 
 
 def _log_errors(task: _Task, watch: Stopwatch, fit: EngineFit, use: BoolArray) -> tuple[FloatArray, FloatArray]:

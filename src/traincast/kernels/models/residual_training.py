@@ -51,10 +51,10 @@ class Schedule:
     widths: tuple[int, ...] = (128, 96, 48)
     code_size: int = 8
     passes: int = 80
-    batch: int = 1024
+    batch: int = 256
     step: float = 3e-3
     decay: float = 0.05
-    knee: float = 0.05  # log errors beyond this count linearly
+    knee: float = 0.02  # log errors beyond this count linearly
     pull: float = 1e-3  # towards physics
     pull_unseen: float = 0.05  # the same, where the host hides the kernel and a measurement says nothing about it
     seed: int = 0

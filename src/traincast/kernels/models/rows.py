@@ -17,8 +17,9 @@ from traincast.kernels.models.rows_fit import RowParameters, fit_rows
 from traincast.kernels.models.streaming_fit import DeviceView, StreamParameters
 from traincast.platform.device import Device
 
-_START_SPREAD = 0.4
+_START_SPREAD = 0.25
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels that are derived from a measured relative
+_SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 
 
 class SoftmaxModel(KernelModel):
@@ -109,7 +110,7 @@ def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
     share = np.select([backward, inference], [0.85, 1.0], 0.9)  # passes of a block follow one another
     busy = np.where(inference, 1.0, np.minimum(1.0, 1.15 * calls["rows"] / device.num_sms))
     stream = view.memory.seconds(reads * size, size)
-    return np.asarray(2.0 * START_SECONDS + stream / (share * busy))
+    return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
 
 
 def _spread(seconds: FloatArray, sigma: float, derived: npt.NDArray[np.bool_]) -> FloatArray:

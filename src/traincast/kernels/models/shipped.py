@@ -22,7 +22,7 @@ _MODELS: dict[str, tuple[str, str]] = {
     "memcpy": ("streaming", "MemcpyModel"),
     "softmax": ("rows", "SoftmaxModel"),
     "norm": ("rows", "NormModel"),
-    "conv": ("conv", "ConvModel"),
+    "conv": ("conv", "UnsearchedConvModel"),
     "attention": ("attention", "AttentionModel"),
 }
 # streaming families share one fitted memory system

@@ -27,7 +27,15 @@ _CYCLES = {
     "add": 2, "mul": 2, "div": 8, "tanh": 20, "relu": 2, "gelu": 25, "exp": 12, "copy": 2, "fill": 1,
     "dropout": 30, "compare": 2, "optimizer": 20, "loss": 20,
 }  # fmt: skip
-_START_SPREAD = 0.4  # log-sigma of the start of a kernel: 1 to 4 us
+# seconds before anything moves, where they differ from `START_SECONDS`: medians of the smallest kernels of each kind in
+# the V100 and A100 traces. A fill waits for no load; special functions, casts and offsets are more code to fetch.
+_STARTS = {
+    "fill": 2.3e-6, "tanh": 3.5e-6, "gelu": 3.5e-6, "exp": 3.5e-6, "dropout": 3.5e-6, "loss": 4.5e-6, "copy": 4e-6,
+    "strided": 4e-6,
+}  # fmt: skip
+_OFFSET_CYCLES = 20.0  # an element's place in one of up to three such operands: integer divisions by multiplication
+_MOST_OFFSETS = 3.0
+_START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
 _UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind of kernel
 
 
@@ -94,10 +102,12 @@ class ElementwiseModel(StreamingModel):
     family: ClassVar[Family] = ELEMENTWISE
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
-        """Bytes as the call says; cycles by its arithmetic class."""
+        """Bytes as the call says; cycles by its arithmetic class, or for the offsets of unlike operands."""
         cycles = np.array([_CYCLES.get(kind, pow_cycles) for kind in self.family.kinds])[calls.kind]
+        start = np.array([_STARTS.get(kind, START_SECONDS) for kind in self.family.kinds])[calls.kind]
         fitted = calls.is_kind("add", "mul", "div", "pow", "tanh", "relu", "gelu")
-        start = np.where(calls.is_kind("fill"), 0.75, 1.0) * START_SECONDS  # a fill waits for no load
+        offsets = _OFFSET_CYCLES * np.minimum(calls["tensors"], _MOST_OFFSETS)
+        cycles = np.where(calls.is_kind("strided"), offsets, cycles)
         return Work(calls["bytes_read"], calls["bytes_written"], cycles * calls["elements"], start, fitted)
 
 
@@ -109,6 +119,7 @@ class CopyModel(StreamingModel):
         "cat": 0.86,  # the two papers measured concatenation at 0.79 of peak, element-wise reaches 0.92
         "layout": 0.80,  # one side of a transposing copy touches sectors it only half uses
     }
+    _TENSOR_SECONDS: ClassVar[float] = 0.3e-6  # concatenating 2, 8 and 26 small tensors takes 3.1, 5.4 and 10.8 us
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """Bytes stretched by what the access pattern wastes; offsets cost integer arithmetic."""
@@ -117,7 +128,7 @@ class CopyModel(StreamingModel):
             calls["bytes_read"] / share,
             calls["bytes_written"] / share,
             25.0 * calls["elements"],
-            START_SECONDS,
+            START_SECONDS + self._TENSOR_SECONDS * np.maximum(calls["tensors"] - 2.0, 0.0),
             np.zeros(len(calls), dtype=np.bool_),
         )
 
@@ -126,16 +137,24 @@ class ReductionModel(StreamingModel):
     """Sums and the like: one read of the input, then a tree over blocks through global memory."""
 
     family: ClassVar[Family] = REDUCTION
-    _START: ClassVar[dict[str, float]] = {"inner": 4e-6, "outer": 7e-6, "full": 5e-6}
+    _START: ClassVar[dict[str, float]] = {"inner": 4e-6, "outer": 5.5e-6, "full": 5e-6}
+    _MEETING: ClassVar[float] = 3.5e-6  # blocks that share a result meet in memory
+    _ONE_BLOCK: ClassVar[float] = 8192.0  # elements up to which one block reduces everything
+    _CHAIN: ClassVar[float] = 0.25e-6  # a thread of a column sum adds 64 rows' worth, one load behind the other
+    _CHAIN_ROWS: ClassVar[float] = 2048.0  # more rows are split over blocks
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
-        """Bytes once at 0.9 of the streaming rate; the last blocks meet in memory, which is latency."""
+        """Bytes once at 0.9 of the streaming rate, after the latencies of loads that follow each other."""
         start = np.array([self._START[kind] for kind in self.family.kinds])[calls.kind]
+        rows = calls["elements"] / np.maximum(calls["outputs"], 1.0)
+        chain = self._CHAIN * np.minimum(rows, self._CHAIN_ROWS) / 64.0
+        meeting = np.where(calls["elements"] > self._ONE_BLOCK, self._MEETING, 0.0)
+        waiting = np.where(calls.is_kind("outer"), chain, np.where(calls.is_kind("full"), meeting, 0.0))
         return Work(
             calls["bytes_read"] / 0.9,
             calls["bytes_written"] / 0.9,
             4.0 * calls["elements"],
-            start,
+            start + waiting,
             np.zeros(len(calls), dtype=np.bool_),
         )
 
@@ -164,6 +183,9 @@ class IndexModel(StreamingModel):
 
     family: ClassVar[Family] = INDEX
     _SECTOR_BYTES: ClassVar[float] = 32.0
+    _START: ClassVar[dict[str, float]] = {  # smallest kernels of the traces: an index, then what it points at
+        "gather": 5.5e-6, "scatter": 5.5e-6, "put": 5.5e-6, "sort": 11.5e-6,
+    }  # fmt: skip
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """Rows are fetched in whole sectors; atomics and index arithmetic cost cycles, warps cost latency."""
@@ -179,7 +201,8 @@ class IndexModel(StreamingModel):
         warp_cycles = 5 * 440.0 / 48.0 * np.maximum(1.0, np.ceil(calls["row_elements"] / 128.0))
         put = calls.is_kind("put")
         cycles = np.where(put, rows * warp_cycles * device.cores_per_sm, cycles)
-        return Work(read, written, cycles, START_SECONDS, np.zeros(len(calls), dtype=np.bool_))
+        start = np.array([self._START[kind] for kind in self.family.kinds])[calls.kind]
+        return Work(read, written, cycles, start, np.zeros(len(calls), dtype=np.bool_))
 
 
 class MemcpyModel(StreamingModel):
@@ -206,7 +229,6 @@ class MemcpyModel(StreamingModel):
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """A device copy reads and writes every byte, memset only writes."""
-        read = np.where(calls.is_kind("memset"), 0.0, calls["bytes"])
-        return Work(
-            read, calls["bytes"], np.zeros(len(calls)), 0.6 * START_SECONDS, np.zeros(len(calls), dtype=np.bool_)
-        )
+        memset = calls.is_kind("memset")
+        read, start = np.where(memset, 0.0, calls["bytes"]), np.where(memset, 1.2e-6, START_SECONDS)
+        return Work(read, calls["bytes"], np.zeros(len(calls)), start, np.zeros(len(calls), dtype=np.bool_))
