@@ -17,7 +17,7 @@ def answer():
 
 @pytest.fixture(scope="module")
 def events(answer):
-    return chrome_trace(answer.timeline)["traceEvents"]
+    return chrome_trace(answer)["traceEvents"]
 
 
 def slices(events, process):

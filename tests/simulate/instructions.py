@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.simulate.ranks import Crew
 from traincast.simulate.schedule import Code, Schedule
 from traincast.simulate.walk import Clocks, Trace, walk
 
@@ -83,3 +84,10 @@ def run(program: list[Instruction], gap: float = 0.0) -> tuple[Trace, Clocks]:
     host_seconds = np.array([i.host for i in program])
     kernel_seconds = np.array([i.kernel for i in program])
     return walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap), clocks
+
+
+def crew_of(*ranks: list[Instruction]) -> Crew:
+    """Ranks that execute the same instructions with durations of their own."""
+    host_seconds = np.array([[i.host for i in program] for program in ranks])
+    kernel_seconds = np.array([[i.kernel for i in program] for program in ranks])
+    return Crew(schedule_of(ranks[0]), host_seconds, kernel_seconds)

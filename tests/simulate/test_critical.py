@@ -5,28 +5,18 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.simulate.instructions import host, join, launch, record, run, schedule_of, sync_device, wait
+from tests.simulate.instructions import crew_of, host, join, launch, record, sync_device, wait
 from tests.simulate.test_walk_properties import programs
 from traincast.simulate.critical import critical_path
-from traincast.simulate.timeline import Timeline
+from traincast.simulate.ranks import Meetings, walk_ranks
 
 
-def timeline_of(program, gap=0.0):
-    trace, clocks = run(program, gap)
-    return Timeline(
-        program=None,
-        schedule=schedule_of(program),
-        calls=(),
-        trace=trace,
-        origin=0.0,
-        seconds=clocks.latest,
-        host_busy=sum(i.host for i in program),
-        gap=gap,
-    )
+def walked(program, gap=0.0):
+    return walk_ranks([crew_of(program)], Meetings.none(), gap=gap)
 
 
 def path(program):
-    return [(s.where, s.instruction, s.start, s.end) for s in critical_path(timeline_of(program))]
+    return [(s.where, s.instruction, s.start, s.end) for s in critical_path(walked(program))]
 
 
 def test_host_bound_step_is_all_host():
@@ -68,10 +58,10 @@ def test_join_crosses_threads():
 @given(programs, st.sampled_from([0.0, 2.0]))
 @settings(max_examples=300, deadline=None)
 def test_the_path_has_no_hole_and_spans_the_step(program, gap):
-    timeline = timeline_of(program, gap)
+    walks = walked(program, gap)
 
-    segments = critical_path(timeline)
+    segments = critical_path(walks)
 
-    assert sum(s.seconds for s in segments) == timeline.seconds
+    assert sum(s.seconds for s in segments) == walks[0].latest()[0]
     for before, after in zip(segments, segments[1:], strict=False):
         assert before.end == after.start

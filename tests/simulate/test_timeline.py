@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from tests.simulate.instructions import host, launch
-from tests.simulate.test_critical import timeline_of
+from tests.simulate.instructions import host, launch, run, schedule_of
+from traincast.simulate.timeline import Timeline
+
+
+def timeline_of(program):
+    trace, clocks = run(program)
+    return Timeline(
+        program=None,
+        schedule=schedule_of(program),
+        calls=(),
+        trace=trace,
+        origin=0.0,
+        seconds=clocks.latest,
+        host_busy=sum(i.host for i in program),
+    )
 
 
 def test_active_time_counts_overlapping_streams_once():

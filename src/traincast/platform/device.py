@@ -15,8 +15,9 @@ class Device:
     Rates are per second, sizes in bytes. `peak_flops` is dense, by compute type ("fp32", "tf32", "fp16",
     "bf16", "fp8"), at `boost_clock_mhz`; a type the chip lacks is absent. `sustained_clock_mhz` is what it holds
     under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels
-    that wait in one stream's queue; `host` names the host profile of machines it is usual in; `clock_mhz` is the
-    locked SM clock, or None when the clock floats.
+    that wait in one stream's queue; `host` names the host profile of machines it is usual in, `node` the
+    built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or None when
+    the clock floats.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Device:
     source: str
     kernel_gap: float = 0.0
     host: str = "server-2022"
+    node: str = ""
     clock_mhz: float | None = None
 
     @property

@@ -7,26 +7,31 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.errors import TraincastError, unknown
 from traincast.platform.device import Device
 from traincast.platform.files import USER_FILES, number, read_table
 
+if TYPE_CHECKING:
+    from traincast.platform.topology import Topology
+
 _DATA = files("traincast.platform") / "data"
 _DEFAULT_HOST = "server-2022"
 _DEFAULT_KERNEL_GAP = 1.5e-6  # seconds
-_DEFAULT_HOST = "server-2022"
-_DEFAULT_KERNEL_GAP = 1.5e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """A device in its surroundings: how many of them a node holds. Its links are a `Topology`."""
+    """A device in its surroundings: how many of them a node holds, and the links between them.
+
+    `topology` is None for a device that nothing was said about: it can only be predicted alone.
+    """
 
     key: str
     device: Device
     gpus_per_node: int = 1
+    topology: Topology | None = None
 
     def at_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
@@ -96,12 +101,11 @@ def _keys(folder: Traversable) -> tuple[str, ...]:
 def _platform_from(key: str, table: dict[str, Any]) -> Platform:
     if "device" not in table:
         return Platform(key=key, device=_device_from(key, table))
+    from traincast.platform.topology import topology_from
+
     device = load_device(str(table["device"]))
-    return Platform(
-        key=key,
-        device=device,
-        gpus_per_node=number(key, table, "gpus_per_node", integer=True),
-    )
+    topology = topology_from(key, table)
+    return Platform(key=key, device=device, gpus_per_node=topology.gpus_per_node, topology=topology)
 
 
 def _device_from(key: str, table: dict[str, Any]) -> Device:
@@ -127,5 +131,6 @@ def _device_from(key: str, table: dict[str, Any]) -> Device:
         pcie_gen=number(key, table, "pcie_gen", integer=True),
         source=str(table.get("source", "user")),
         host=str(table.get("host", _DEFAULT_HOST)),
+        node=str(table.get("node", "")),
         kernel_gap=1e-6 * number(key, table, "kernel_gap_us") if "kernel_gap_us" in table else _DEFAULT_KERNEL_GAP,
     )

@@ -12,7 +12,7 @@ from traincast.platform.files import USER_FILES, number, read_table
 from traincast.platform.mesh import Links, all_to_all_load, connected, ring_count
 from traincast.platform.platform import device_keys, load_device, node_keys
 
-_PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
+PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
 _MAX_GPUS_PER_NODE = 1024
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 LINK_LATENCY_US = 1.5
@@ -130,7 +130,7 @@ def _host_gbs(key: str, table: dict[str, Any], only_link: float | None) -> float
     if "host_gbs" in table:
         return float(number(key, table, "host_gbs"))
     generation = load_device(str(table["device"])).pcie_gen if "device" in table else 4
-    return _PCIE_GBS.get(generation, _PCIE_GBS[4])
+    return PCIE_GBS.get(generation, PCIE_GBS[4])
 
 
 def _links(key: str, rows: Any, gpus: int) -> Links:

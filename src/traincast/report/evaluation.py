@@ -12,16 +12,18 @@ from traincast.report.text import table
 
 
 def summary_text(rows: Sequence[ErrorRow]) -> str:
-    """One line per group: n, GMAE, MAPE, median, worst with its case, bias, and what others score (percent)."""
-    header = ("suite", "group", "n", "GMAE", "MAPE", "median", "worst", "bias", "worst case", "others")
+    """One line per group, percent: n, GMAE, MAPE, median, worst with its case, bias, share of measurements in the 90 %
+    interval, and what others score."""
+    header = ("suite", "group", "n", "GMAE", "MAPE", "median", "worst", "bias", "in 90 %", "worst case", "others")
     cells = [
         (
             row.suite, row.group, str(row.n), f"{row.gmae:.2f}", f"{row.mape:.2f}", f"{row.median:.2f}",
-            f"{row.worst:+.1f}", f"{row.bias:+.1f}", row.worst_case, row.reference,
+            f"{row.worst:+.1f}", f"{row.bias:+.1f}", "" if row.covered is None else f"{row.covered:.0f}",
+            row.worst_case, row.reference,
         )
         for row in rows
     ]  # fmt: skip
-    return table(header, cells, right=(2, 3, 4, 5, 6, 7))
+    return table(header, cells, right=(2, 3, 4, 5, 6, 7, 8))
 
 
 def cases_text(outcomes: Sequence[Outcome]) -> str:

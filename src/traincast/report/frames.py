@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def trace_frames(report: TraceReport) -> dict[str, pl.DataFrame]:
     """Frames by name: "steps", "kernels", "overheads", "collectives", "critical_path" and, where the run was predicted,
-    "prediction" (a row a step). Every frame has a column `rank`."""
+    "prediction" (a row a step); of several ranks also "together" (a row a step, replayed and predicted with all ranks)
+    and "path_over_ranks". Every frame has a column `rank`."""
     try:
         import polars as pl
     except ImportError:
@@ -37,7 +38,16 @@ def trace_frames(report: TraceReport) -> dict[str, pl.DataFrame]:
         tables["critical_path"] += [{**own, **row} for row in entry["critical_path"]["segments"]]
         if entry["prediction"]:
             tables["prediction"] += [{**own, **_flat(step), **step["shares"]} for step in entry["prediction"]["steps"]]
+    tables |= _together(document["together"] or {})
     return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables.items() if rows}
+
+
+def _together(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    replay, path, prediction = (document.get(name) or {} for name in ("replay", "critical_path", "prediction"))
+    steps = [{"rank": own["rank"], **step} for own in replay.get("ranks", ()) for step in own["steps"]]
+    predicted = {(s["rank"], s["number"]): {**_flat(s), **s["shares"]} for s in prediction.get("steps", ())}
+    rows = [{**step, **predicted.get((step["rank"], step["number"]), {})} for step in steps]
+    return {"together": rows, "path_over_ranks": path.get("segments", [])}
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

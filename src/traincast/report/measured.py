@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from traincast.report.attribution import attribution_json, attribution_text, gmae
+from traincast.report.attribution import attribution_json, attribution_text
 from traincast.report.measured_path import path_json, path_text
+from traincast.report.measured_ranks import together_json, together_text
 from traincast.report.text import bar, milliseconds, table
 from traincast.simulate.measured import RankReport, TraceReport
 from traincast.traces.breakdown import StepBreakdown
@@ -24,13 +25,7 @@ def measured_text(report: TraceReport) -> str:
     """A page per rank, and the figures over ranks."""
     pages = [_rank_text(rank) for rank in report.ranks]
     if report.together:
-        pages.append(
-            f"All {len(report.ranks)} ranks: median step {milliseconds(report.together.step)} ms, "
-            f"eg_comm {report.together.eg_comm:.1%}, eg_imbalance {report.together.eg_imbalance:.1%}"
-        )
-        errors = [step.error for rank in report.ranks if rank.attribution for step in rank.attribution.steps]
-        if errors:
-            pages.append(f"Predicted over all ranks: GMAE {gmae(errors):.1%} of {len(errors)} steps")
+        pages.append(together_text([rank.rank for rank in report.ranks], report.together))
     return "\n\n".join(pages)
 
 
@@ -51,6 +46,8 @@ def _rank_text(rank: RankReport) -> str:
     lines += ["", *_top("Ops", rank, "by_op"), "", _overheads_table(rank)]
     if rank.collectives:
         lines += ["", _collectives_table(rank)]
+    if rank.slowdowns:
+        lines += ["", "Beside a collective, against the same kernels alone", _slowdowns_table(rank)]
     lines += ["", path_text(rank.path)]
     if rank.attribution:
         lines += ["", attribution_text(linked, rank.attribution)]
@@ -129,13 +126,19 @@ def _collectives_table(rank: RankReport) -> str:
     return table(("collective", "bytes", "group", "count", "median ms"), rows, right=(1, 3, 4))
 
 
+def _slowdowns_table(rank: RankReport) -> str:
+    rows = [
+        (name, str(s.count), f"{s.ratio:.2f}", *(f"{quartile:.2f}" for quartile in s.quartiles))
+        for name, s in rank.slowdowns.items()
+    ]
+    return table(("family", "kernels", "times as long", "1st quartile", "median", "3rd"), rows, right=range(1, 6))
+
+
 def measured_json(report: TraceReport) -> dict[str, Any]:
     """Everything, in milliseconds and microseconds as the names say."""
-    together = report.together
     return {
         "ranks": [_rank_json(rank) for rank in report.ranks],
-        "together": together
-        and {"iteration_ms": 1e3 * together.step, "eg_comm": together.eg_comm, "eg_imbalance": together.eg_imbalance},
+        "together": report.together and together_json([rank.rank for rank in report.ranks], report.together),
     }
 
 
@@ -170,6 +173,10 @@ def _rank_json(rank: RankReport) -> dict[str, Any]:
             }
             for c in rank.collectives
         ],
+        "beside_collectives": {
+            name: {"count": s.count, "ratio": s.ratio, "quartiles": list(s.quartiles)}
+            for name, s in rank.slowdowns.items()
+        },
         "critical_path": path_json(rank.path),
         "prediction": rank.attribution and attribution_json(rank.linked, rank.attribution),
     }  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from traincast.report.ranks import ranks_json, ranks_text
 from traincast.report.text import bar, milliseconds, table
-from traincast.simulate.critical import critical_seconds
 from traincast.simulate.prediction import Prediction
+from traincast.simulate.step_path import seconds_by_what
 
 _MOST_OPS = 5
 
@@ -31,7 +32,7 @@ def prediction_json(p: Prediction) -> dict[str, Any]:
         "per_family": {family: 1e3 * seconds for family, seconds in p.by_family.items()},
         "per_phase": {phase: 1e3 * seconds for phase, seconds in p.by_phase.items()},
         "per_source": {source: 1e3 * seconds for source, seconds in p.by_source.items()},
-        "critical_path": {what: 1e3 * seconds for what, seconds in critical_seconds(p.timeline).items()},
+        "critical_path": {what: 1e3 * seconds for what, seconds in seconds_by_what(p.path).items()},
         "kernels": len(p.timeline.launches),
         "estimated_ops": list(p.estimated_ops),
         "estimated_ms": 1e3 * p.estimated_seconds,
@@ -40,12 +41,14 @@ def prediction_json(p: Prediction) -> dict[str, Any]:
         "memory_gb": {"peak": p.memory.peak_bytes / 1e9, **{k: v / 1e9 for k, v in p.memory.by_kind.items()}},
         "host_profile": p.host_profile,
         "warnings": list(p.warnings),
+        **ranks_json(p),
     }
 
 
 def prediction_text(p: Prediction) -> str:
     """The answer as a page: the number, what it is made of, and where it came from."""
-    return "\n".join([_headline(p), "", _split(p), "", _families(p), "", _footer(p)])
+    ranks = [ranks_text(p), ""] if p.gpus > 1 else []
+    return "\n".join([_headline(p), "", _split(p), "", *ranks, _families(p), "", _footer(p)])
 
 
 def _headline(p: Prediction) -> str:
@@ -53,20 +56,24 @@ def _headline(p: Prediction) -> str:
     clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
     sequence = f", {p.workload.seq_len} tokens" if p.workload.seq_len else ""
     low, high = (milliseconds(limit) for limit in p.interval)
+    several = f"{p.gpus} x " if p.gpus > 1 else ""
+    each = " a GPU" if p.gpus > 1 else ""
     return (
-        f"{p.workload.name} ({p.workload.mode}) on {device.name}{clock}\n"
-        f"batch {p.workload.batch_size}{sequence}: {milliseconds(p.iteration)} ms a step, "
+        f"{p.workload.name} ({p.workload.mode}) on {several}{device.name}{clock}\n"
+        f"batch {p.workload.batch_size}{each}{sequence}: {milliseconds(p.iteration)} ms a step, "
         f"90 % interval {low} to {high} ms"
     )
 
 
 def _split(p: Prediction) -> str:
-    parts = (("device active", p.device_active), ("device idle", p.device_idle), ("host busy", p.host))
+    parts = [("device active", p.device_active), ("device idle", p.device_idle), ("host busy", p.host)]
+    if p.gpus > 1:
+        parts.insert(1, ("exposed communication", p.exposed_comm))
     rows = [
         (name, milliseconds(seconds), f"{seconds / p.iteration:6.1%}", bar(seconds / p.iteration))
         for name, seconds in parts
     ]
-    path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(critical_seconds(p.timeline), 4))
+    path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(seconds_by_what(p.path), 4))
     return table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
 
 

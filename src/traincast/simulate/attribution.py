@@ -22,6 +22,7 @@ from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 
 FALLBACK_PROFILE = "study-2022"
+_OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the same kind of host, from other traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class StepShares:
     @property
     def error(self) -> float:
         """Signed relative error of the full prediction."""
-        return self.full / self.measured - 1.0
+        return self.full / self.measured - 1.0 if self.measured else 0.0
 
     def share(self, name: str) -> float:
         """What "walk", "kernels" or "overheads" adds to the relative error."""
@@ -50,7 +51,7 @@ class StepShares:
             "kernels": (self.replayed, self.with_kernels),
             "overheads": (self.with_kernels, self.full),
         }[name]
-        return (after - before) / self.measured
+        return (after - before) / self.measured if self.measured else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,6 +61,7 @@ class Attribution:
     `circular` says that the host profile was measured in this very trace, so that the overheads' share means little.
     `by_family` and `by_type` are what replacing only that kernel family, or only that type of overhead after all
     kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
+    `predicted` are the instructions with predicted kernels, `complete` those with pooled overheads too.
     """
 
     platform: str
@@ -69,6 +71,8 @@ class Attribution:
     kernels: TracedKernels
     host: TracedHost
     steps: tuple[StepShares, ...]
+    predicted: ReplaySchedule
+    complete: ReplaySchedule
     full: Replay
     by_family: dict[str, float]
     by_type: dict[str, float]
@@ -85,7 +89,9 @@ def choose_profile(platform: Platform, linked: Linked, name: str | None = None) 
     if name is not None:
         return load_host_profile(name)
     profile = load_host_profile(platform.device.host)
-    return load_host_profile(FALLBACK_PROFILE) if measured_here(profile, linked) else profile
+    if not measured_here(profile, linked):
+        return profile
+    return load_host_profile(_OTHER_SERVER.get(profile.name, FALLBACK_PROFILE))
 
 
 def host_scale(overheads: Overheads, profile: HostProfile) -> float:
@@ -126,6 +132,8 @@ def attribute(
             StepShares(a.number, a.measured, a.walked, b.walked, d.walked, c.walked)
             for a, b, c, d in zip(*(walked.steps for walked in walks), strict=True)
         ),
+        predicted=predicted,
+        complete=complete,
         full=walks[-1],
         by_family=_changes(
             linked,

@@ -1,49 +1,25 @@
 """The critical path of a step: the chain of host work, kernels and waits that its length is made of.
 
-The walk only ever takes maxima and adds durations, so what held an event back is found afterwards: it is whatever
-ended exactly when the event began.
+The walk only ever takes maxima and adds durations, so what held a value back is the latest of the few values it was
+made of. The path is followed backwards from the end of the step; at a collective it goes over to the rank that came
+last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from traincast.simulate.schedule import Code, Schedule
-from traincast.simulate.timeline import Timeline
-from traincast.simulate.walk import Trace
-from traincast.workload.program import Int32Array
-
-
-class Walked(Protocol):
-    """Instructions and what a walk made of them; see `Timeline`."""
-
-    @property
-    def schedule(self) -> Schedule:
-        """The instructions."""
-
-    @property
-    def trace(self) -> Trace:
-        """When each was done."""
-
-    @property
-    def launches(self) -> Int32Array:
-        """Which of them are launches."""
-
-    @property
-    def origin(self) -> float:
-        """When the walk began, seconds."""
-
-    @property
-    def gap(self) -> float:
-        """Seconds between two queued kernels."""
+from traincast.simulate.blocks import Block, BlockKind
+from traincast.simulate.crew import CrewWalk
+from traincast.simulate.ranks import Meetings
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the critical path, seconds on the walk's clock.
+    """A stretch of the critical path on one rank (`row` of `crew`), seconds on the walk's clock.
 
     `where` is "host" or "device"; `instruction` indexes the schedule (for the device: its launch).
     """
@@ -52,6 +28,8 @@ class Segment:
     instruction: int
     start: float
     end: float
+    crew: int = 0
+    row: int = 0
 
     @property
     def seconds(self) -> float:
@@ -59,99 +37,96 @@ class Segment:
         return self.end - self.start
 
 
-def critical_path(timeline: Walked) -> list[Segment]:
-    """The segments from the start of the step to its end, in order; adjacent ones touch."""
-    return list(reversed(_Backtrace(timeline).segments()))
+def critical_path(walks: Sequence[CrewWalk], meetings: Meetings | None = None) -> list[Segment]:
+    """The segments from the start of the step to its end over all ranks, in order; adjacent ones touch."""
+    return _Backtrace(walks, meetings or Meetings.none()).follow()[::-1]
 
 
 class _Backtrace:
-    def __init__(self, timeline: Walked) -> None:
-        self.timeline = timeline
-        schedule, trace = timeline.schedule, timeline.trace
-        self.launches = timeline.launches
-        self.thread = schedule.thread
-        self.ends: dict[float, list[int]] = {}  # kernels by the moment they end ...
-        self.ready: dict[float, list[int]] = {}  # ... and by the moment the next one in their stream may start
-        for k, end in enumerate(trace.kernel_end.tolist()):
-            self.ends.setdefault(end, []).append(k)
-            self.ready.setdefault(end + timeline.gap, []).append(k)
-        self.previous = self._previous_on_thread()
+    """Goes from a value to the one it had to wait for. A value is a column of a rank: (crew, row, column)."""
 
-    def _previous_on_thread(self) -> list[int]:
-        last: dict[int, int] = {}
-        previous = []
-        for i, thread in enumerate(self.thread.tolist()):
-            previous.append(last.get(thread, -1))
-            last[thread] = i
-        return previous
+    def __init__(self, walks: Sequence[CrewWalk], meetings: Meetings) -> None:
+        self.walks, self.meetings = walks, meetings
+        places = zip(meetings.crew.tolist(), meetings.row.tolist(), meetings.instruction.tolist(), strict=True)
+        self.meeting_at = dict(zip(places, meetings.meeting.tolist(), strict=True))
+        order = np.argsort(meetings.meeting, kind="stable")
+        edges = np.flatnonzero(np.diff(meetings.meeting[order])) + 1
+        self.members = {int(meetings.meeting[part[0]]): part for part in np.split(order, edges) if len(part)}
 
-    def segments(self) -> list[Segment]:
-        trace = self.timeline.trace
-        if not len(trace.host_after):
-            return []
-        latest_kernel = float(trace.kernel_end.max(initial=-np.inf))
-        latest_host = float(trace.host_after.max())
-        if latest_kernel > latest_host:
-            return self._follow("device", int(np.argmax(trace.kernel_end)))
-        return self._follow("host", int(np.argmax(trace.host_after)))
-
-    def _follow(self, where: str, index: int) -> list[Segment]:
+    def follow(self) -> list[Segment]:
         found: list[Segment] = []
-        while index >= 0:
-            where, index = self._step_device(index, found) if where == "device" else self._step_host(index, found)
+        crew, row, column = self._end()
+        while self.walks[crew].blocks.owner[column] >= 0:
+            crew, row, column, segment = self._step(crew, row, column)
+            if segment is not None and segment.end > segment.start:
+                found.append(segment)
         return found
 
-    def _step_device(self, k: int, found: list[Segment]) -> tuple[str, int]:
-        """A kernel began when its launch returned, when the one before it was done, or when an event let it."""
-        trace = self.timeline.trace
-        start, end, instruction = float(trace.kernel_start[k]), float(trace.kernel_end[k]), int(self.launches[k])
-        if start == trace.host_issue[instruction]:
-            found.append(Segment("device", instruction, start, end))
-            return "host", instruction
-        blocker = max((other for other in self.ready.get(start, ()) if other < k), default=-1)
-        if blocker >= 0:  # the gap between the two belongs to this one
-            found.append(Segment("device", instruction, float(trace.kernel_end[blocker]), end))
-            return "device", blocker
-        before = self._host_ready_at(start, before=instruction)
-        begin = float(trace.host_after[before]) if before >= 0 else start
-        found.append(Segment("device", instruction, begin, end))
-        return "host", before
+    def _end(self) -> tuple[int, int, int]:
+        """The value that was there last; of equal ones that of the first rank, and the host's before the device's."""
+        latest = [walk.latest() for walk in self.walks]
+        crew = int(np.argmax([own.max() for own in latest]))
+        row = int(np.argmax(latest[crew]))
+        blocks = self.walks[crew].blocks
+        columns = [*blocks.threads, *(column for stream in blocks.streams for column in stream)]
+        return crew, row, self._latest(crew, row, columns)
 
-    def _step_host(self, i: int, found: list[Segment]) -> tuple[str, int]:
-        trace = self.timeline.trace
-        issue, after = float(trace.host_issue[i]), float(trace.host_after[i])
-        if after > issue:  # held by a synchronisation
-            blocker = self._kernel_ending_at(after, before=len(self.launches))
-            if blocker >= 0:
-                return "device", blocker
-            return "host", self._host_at(after, before=i)
-        before = self.previous[i]
-        start = float(trace.host_after[before]) if before >= 0 else self.timeline.origin
-        if issue > start:
-            found.append(Segment("host", i, start, issue))
-        return "host", before
+    def _latest(self, crew: int, row: int, columns: Sequence[int]) -> int:
+        values = self.walks[crew].values[:, row]
+        return max(columns, key=lambda column: values[column])
 
-    def _kernel_ending_at(self, moment: float, *, before: int) -> int:
-        return max((k for k in self.ends.get(moment, ()) if k < before), default=-1)
+    def _step(self, crew: int, row: int, column: int) -> tuple[int, int, int, Segment | None]:
+        """What a value had to wait for, and the stretch between the two."""
+        blocks = self.walks[crew].blocks
+        block = blocks.blocks[blocks.owner[column]]
+        if block.kind == BlockKind.HOST:
+            return crew, row, *self._host(crew, row, column, block)
+        end = float(self.walks[crew].values[column, row])
+        if block.kind == BlockKind.MEETING:
+            crew, row, column = self._last_to_come(crew, row, block)
+            blocks = self.walks[crew].blocks
+            block = blocks.blocks[blocks.owner[column]]
+        return crew, row, *self._kernel(crew, row, column, block, end)
 
-    def _host_ready_at(self, moment: float, *, before: int) -> int:
-        """The instruction that recorded the event which a stream, gap included, waited for."""
-        matches = np.flatnonzero(self.timeline.trace.host_after[:before] + self.timeline.gap == moment)
-        return int(matches[-1]) if len(matches) else -1
+    def _host(self, crew: int, row: int, column: int, block: Block) -> tuple[int, Segment | None]:
+        walk = self.walks[crew]
+        instruction = int(walk.blocks.host_order[column - walk.blocks.host_begin])
+        before = column - 1 if column > block.begin else block.after
+        start, end = float(walk.values[before, row]), float(walk.values[column, row])
+        if block.held and column == block.begin:
+            release = self._latest(crew, row, block.waits)
+            if walk.values[release, row] > start + walk.crew.host_seconds[row, instruction]:
+                return release, None
+        return before, Segment("host", instruction, start, end, crew, row)
 
-    def _host_at(self, moment: float, *, before: int) -> int:
-        matches = np.flatnonzero(self.timeline.trace.host_after[:before] == moment)
-        return int(matches[-1]) if len(matches) else -1
+    def _kernel(self, crew: int, row: int, column: int, block: Block, end: float) -> tuple[int, Segment]:
+        """A kernel began when its launch returned, when the one before it was done, or when an event let it.
 
+        The gap to the one before belongs to it.
+        """
+        walk = self.walks[crew]
+        cause = int(block.issue[column - block.begin])
+        before = column - 1 if column > block.begin else self._latest(crew, row, block.waits)
+        if walk.values[before, row] + walk.gap > walk.values[cause, row]:
+            cause = before
+        instruction = int(walk.blocks.launch_order[column - walk.blocks.launch_begin])
+        return cause, Segment("device", instruction, float(walk.values[cause, row]), end, crew, row)
 
-def critical_seconds(timeline: Timeline) -> dict[str, float]:
-    """Seconds of the critical path by what it is spent on: "host", or the kernel family."""
-    totals: dict[str, float] = {}
-    for segment in critical_path(timeline):
-        instruction = segment.instruction
-        if timeline.schedule.code[instruction] == Code.LAUNCH and segment.where == "device":
-            key = timeline.calls[timeline.schedule.call[instruction]].family.name
-        else:
-            key = "host"
-        totals[key] = totals.get(key, 0.0) + segment.seconds
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+    def _last_to_come(self, crew: int, row: int, block: Block) -> tuple[int, int, int]:
+        """The value of the member of a meeting that all others waited for; of equal ones the first."""
+        instruction = int(self.walks[crew].blocks.launch_order[block.first])
+        members = self.members[self.meeting_at[crew, row, instruction]]
+        m = self.meetings
+        places = [self._place(int(m.crew[e]), int(m.instruction[e])) for e in members.tolist()]
+        starts = [
+            float(self.walks[c].starts[first, r])
+            for c, r, (_, first) in zip(m.crew[members].tolist(), m.row[members].tolist(), places, strict=True)
+        ]
+        last = int(np.argmax(starts))
+        return int(m.crew[members[last]]), int(m.row[members[last]]), places[last][0]
+
+    def _place(self, crew: int, instruction: int) -> tuple[int, int]:
+        """Column of the end, and number of the start, of a meeting's kernel."""
+        blocks = self.walks[crew].blocks
+        block = blocks.blocks[blocks.meetings[instruction]]
+        return block.begin, block.first

@@ -10,34 +10,56 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.host.overheads import Overheads, measure_overheads
+from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
 from traincast.simulate.attribution import Attribution, attribute, choose_profile, host_scale
+from traincast.simulate.predicted_ranks import RanksPrediction, predict_ranks
+from traincast.simulate.ranks_path import RanksPath, ranks_path
 from traincast.simulate.replay import Replay, ReplaySchedule, compile_replay, rewalk
 from traincast.simulate.replay_notes import replay_notes
+from traincast.simulate.replay_ranks import RanksReplay, replay_ranks
 from traincast.simulate.traced_path import PathReport, path_report
 from traincast.traces.breakdown import RanksBreakdown, StepBreakdown, breakdown, over_ranks
 from traincast.traces.collectives import Collective, collectives
-from traincast.traces.events import Kind
+from traincast.traces.events import IntArray, Kind
 from traincast.traces.link import Linked, join_execution, link
+from traincast.traces.matching import match_collectives
 from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.overlap import Slowdown, slowdowns
 from traincast.traces.ranks import read_ranks
 from traincast.traces.signatures import SignatureReader
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankReport:
-    """One rank: its linked timeline and what follows from it. `joined` is the share of ops that were found in the
-    execution trace (None without one), `attribution` the prediction on a platform (None without one)."""
+    """One rank: its linked timeline, its instructions and what follows from them. `joined` is the share of ops that
+    were found in the execution trace (None without one), `node` where; `attribution` the prediction on a platform."""
 
     rank: int
     linked: Linked
+    execution: ExecutionTrace | None
+    node: IntArray | None
+    compiled: ReplaySchedule
     steps: tuple[StepBreakdown, ...]
     overheads: Overheads
     replay: Replay
     path: PathReport
     attribution: Attribution | None
     collectives: tuple[Collective, ...]
+    slowdowns: dict[str, Slowdown]
     joined: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TogetherReport:
+    """Several ranks together. `replay` and `path` are None where their collectives could not be matched (`notes` say
+    why), `prediction` without a platform too."""
+
+    breakdown: RanksBreakdown
+    replay: RanksReplay | None
+    path: RanksPath | None
+    prediction: RanksPrediction | None
     notes: tuple[str, ...]
 
 
@@ -46,7 +68,7 @@ class TraceReport:
     """All ranks that were given, and the figures over them (None for a single rank)."""
 
     ranks: tuple[RankReport, ...]
-    together: RanksBreakdown | None
+    together: TogetherReport | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +90,33 @@ def analyse_traces(paths: Sequence[str | Path], question: TraceQuestion | None =
     )
     if not ranks:
         raise TraincastError("only execution traces were given; a measured step needs a Kineto trace too")
-    together = over_ranks([report.steps for report in ranks]) if len(ranks) > 1 else None
-    return TraceReport(ranks=ranks, together=together)
+    return TraceReport(ranks=ranks, together=_together(ranks, question) if len(ranks) > 1 else None)
+
+
+def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherReport:
+    linked = [report.linked for report in ranks]
+    matches = match_collectives(linked, [report.collectives for report in ranks])
+    notes = list(matches.notes)
+    replayed = replay_ranks(linked, [report.compiled for report in ranks], matches, [report.steps for report in ranks])
+    path, prediction = None, None
+    if replayed is None:
+        found = "contradict each other" if matches.collectives else "have no collective in common"
+        notes.append(f"the ranks cannot be replayed together: they {found}")
+    else:
+        path = ranks_path([report.rank for report in ranks], linked, replayed.walked, question.twice)
+        attributions = [report.attribution for report in ranks if report.attribution is not None]
+        if question.platform is not None:
+            platform, assumed = with_links(question.platform)
+            notes += [assumed] if assumed else []
+            if platform.topology is not None:
+                prediction = predict_ranks(linked, attributions, replayed, platform.topology)
+    return TogetherReport(
+        breakdown=over_ranks([report.steps for report in ranks]),
+        replay=replayed,
+        path=path,
+        prediction=prediction,
+        notes=tuple(notes),
+    )
 
 
 def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question: TraceQuestion) -> RankReport:
@@ -94,12 +141,16 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
     return RankReport(
         rank=rank,
         linked=linked,
+        execution=execution,
+        node=node,
+        compiled=compiled,
         steps=tuple(breakdown(linked)),
         overheads=overheads,
         replay=replayed,
         path=path_report(linked, compiled, question.twice),
         attribution=attribution,
         collectives=tuple(collectives(linked)),
+        slowdowns=slowdowns(linked),
         joined=joined,
         notes=(*notes, *replay_notes(linked, replayed)),
     )

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 
 import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.host.profile import HostProfile, load_host_profile
-from traincast.kernels.call import BoolArray, FloatArray
+from traincast.kernels.call import BoolArray, Estimate
 from traincast.kernels.cost import Costs, Source, price
-from traincast.kernels.lowered import LoweredProgram, lower_program
 from traincast.kernels.registry import LoweringContext
 from traincast.platform.platform import Platform
-from traincast.simulate.schedule import RUNTIME_CALLS, Code, Schedule, build_schedule
-from traincast.simulate.timeline import Timeline, simulate_step
-from traincast.workload.program import Memory, Program, peak_memory
+from traincast.simulate.answers import RankAnswer, imbalance, rank_answers
+from traincast.simulate.compile import CompiledStep, compile_step
+from traincast.simulate.matching import rank_list
+from traincast.simulate.step import StepWalk, walk_step
+from traincast.simulate.step_path import PathPart, step_path
+from traincast.simulate.timeline import Timeline
+from traincast.simulate.uneven import Unevenness
+from traincast.workload.program import Memory
 from traincast.workload.workload import Workload
 
+_TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
 Z90 = 1.645  # standard normal quantile of a two-sided 90 % interval
 _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
 
@@ -27,6 +33,11 @@ _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's sp
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prediction:
     """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`.
+
+    On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
+    (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has
+    all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
+    mean.
 
     `estimated_ops` are ops without a kernel model (costed from their bytes), `out_of_domain_ops` those with a
     call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
@@ -52,18 +63,15 @@ class Prediction:
     memory: Memory
     warnings: tuple[str, ...]
     timeline: Timeline
+    walk: StepWalk
+    ranks: tuple[RankAnswer, ...]
+    imbalance: float = 0.0
     gpus: int = 1
 
-
-@lru_cache(maxsize=64)
-def _compiled(program: Program, context: LoweringContext) -> tuple[LoweredProgram, Schedule]:
-    lowered = lower_program(program, context)
-    return lowered, build_schedule(program, lowered)
-
-
-@lru_cache(maxsize=64)
-def _memory(program: Program) -> Memory:
-    return peak_memory(program)
+    @cached_property
+    def path(self) -> list[PathPart]:
+        """The critical path over all ranks."""
+        return step_path(self.walk)
 
 
 def lowering_context(workload: Workload, *, tf32: bool = False) -> LoweringContext:
@@ -83,42 +91,51 @@ def predict_step(
     tf32: bool = False,
     host: HostProfile | None = None,
     roofline_only: bool = False,
+    uneven: Unevenness | None = None,
 ) -> Prediction:
-    """Predicts one step of a single-rank workload on one device of the platform."""
-    if len(workload.programs) != 1 or len(workload.ranks) != 1:
-        raise TraincastError(
-            f"workload '{workload.name}' has {len(workload.ranks)} ranks; one rank is predicted for now"
-        )
-    program = workload.programs[0]
-    lowered, schedule = _compiled(program, lowering_context(workload, tf32=tf32))
-    costs = price(lowered, platform.device, roofline_only=roofline_only)
+    """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r)."""
+    context = lowering_context(workload, tf32=tf32)
+    if platform.topology is not None and len(workload.ranks) > 1:
+        context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
+    programs, ranks = workload.programs, workload.ranks
+    if uneven is not None:  # no two ranks are alike
+        programs, ranks = tuple(programs[p] for p in ranks), tuple(range(len(ranks)))
+    compiled = compile_step(programs, ranks, context)
+    exchanged = compiled.seconds(platform.topology)
+    costs = price(compiled.lowered[0], platform.device, roofline_only=roofline_only)
+    costs = _with_meetings(costs, compiled, exchanged)
     host = host or load_host_profile(platform.device.host)
-    timeline = simulate_step(
-        program,
-        schedule,
-        lowered.calls,
-        host_seconds(schedule, program, host),
-        costs.seconds,
+    walked = walk_step(
+        compiled,
+        costs,
+        host,
+        platform.topology,
         synchronised=workload.synchronised,
         gap=platform.device.kernel_gap,
+        uneven=uneven,
     )
-    memory = _memory(program)
-    active = timeline.device_active()
-    spread = _relative_spread(timeline, costs, host, active)
-    launched = schedule.call[timeline.launches]
+    answers = rank_answers(walked)
+    slowest = _slowest(walked, answers)
+    timeline, answer = walked.timeline(slowest), answers[slowest]
+    program = walked.classes.program[slowest]
+    fullest = max(answers, key=lambda each: each.memory.peak_bytes)
+    spread = _relative_spread(timeline, costs, host, answer.device_active)
+    launched = timeline.schedule.call[timeline.launches]
     per_source = np.bincount(costs.source[launched], weights=timeline.kernel_seconds, minlength=len(Source))
-    estimated_ops, estimated_seconds = _marked_ops(timeline, lowered.estimated)
-    outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~lowered.estimated)
+    estimated = compiled.lowered[program].estimated
+    estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
+    outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~estimated)
+    seconds = walked.seconds
     return Prediction(
         workload=workload,
         platform=platform,
         host_profile=host.name,
-        iteration=timeline.seconds,
-        interval=(timeline.seconds * math.exp(-Z90 * spread), timeline.seconds * math.exp(Z90 * spread)),
-        device_active=active,
-        device_idle=max(timeline.seconds - active, 0.0),
-        host=timeline.host_busy,
-        exposed_comm=0.0,
+        iteration=seconds,
+        interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
+        device_active=answer.device_active,
+        device_idle=max(seconds - answer.device_active, 0.0),
+        host=answer.host,
+        exposed_comm=answer.exposed_comm,
         by_family=timeline.seconds_by_family(),
         by_phase=_by_phase(timeline),
         by_source={source.name.lower(): float(per_source[source]) for source in Source if per_source[source]},
@@ -126,20 +143,29 @@ def predict_step(
         estimated_seconds=estimated_seconds,
         out_of_domain_ops=outside_ops,
         out_of_domain_seconds=outside_seconds,
-        memory=memory,
-        warnings=_warnings(memory, platform),
+        memory=fullest.memory,
+        warnings=_warnings(answers, platform),
         timeline=timeline,
+        walk=walked,
+        ranks=answers,
+        imbalance=imbalance(answers),
+        gpus=len(workload.ranks),
     )
 
 
-def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> FloatArray:
-    """Host time of every instruction under a host profile."""
-    parts = host.scope_seconds(program.names)
-    runtime = np.array([host.t4[name] for name in RUNTIME_CALLS])
-    seconds: FloatArray = np.where(schedule.code == Code.HOST, parts[schedule.name, schedule.part], 0.0)
-    calls = schedule.runtime >= 0
-    seconds[calls] = runtime[schedule.runtime[calls]]
-    return seconds
+def _slowest(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
+    """The class of ranks that the others wait for: of those done last, the one that waited least."""
+    latest = walked.class_latest()
+    last = np.flatnonzero(latest >= latest.max() - _TOGETHER * walked.seconds)
+    return int(min(last.tolist(), key=lambda c: answers[c].waiting))
+
+
+def _with_meetings(costs: Costs, compiled: CompiledStep, exchanged: Estimate) -> Costs:
+    """Gives the collective calls the spread and domain of the meetings they are part of (the widest of several)."""
+    meeting, call = compiled.meeting_call.T
+    np.maximum.at(costs.sigma, call, exchanged.sigma[meeting])
+    np.logical_and.at(costs.in_domain, call, exchanged.in_domain[meeting])
+    return costs
 
 
 def _relative_spread(timeline: Timeline, costs: Costs, host: HostProfile, active: float) -> float:
@@ -179,11 +205,16 @@ def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...],
     return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
 
 
-def _warnings(memory: Memory, platform: Platform) -> tuple[str, ...]:
-    missing = memory.peak_bytes - platform.device.memory_bytes
-    if missing <= 0:
+def _warnings(answers: tuple[RankAnswer, ...], platform: Platform) -> tuple[str, ...]:
+    """Says which rank does not fit, and by how much the fullest one."""
+    limit = platform.device.memory_bytes
+    over = [answer for answer in answers if answer.memory.peak_bytes > limit]
+    if not over:
         return ()
+    peak = max(answer.memory.peak_bytes for answer in over)
+    several = sum(len(answer.ranks) for answer in answers) > 1
+    who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
     return (
-        f"the step needs {memory.peak_bytes / 1e9:.1f} GB but {platform.device.key} has "
-        f"{platform.device.memory_bytes / 1e9:.0f} GB: {missing / 1e9:.1f} GB too much; it would not run as it is",
+        f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
+        f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is",
     )

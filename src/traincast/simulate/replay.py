@@ -54,7 +54,7 @@ class ReplayedStep:
     @property
     def error(self) -> float:
         """Signed relative error of the walk."""
-        return self.walked / self.measured - 1.0
+        return self.walked / self.measured - 1.0 if self.measured else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -98,13 +98,17 @@ def walk_instructions(compiled: ReplaySchedule) -> Trace:
 
 def rewalk(linked: Linked, compiled: ReplaySchedule) -> Replay:
     """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
-    trace = walk_instructions(compiled)
+    return compare(linked, compiled, walk_instructions(compiled))
+
+
+def compare(linked: Linked, compiled: ReplaySchedule, trace: Trace, begin: float = 0.0) -> Replay:
+    """What a walk that began at `begin` made of the timeline, each step against the measured one."""
     return Replay(
-        steps=_compare(linked, compiled, trace),
+        steps=_compare(linked, compiled, trace, begin),
         origin=compiled.origin,
         kernel_row=compiled.row[compiled.schedule.code == Code.LAUNCH],
-        kernel_start=trace.kernel_start,
-        kernel_end=trace.kernel_end,
+        kernel_start=trace.kernel_start - begin,
+        kernel_end=trace.kernel_end - begin,
     )
 
 
@@ -341,10 +345,10 @@ def step_edges(compiled: ReplaySchedule, trace: Trace) -> FloatArray:
     return edges
 
 
-def _compare(linked: Linked, compiled: ReplaySchedule, trace: Trace) -> tuple[ReplayedStep, ...]:
+def _compare(linked: Linked, compiled: ReplaySchedule, trace: Trace, begin: float) -> tuple[ReplayedStep, ...]:
     """Walked step = host time between its markers; without markers, until host and device are done."""
     if not linked.marked:
-        walked = max(float(trace.host_after.max()), float(trace.kernel_end.max(initial=0.0)))
+        walked = max(float(trace.host_after.max()), float(trace.kernel_end.max(initial=0.0))) - begin
         return (ReplayedStep(0, linked.steps[0].seconds, walked),)
     edges = step_edges(compiled, trace)
     return tuple(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN
+from traincast.kernels.call import IntArray, KernelCall
 from traincast.kernels.lowered import LoweredProgram
 from traincast.kernels.registry import Control, ControlKind
 from traincast.workload.program import Int32Array, Program
@@ -62,62 +64,111 @@ class Schedule:
     num_events: int
 
 
-class _Emitter:
-    """Appends instructions row by row; rows become columns at the end."""
+class Scheduler:
+    """Makes schedules from `calls`. Programs that differ only in the sizes of theirs share all columns but `call`."""
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, int, int, int, int, int, int, int, int, int]] = []
+    def __init__(self, calls: tuple[KernelCall, ...]) -> None:
+        self._runtime = np.array([_runtime_call(call) for call in calls], dtype=np.int64)
+        self._known: dict[tuple[int, bytes, bytes], tuple[Schedule, _Layout]] = {}
 
-    def host(self, thread: int, name: int, part: int, scope: int) -> None:
-        self.rows.append((Code.HOST, thread, -1, -1, name, part, -1, -1, -1, scope))
-
-    def launch(self, thread: int, stream: int, runtime: int, call: int, op: int, scope: int) -> None:
-        self.rows.append((Code.LAUNCH, thread, stream, -1, -1, -1, runtime, call, op, scope))
-
-    def control(self, control: Control, thread: int, stream: int, op: int, scope: int) -> None:
-        code = _CONTROL_CODE[control.kind]
-        target = control.event if code is Code.EVENT_SYNCHRONIZE else (stream if control.stream < 0 else control.stream)
-        self.rows.append((code, thread, target, control.event, -1, -1, _SYNCHRONIZE, -1, op, scope))
-
-    def join(self, thread: int, other: int, scope: int) -> None:
-        self.rows.append((Code.JOIN, thread, other, -1, -1, -1, -1, -1, -1, scope))
+    def schedule(self, program: Program, lowered: LoweredProgram) -> Schedule:
+        """The instructions of one step: per scope its host time before, between and after its launches."""
+        counts = np.array([len(row) for row in lowered.items], dtype=np.int64)
+        items = np.array([item for row in lowered.items for item in row], dtype=np.int64)
+        runtime = self._runtime
+        form = np.where(items < 0, items, runtime[np.maximum(items, 0)]) if len(runtime) else items
+        key = (id(program.columns), counts.tobytes(), form.tobytes())
+        if key not in self._known:
+            layout = _Layout(program, counts)
+            self._known[key] = (layout.schedule(items, runtime, lowered.controls), layout)
+        schedule, layout = self._known[key]
+        return replace(schedule, call=layout.calls(items))
 
 
 def build_schedule(program: Program, lowered: LoweredProgram) -> Schedule:
-    """The instructions of one step: per scope its host time before, between and after its launches."""
-    emit = _Emitter()
-    runtime = [_runtime_call(call.family.name, call.kind) for call in lowered.calls]
-    c = program.columns
-    op_signature, op_stream = c.op_signature.tolist(), c.op_stream.tolist()
-    scope_ptr, scope_thread = c.scope_ptr.tolist(), c.scope_thread.tolist()
-    scope_name, scope_after = c.scope_name.tolist(), c.scope_after.tolist()
-    for scope in range(program.num_scopes):
-        thread, name = scope_thread[scope], scope_name[scope]
-        if scope_after[scope] >= 0:
-            emit.join(thread, scope_thread[scope_after[scope]], scope)
-        launched = False
-        for op in range(scope_ptr[scope], scope_ptr[scope + 1]):
-            for item in lowered.items[op_signature[op]]:
-                if item >= 0:
-                    emit.host(thread, name, BETWEEN if launched else BEFORE, scope)
-                    emit.launch(thread, op_stream[op], runtime[item], item, op, scope)
-                    launched = True
-                else:
-                    emit.control(lowered.controls[-1 - item], thread, op_stream[op], op, scope)
-        emit.host(thread, name, AFTER if launched else ALONE, scope)
-    return _columns(emit.rows)
+    """The instructions of one step."""
+    return Scheduler(lowered.calls).schedule(program, lowered)
 
 
-def _runtime_call(family: str, kind: str) -> int:
-    if family != "memcpy":
+class _Layout:
+    """Where the items of a program's ops go among its instructions.
+
+    A scope is a join if it must wait, then two instructions a launch (the host time before it, and itself) and one a
+    control, then the host time after the last.
+    """
+
+    def __init__(self, program: Program, counts: IntArray) -> None:
+        c = self.columns = program.columns
+        self.names = c.scope_name
+        per_op = counts[c.op_signature] if len(counts) else np.zeros(0, dtype=np.int64)
+        self.op = np.repeat(np.arange(program.num_ops), per_op)
+        begin = np.concatenate(([0], np.cumsum(counts)))[c.op_signature] if len(counts) else per_op
+        first = np.cumsum(per_op) - per_op
+        self.item = np.arange(len(self.op)) - first[self.op] + begin[self.op]  # which item of all signatures' items
+        self.scope = program.op_scope[self.op]
+
+    def schedule(self, items: IntArray, runtime: IntArray, controls: tuple[Control, ...]) -> Schedule:
+        """All columns."""
+        c = self.columns
+        scopes = len(c.scope_name)
+        item = items[self.item]
+        launches = item >= 0
+        joins = c.scope_after >= 0
+        size = np.where(launches, 2, 1)
+        end = np.cumsum(joins + np.bincount(self.scope, weights=size, minlength=scopes).astype(np.int64) + 1)
+        # the instruction of each item
+        inside: IntArray = np.cumsum(size) + self.scope + np.cumsum(joins, dtype=np.int64)[self.scope] - 1
+        table = np.full((10, int(end[-1]) if scopes else 0), -1, dtype=np.int32)
+        code, thread, target, event, name, part, run, call, op, scope = table
+        code[:] = Code.HOST
+        scope[:] = np.repeat(np.arange(scopes), np.diff(end, prepend=0))
+        thread[:] = c.scope_thread[scope]
+        self._host(inside[launches], end - 1, part)
+        host = part >= 0
+        name[host] = c.scope_name[scope[host]]
+        begin = (end - np.diff(end, prepend=0))[joins]
+        code[begin], target[begin] = Code.JOIN, c.scope_thread[c.scope_after[joins]]
+        at = self.launches = inside[launches]
+        self.launch_item, self.length = self.item[launches], table.shape[1]
+        code[at], target[at] = Code.LAUNCH, c.op_stream[self.op[launches]]
+        run[at], call[at], op[at] = runtime[item[launches]], item[launches], self.op[launches]
+        at = inside[~launches]
+        op[at], run[at] = self.op[~launches], _SYNCHRONIZE
+        code[at], target[at], event[at] = self._controls(-1 - item[~launches], controls, self.op[~launches])
+        return _counted(table)
+
+    def _host(self, launches: IntArray, ends: IntArray, part: Int32Array) -> None:
+        """Marks which share of its scope's host time each host instruction takes."""
+        part[launches - 1] = BETWEEN
+        part[ends] = ALONE
+        scope_of = np.searchsorted(ends, launches)
+        starts, first = np.unique(scope_of, return_index=True)
+        part[launches[first] - 1] = BEFORE
+        part[ends[starts]] = AFTER
+
+    def _controls(
+        self, number: IntArray, controls: tuple[Control, ...], op: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray]:
+        table = [(_CONTROL_CODE[control.kind], control.event, control.stream) for control in controls]
+        code, event, stream = np.array(table, dtype=np.int64).reshape(len(table), 3)[number].T
+        own = np.where(stream < 0, self.columns.op_stream[op], stream)
+        return code, np.where(code == Code.EVENT_SYNCHRONIZE, event, own), event
+
+    def calls(self, items: IntArray) -> Int32Array:
+        """The column `call`."""
+        call = np.full(self.length, -1, dtype=np.int32)
+        call[self.launches] = items[self.launch_item]
+        return call
+
+
+def _runtime_call(call: KernelCall) -> int:
+    if call.family.name != "memcpy":
         return _LAUNCH
-    return _MEMSET if kind == "memset" else _MEMCPY
+    return _MEMSET if call.kind == "memset" else _MEMCPY
 
 
-def _columns(rows: list[tuple[int, int, int, int, int, int, int, int, int, int]]) -> Schedule:
-    table = np.array(rows, dtype=np.int32).reshape(len(rows), 10)
-    columns = (np.ascontiguousarray(table[:, i]) for i in range(10))
-    code, thread, target, event, name, part, runtime, call, op, scope = columns
+def _counted(table: npt.NDArray[np.int32]) -> Schedule:
+    code, thread, target, event, name, part, runtime, call, op, scope = table
     on_stream = np.isin(code, [Code.LAUNCH, Code.STREAM_SYNCHRONIZE, Code.EVENT_RECORD, Code.STREAM_WAIT_EVENT])
     return Schedule(
         code=code,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from traincast.kernels.call import FloatArray, KernelCall
+from traincast.simulate.clocks import Trace
 from traincast.simulate.schedule import Code, Schedule
-from traincast.simulate.walk import Clocks, Trace, walk
 from traincast.workload.program import Int32Array, Program
 
 
@@ -30,25 +31,19 @@ class Timeline:
     host_busy: float
     gap: float = 0.0
 
-    @property
+    @cached_property
     def launches(self) -> Int32Array:
         """Instruction index of every launch."""
         return np.flatnonzero(self.schedule.code == Code.LAUNCH).astype(np.int32)
 
-    @property
+    @cached_property
     def kernel_seconds(self) -> FloatArray:
         """Duration of every launch."""
         return self.trace.kernel_end - self.trace.kernel_start
 
     def device_active(self) -> float:
         """Seconds during which at least one stream runs a kernel."""
-        if not len(self.trace.kernel_start):
-            return 0.0
-        order = np.argsort(self.trace.kernel_start, kind="stable")
-        start, end = self.trace.kernel_start[order], self.trace.kernel_end[order]
-        reached = np.maximum.accumulate(end)
-        before = np.concatenate(([start[0]], reached[:-1]))
-        return float(np.maximum(reached - np.maximum(start, before), 0.0).sum())
+        return float(covered_seconds(self.trace.kernel_start[None], self.trace.kernel_end[None])[0])
 
     def seconds_by_family(self) -> dict[str, float]:
         """Kernel seconds by family, largest first (streams may overlap, so the sum can exceed the active time)."""
@@ -61,39 +56,12 @@ class Timeline:
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
-def simulate_step(
-    program: Program,
-    schedule: Schedule,
-    calls: tuple[KernelCall, ...],
-    host_seconds: FloatArray,
-    call_seconds: FloatArray,
-    *,
-    synchronised: bool,
-    gap: float = 0.0,
-) -> Timeline:
-    """Walks the step once from idle, or twice when steps run into each other, and keeps the last.
-
-    The second of two walks starts where the first left its clocks, so that its length is that of a step in the
-    middle of a long run: host-bound, device-bound or held up by its own synchronisations.
-    """
-    launches = schedule.code == Code.LAUNCH
-    kernel_seconds = np.zeros(len(schedule.code))
-    kernel_seconds[launches] = call_seconds[schedule.call[launches]]
-    clocks = Clocks.at_zero(schedule, gap)
-    origin = previous = 0.0
-    if not synchronised:
-        walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap)
-        previous = clocks.latest
-        origin = max(clocks.threads)
-        clocks.threads = [origin] * len(clocks.threads)
-    trace = walk(schedule, host_seconds, kernel_seconds, clocks, gap=gap)
-    return Timeline(
-        program=program,
-        schedule=schedule,
-        calls=calls,
-        trace=trace,
-        origin=origin,
-        seconds=clocks.latest - previous,
-        host_busy=float(host_seconds.sum()),
-        gap=gap,
-    )
+def covered_seconds(start: FloatArray, end: FloatArray) -> FloatArray:
+    """Length of the union of the intervals in each row."""
+    if not start.shape[1]:
+        return np.zeros(len(start))
+    order = np.argsort(start, axis=1, kind="stable")
+    start, end = np.take_along_axis(start, order, axis=1), np.take_along_axis(end, order, axis=1)
+    reached = np.maximum.accumulate(end, axis=1)
+    before = np.concatenate((start[:, :1], reached[:, :-1]), axis=1)
+    return np.asarray(np.maximum(reached - np.maximum(start, before), 0.0).sum(axis=1))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.host.names import issuer, today
 from traincast.host.overheads import ProfilerCost, profiler_cost, runtime_class
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
 from traincast.simulate.replay import ReplaySchedule
@@ -17,7 +18,6 @@ from traincast.traces.link import Linked
 
 # what no profile of ops knows: reading the next batch takes as long as the user's loader does
 _KEPT = re.compile(r"enumerate\(DataLoader\)")
-_OLD_NODE = re.compile(r"([A-Z]\w*Backward)$")
 KEPT = "kept"
 TYPES = ("T1", "T2", "T3", "T4", "T5", "alone", KEPT)
 
@@ -75,20 +75,23 @@ class _Cutter:
         self.records = self._record_starts()
         names = list(dict.fromkeys(linked.name(row) for row in scopes.tolist()))
         self.parts: Mapping[str, FloatArray] = dict(
-            zip(names, profile.scope_seconds([_today(name) for name in names]), strict=True)
+            zip(names, profile.scope_seconds([today(name) for name in names]), strict=True)
         )
 
     def _record_starts(self) -> dict[int, tuple[IntArray, FloatArray]]:
         """For each thread when its recordings inside of scopes began, and their summed cost up to each."""
         linked, kinds = self.linked, self.linked.events["kind"]
-        inside = (linked.scope >= 0) & (linked.scope != np.arange(len(linked.scope)))
+        under = linked.scope >= 0
+        inside = under & (linked.scope != np.arange(len(linked.scope)))
         ops = inside & ((kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
+        stacks = under & (linked.events["frames"] > 0)  # a scope's own stack too is recorded inside of it
         calls = inside & (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise
         found = {}
         for thread in self.scopes:
-            rows = np.flatnonzero((ops | calls) & (linked.thread == thread))
+            rows = np.flatnonzero((ops | calls | stacks) & (linked.thread == thread))
             rows = rows[np.argsort(linked.events["start"][rows], kind="stable")]
-            cost = np.where(ops[rows], self.cost.op, self.cost.call)
+            cost = self.cost.op * ops[rows] + self.cost.call * calls[rows]
+            cost = cost + self.cost.frame * linked.events["frames"][rows]
             found[thread] = (linked.events["start"][rows], np.concatenate(([0.0], np.cumsum(cost))))
         return found
 
@@ -123,7 +126,8 @@ class _Cutter:
                 place += 1
                 continue
             if first >= at:
-                self._add(i, "T1", "", first - at, self.profile.t1)
+                gap = self.profile.t1[issuer(name, main=thread == 0)]
+                self._add(i, "T1", "", first - at, gap + 1e-9 * self.cost.op)
             at = max(at, first)
             covered = max(min(last, end) - at, 0)
             at = max(at, min(last, end))
@@ -148,8 +152,6 @@ class _Cutter:
             self._add(i, KEPT, name, covered, 1e-9 * covered)
             return
         seconds = float(self.parts[name][part])
-        if part in (BEFORE, ALONE):
-            seconds -= self.profile.t1  # it stands for itself
         starts, summed = self.records[thread]
         low, high = np.searchsorted(starts, [end - covered, end])
         self._add(i, kind, name, covered, seconds + 1e-9 * float(summed[high] - summed[low]))
@@ -157,8 +159,3 @@ class _Cutter:
     def _add(self, i: int, kind: str, op: str, measured_ns: int, pooled: float) -> None:
         if measured_ns or pooled:
             self.pieces.append(HostPiece(i, kind, op, 1e-9 * measured_ns, pooled))
-
-
-def _today(name: str) -> str:
-    """The name that profiles have for an autograd node from before nodes were numbered."""
-    return f"{name}0" if _OLD_NODE.match(name) else name

@@ -8,24 +8,18 @@ from enum import IntEnum
 
 import numpy as np
 
-from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
 from traincast.kernels.families import MEMCPY
-from traincast.kernels.registry import LoweringContext, lower, registered
+from traincast.kernels.registry import LoweringContext
 from traincast.platform.device import Device
+from traincast.simulate.traced_ops import OpFinder, framework_version, version_context
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import FloatArray, IntArray, Kind
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 
-# ops that only call others: what they call is costed
-_COMPOSITE = re.compile(
-    r"aten::(?:linear|to|contiguous|reshape|flatten|matmul|conv[123]d|zeros|ones|full|zeros_like|ones_like|item|pin_memory"
-    r"|_batch_norm_impl_index|max_pool2d|stack|embedding_bag|\w*\.\w*)$"
-)
 _TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
-_NODE = re.compile(r"(?:Addmm|Mm|Bmm|Mul|View|T|Sum|Mean|CudnnConvolution|Convolution)Backward(\d?)$")
 
 
 class Known(IntEnum):
@@ -58,21 +52,11 @@ class TracedKernels:
     framework_version: str
 
 
-def framework_version(linked: Linked) -> str:
-    """The PyTorch version a timeline looks like: autograd nodes are numbered since 1.11, ops have ids since 2.0."""
-    nodes = [found[1] for found in map(_NODE.match, linked.trace.names) if found]
-    if nodes and not all(nodes):
-        return "1.8"
-    return "2.1" if (linked.events["record_function"] > 0).any() else "1.12"
-
-
 def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> TracedKernels:
     """Predicts every kernel whose op recorded its shapes; all others keep what was measured."""
     version = framework_version(linked)
-    major, _, minor = version.partition(".")
-    context = LoweringContext(framework_version=(int(major), int(minor)))
     rows = linked.device[linked.launch[linked.device] >= 0]
-    matcher = _Matcher(linked, reader, context, rows)
+    matcher = _Matcher(linked, OpFinder(linked, reader), version_context(version), rows)
     matcher.run()
     measured = 1e-9 * linked.events["duration"][rows]
     return TracedKernels(
@@ -89,13 +73,12 @@ def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> 
 class _Matcher:
     """Ties kernels to the op that explains them and to the calls that its lowering gives."""
 
-    def __init__(self, linked: Linked, reader: SignatureReader, context: LoweringContext, rows: IntArray) -> None:
-        self.linked, self.reader, self.context, self.rows = linked, reader, context, rows
+    def __init__(self, linked: Linked, finder: OpFinder, context: LoweringContext, rows: IntArray) -> None:
+        self.linked, self.finder, self.context, self.rows = linked, finder, context, rows
         self.op = np.full(len(rows), -1, dtype=np.int64)
         self.known = np.full(len(rows), int(Known.NO_OP), dtype=np.int64)
         self.single: dict[int, KernelCall] = {}  # kernel -> its call
         self.groups: list[tuple[list[int], list[KernelCall]]] = []  # kernels of an op -> all calls of the op
-        self.anchors: dict[int, int] = {}
 
     def run(self) -> None:
         by_op: dict[int, list[int]] = {}
@@ -103,9 +86,9 @@ class _Matcher:
             if kernel_family(self.linked.name(row)) == COMMUNICATION:
                 self.known[index] = Known.COMMUNICATION
                 continue
-            anchor = self._anchor(int(self.linked.parent[self.linked.launch[row]]))
+            anchor = self.finder.anchor(int(self.linked.launch[row]))
             self.op[index] = anchor
-            copy = self._copy(row)
+            copy = self.finder.copy(row)
             if copy is not None:
                 self.single[index], self.known[index] = copy, Known.MODEL
             elif anchor >= 0:
@@ -113,55 +96,11 @@ class _Matcher:
         for anchor, indices in by_op.items():
             self._match(anchor, indices)
 
-    def _anchor(self, row: int) -> int:
-        """The outermost op above a launch that lowering knows, else the innermost with shapes, else the innermost."""
-        if row in self.anchors:
-            return self.anchors[row]
-        chain = []
-        above = row
-        while above >= 0:
-            if self.linked.events["kind"][above] == Kind.OP:
-                chain.append(above)
-            above = int(self.linked.parent[above])
-        ops = [op for op in chain if not _COMPOSITE.match(self.linked.name(op))]
-        known = [op for op in ops if self._lowered(op)]
-        anchor = known[-1] if known else next((op for op in ops if self._shapes(op)), chain[0] if chain else -1)
-        self.anchors[row] = anchor
-        return anchor
-
-    def _lowered(self, op: int) -> bool:
-        name = self.linked.name(op)
-        if name not in registered() and "SplitLookupFunction" not in name:
-            return False
-        return self.reader.signature(op) is not None
-
-    def _shapes(self, op: int) -> bool:
-        name = self.linked.name(op)
-        return name.startswith(("aten::", "fbgemm::")) and self.reader.signature(op) is not None
-
-    def _copy(self, row: int) -> KernelCall | None:
-        """Copies and memsets say themselves what they move and where."""
-        kind, nbytes = self.linked.events["kind"][row], int(self.linked.events["bytes"][row])
-        name = self.linked.name(row)
-        if kind == Kind.KERNEL or nbytes < 0:
-            return None
-        if kind == Kind.MEMSET:
-            return MEMCPY.call("memset", "int8", bytes=nbytes)
-        pinned = "pageable" if "Pageable" in name else "pinned"
-        for direction, family_kind in (("HtoD", f"h2d_{pinned}"), ("DtoH", f"d2h_{pinned}"), ("DtoD", "d2d")):
-            if direction in name:
-                return MEMCPY.call(family_kind, "int8", bytes=nbytes)
-        return None
-
     def _match(self, anchor: int, indices: list[int]) -> None:
         strided = all(self.linked.events["kind"][self.rows[index]] == Kind.KERNEL for index in indices)
-        signature = self.reader.signature(anchor, strided=strided)
         # which type a product computed in is the library's choice and stands in its kernels' names
         tf32 = any(_TENSOR_CORES.search(self.linked.name(int(self.rows[index]))) for index in indices)
-        try:
-            items = () if signature is None else lower(signature, replace(self.context, tf32=tf32))
-        except (AssertionError, IndexError, ValueError, TraincastError, ZeroDivisionError):
-            items = ()  # what was recorded does not make a whole op
+        _, items = self.finder.items(anchor, replace(self.context, tf32=tf32), strided=strided)
         calls = [item for item in items if isinstance(item, KernelCall)]
         if any(call.family is MEMCPY for call in calls) and strided:
             kernels = [call for call in calls if call.family is not MEMCPY]

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.errors import unknown
+from traincast.simulate.clocks import Trace
 from traincast.simulate.critical import critical_path
-from traincast.simulate.replay import ReplaySchedule, rewalk, step_edges, walk_instructions
-from traincast.simulate.schedule import Code, Schedule
-from traincast.simulate.walk import Trace
+from traincast.simulate.ranks import Crew, Meetings, walk_ranks
+from traincast.simulate.replay import ReplaySchedule, rewalk, step_edges
+from traincast.simulate.schedule import Code
 from traincast.traces.classify import kernel_family
 from traincast.traces.events import FloatArray, IntArray
 from traincast.traces.link import Linked
-from traincast.workload.program import Int32Array
 
 HOST = "host"
 BACKLOG = "launched before the trace"
@@ -44,26 +44,13 @@ class PathReport:
     faster: dict[str, float]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Walked:
-    schedule: Schedule
-    trace: Trace
-    origin: float = 0.0
-    gap: float = 0.0
-
-    @property
-    def launches(self) -> Int32Array:
-        return np.flatnonzero(self.schedule.code == Code.LAUNCH).astype(np.int32)
-
-
 def path_report(linked: Linked, compiled: ReplaySchedule, twice: Sequence[str] = ()) -> PathReport:
     """The path of a timeline, and the gains of what is on it and of all that is named in `twice`."""
-    trace = walk_instructions(compiled)
-    labels = _Labels(linked, compiled)
-    segments = tuple(
-        PathSegment(*labels.of(s.instruction, s.where), s.start, s.end)
-        for s in critical_path(_Walked(compiled.schedule, trace))
-    )
+    crew = Crew(compiled.schedule, compiled.host_seconds[None], compiled.kernel_seconds[None])
+    walks = walk_ranks([crew], Meetings.none())
+    trace = walks[0].trace(0)
+    labels = Labels(linked, compiled)
+    segments = tuple(PathSegment(*labels.of(s.instruction, s.where), s.start, s.end) for s in critical_path(walks))
     by_what, by_op = _shares(linked, compiled, trace, segments)
     for name in twice:
         if name not in labels.families and name not in labels.ops and name != HOST:
@@ -79,7 +66,7 @@ def path_report(linked: Linked, compiled: ReplaySchedule, twice: Sequence[str] =
     return PathReport(segments=segments, by_what=by_what, by_op=by_op, faster=faster)
 
 
-class _Labels:
+class Labels:
     """What each instruction belongs to."""
 
     def __init__(self, linked: Linked, compiled: ReplaySchedule) -> None:

@@ -26,17 +26,29 @@ class _Index(Generic[T]):
         return self.of.setdefault(thing, len(self.of))
 
 
+class _Places:
+    """Numbers things in order of appearance, each time anew."""
+
+    def __init__(self) -> None:
+        self.of: list[int] = []
+
+    def __call__(self, thing: int) -> int:
+        self.of.append(thing)
+        return len(self.of) - 1
+
+
 class ProgramBuilder:
     """Collects storages, tensors, scopes and ops in host order; `build` gives the `Program`.
 
     All sizes are plain numbers at one batch size; `traincast.workload.generalise` turns several such programs
-    into one that depends on the batch size.
+    into one that depends on the batch size. With `by_place` equal sizes keep numbers of their own, so that programs
+    written alike have equal signatures whatever their sizes; `traincast.workload.template` joins them.
     """
 
-    def __init__(self, *, batch_size: int, seq_len: int = 0) -> None:
+    def __init__(self, *, batch_size: int, seq_len: int = 0, by_place: bool = False) -> None:
         self.batch_size = batch_size
         self.seq_len = seq_len
-        self._sizes = _Index[int]()
+        self._sizes: _Index[int] | _Places = _Places() if by_place else _Index[int]()
         self._names = _Index[str]()
         self._signatures = _Index[Signature]()
         self._column: dict[str, list[int]] = {name: [] for name in Columns.names()}

@@ -14,6 +14,10 @@ from traincast.workload.sizes import IntArray, SizeTable
 from traincast.workload.symbolic import with_plain_sizes
 
 Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+_TABLE, _COMMUNICATION = len(StorageKind), len(StorageKind) + 1
+_USES = (*(kind.name.lower() for kind in StorageKind), "embedding_table", "communication")
+_EXCHANGED = (StorageKind.INPUT, StorageKind.ACTIVATION, StorageKind.BUFFER)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -121,7 +125,7 @@ class Program:
         return values
 
     @cached_property
-    def storage_on_host(self) -> npt.NDArray[np.bool_]:
+    def storage_on_host(self) -> BoolArray:
         """Which storages lie in host memory: those of the tensors that some op sees on a CPU device."""
         c = self.columns
         on_host = np.zeros(len(c.storage_bytes), dtype=np.bool_)
@@ -135,6 +139,30 @@ class Program:
                 row = flags[c.op_signature[op]]
                 on_host[c.tensor_storage[tensor[pointer[op] : pointer[op + 1]][row]]] = True
         return on_host
+
+    @cached_property
+    def storage_use(self) -> IntArray:
+        """What every storage is for: its kind; one more for the parameters that lookups read, two more for inputs,
+        activations and buffers that collectives read or write."""
+        c = self.columns
+        use = c.storage_kind.astype(np.int64)
+        looks_up = np.array(["embedding" in signature.name for signature in self.symbolic], dtype=np.bool_)
+        exchanges = np.array([signature.name.startswith("c10d::") for signature in self.symbolic], dtype=np.bool_)
+        if looks_up.any():
+            read = self._touched(looks_up, c.input_ptr, c.input_tensor)
+            use[read & (c.storage_kind == StorageKind.PARAMETER)] = _TABLE
+        if exchanges.any():
+            touched = self._touched(exchanges, c.input_ptr, c.input_tensor)
+            touched |= self._touched(exchanges, c.output_ptr, c.output_tensor)
+            use[touched & np.isin(c.storage_kind, _EXCHANGED)] = _COMMUNICATION
+        return use
+
+    def _touched(self, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:
+        """Which storages the ops with a marked signature touch."""
+        c = self.columns
+        touched = np.zeros(len(c.storage_bytes), dtype=np.bool_)
+        touched[c.tensor_storage[tensor[np.repeat(marked[c.op_signature], np.diff(pointer))]]] = True
+        return touched
 
     def resized(self, batch_size: int, seq_len: int) -> Program:
         """The same program at another batch size and sequence length."""
@@ -164,7 +192,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Peak device memory of a step, in bytes: the peak, and what is alive at that moment by kind."""
+    """Peak device memory of a step, in bytes: the peak, and what is alive at that moment by kind.
+
+    Kinds are those of `StorageKind`, but embedding tables and what collectives read or write are kinds of their own.
+    """
 
     peak_bytes: int
     by_kind: dict[str, int]
@@ -185,5 +216,6 @@ def peak_memory(program: Program) -> Memory:
     live = np.cumsum(change[:steps])
     moment = int(np.argmax(live))
     alive = (born <= moment) & (gone > moment)
-    sums = {kind: int(blocks[alive & (c.storage_kind == kind)].sum()) for kind in StorageKind}
-    return Memory(int(live[moment]), {kind.name.lower(): total for kind, total in sums.items() if total})
+    sums = np.zeros(len(_USES), dtype=np.int64)
+    np.add.at(sums, program.storage_use[alive], blocks[alive])
+    return Memory(int(live[moment]), {use: total for use, total in zip(_USES, sums.tolist(), strict=True) if total})

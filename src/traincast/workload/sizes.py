@@ -47,10 +47,13 @@ class SizeTable:
 
     def at(self, batch: int, seq_len: int) -> IntArray:
         """Every size at this batch size and sequence length."""
-        raw = np.zeros(len(self), dtype=np.int64)
-        for multiple in np.unique(self.seq_multiple).tolist():
-            rows = self.seq_multiple == multiple
-            raw[rows] = _evaluate(self.coefficients[rows], batch, rounded_up(seq_len, multiple))
+        if np.all(self.seq_multiple == 1):
+            raw = _evaluate(self.coefficients, batch, seq_len)
+        else:
+            raw = np.zeros(len(self), dtype=np.int64)
+            for multiple in np.unique(self.seq_multiple).tolist():
+                rows = self.seq_multiple == multiple
+                raw[rows] = _evaluate(self.coefficients[rows], batch, rounded_up(seq_len, multiple))
         sizes: IntArray = raw // self.denominator
         if np.any(sizes * self.denominator != raw):
             raise TraincastError(

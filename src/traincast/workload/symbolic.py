@@ -64,6 +64,19 @@ def with_plain_sizes(signatures: Sequence[Signature], sizes: Sequence[int]) -> t
     )
 
 
+def sizes_used(signature: Signature) -> list[int]:
+    """The indices of a signature with indices: where these sizes are equal, so are the plain signatures."""
+    used = [size for spec in (*signature.inputs, *signature.outputs) for size in (*spec.shape, *spec.stride)]
+    values = [value for _, value in signature.scalars]
+    while values:
+        value = values.pop()
+        if isinstance(value, tuple):
+            values.extend(value)
+        elif isinstance(value, SizeRef):
+            used.append(value)
+    return used
+
+
 def form_and_sizes(signature: Signature) -> tuple[Signature, list[int]]:
     """A plain signature with every size set to index zero, and the sizes that were taken out, in order."""
     taken: list[int] = []
@@ -92,5 +105,7 @@ def _indexed(value: Scalar, index: Number) -> Scalar:
 
 def _plain(value: Scalar, size: Number) -> Scalar:
     if isinstance(value, tuple):
+        if set(map(type, value)) == {SizeRef}:  # sizes to and from a thousand ranks
+            return tuple(map(size, value))  # type: ignore[arg-type]
         return tuple([_plain(item, size) for item in value])
     return size(value) if isinstance(value, SizeRef) else value
