@@ -9,7 +9,7 @@ import pytest
 
 from tests.traces import damaged
 from traincast.host.distribution import Distribution
-from traincast.host.overheads import ProfilerCost, measure_overheads
+from traincast.host.overheads import ProfilerCost, measure_overheads, profiler_cost
 from traincast.host.profile import load_host_profile
 from traincast.traces.breakdown import breakdown, over_ranks
 from traincast.traces.classify import kernel_family
@@ -73,7 +73,7 @@ def test_a_kernel_belongs_to_its_launch_and_its_top_level_op(tmp_path):
 def test_overheads_of_an_op_by_hand(tmp_path):
     table = measure_overheads(linked(tmp_path, one_op()), ProfilerCost(0, 0)).table
     us = {key: 1e6 * d.total for key, d in table.items()}
-    assert us["T1", ""] == pytest.approx(10)
+    assert us["T1", "python"] == pytest.approx(10)
     assert us["T2", "aten::linear"] == pytest.approx(10)
     assert us["T5", "aten::linear"] == pytest.approx(15)
     assert us["T3", "aten::linear"] == pytest.approx(5)
@@ -96,7 +96,17 @@ def test_waiting_for_another_thread_is_not_a_gap(tmp_path):
         event("cpu_op", "aten::sum", 0, 10), event("cpu_op", "AddBackward0", 30, 300, 2),
         event("cpu_op", "aten::add", 400, 10),
     )  # fmt: skip
-    assert ("T1", "") not in measure_overheads(linked(tmp_path, events)).table
+    assert not measure_overheads(linked(tmp_path, events)).of_type("T1")
+
+
+def test_gaps_are_told_apart_by_who_issues_the_next_op_and_lose_the_cost_of_recording_one(tmp_path):
+    events = step(
+        event("cpu_op", "aten::mm", 10, 10), event("cpu_op", "aten::relu", 30, 10),
+        event("cpu_op", "MmBackward0", 50, 10, 2), event("cpu_op", "aten::sum", 63, 10, 2),
+        event("cpu_op", "ReluBackward0", 80, 10, 2),
+    )  # fmt: skip
+    table = measure_overheads(linked(tmp_path, events), ProfilerCost(2000, 0)).of_type("T1")
+    assert {name: round(1e6 * d.total) for name, d in table.items()} == {"python": 8, "node": 5, "engine": 1}
 
 
 def test_idle_time_has_a_reason(tmp_path):
@@ -210,3 +220,22 @@ def test_shipped_profiles_are_what_the_traces_give(shared_data, tmp_path, name):
 def test_the_small_trace_breaks_down(tmp_path):
     tied = linked(tmp_path, damaged.kineto_events())
     assert [b.kernels for b in breakdown(tied)] == [6, 6]
+
+
+def test_recording_stacks_costs_what_equal_ops_at_other_depths_show(tmp_path):
+    """An op reaches its first child after 4 us without a stack, after 4 + 1.5 us a frame with one."""
+    events, at = [], 10
+    for depth in (0, 4, 10) * 3:
+        hop = 4 + 1.5 * depth
+        stack = {"Call stack": ";".join(f"model.py({n}): forward" for n in range(depth))}
+        events += [event("cpu_op", "aten::conv2d", at, hop + 30, **stack)]
+        events += [event("cpu_op", "aten::convolution", at + hop, 20, **stack), launch(at, at + hop + 12, 5)]
+        at += 100
+    tied = linked(tmp_path, step(*events, length=at))
+    assert tied.events["frames"].max() == 10
+    cost = profiler_cost(tied)
+    assert cost.frame == pytest.approx(1500)
+    spent = measure_overheads(tied, ProfilerCost(0, 0, cost.frame)).table["T2", "aten::conv2d"]
+    # 4 us to the child and 12 to its launch, less what its own stack took (the stack of the op itself lies in the hop)
+    assert 1e6 * spent.total == pytest.approx(sum(max(4 + 12 - 1.5 * depth, 0) for depth in (0, 4, 10)) * 3)
+    assert profiler_cost(linked(tmp_path, one_op())).frame == 0.0

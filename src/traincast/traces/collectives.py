@@ -94,7 +94,7 @@ def _details(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> dic
     if index not in parsed:
         try:
             document = msgspec.json.decode(linked.trace.details[index] or b"{}")
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             document = {}
         parsed[index] = document if isinstance(document, dict) else {}
     return parsed[index]

@@ -61,6 +61,7 @@ EVENT = np.dtype(
         ("waits_for", "i8"),  # correlation of the event record that a synchronisation waits for, or -1
         ("kind", "u1"),
         ("forward_thread", "i8"),
+        ("frames", "u2"),  # of the Python stack that was recorded with an op
     ]
 )
 

@@ -35,6 +35,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "collective": "Collective name", "in_elements": "In msg nelems", "out_elements": "Out msg nelems",
     "in_split": "In split size", "out_split": "Out split size", "group": "Process Group Name",
     "group_ranks": "Process Group Ranks", "group_size": "Group size",
+    "stack": "Call stack", "strides": "Input Strides",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
 
@@ -50,6 +51,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     waits_for: Int = -1
     dims: msgspec.Raw = _RAW
     types: msgspec.Raw = _RAW
+    strides: msgspec.Raw = _RAW
     concrete: msgspec.Raw = _RAW
     collective: str = ""
     dtype: Any = ""
@@ -60,6 +62,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     group: Any = ""
     group_ranks: Any = ""
     group_size: Any = 0
+    stack: msgspec.Raw = _RAW
 
 
 class Event(msgspec.Struct, gc=False):
@@ -160,6 +163,7 @@ class _KinetoSink:
             rows["record_function"] = [a.record_function for a in arguments]
             rows["sequence"] = [a.sequence for a in arguments]
             rows["forward_thread"] = [a.forward_thread for a in arguments]
+            rows["frames"] = [_frames(a.stack) if a.stack else 0 for a in arguments]
         if present - _HOST:
             rows["correlation"] = [a.correlation for a in arguments]
             rows["stream"] = [a.stream for a in arguments]
@@ -173,7 +177,7 @@ class _KinetoSink:
 
     def _details_of(self, a: Arguments) -> int:
         """Number of the op's arguments; what equal ops recorded is put together only once."""
-        recorded = b"|".join((a.dims, a.types, a.concrete))
+        recorded = b"|".join((a.dims, a.types, a.strides, a.concrete))
         if a.collective:
             return self.details[_details(a)]
         number = self._recorded.get(recorded)
@@ -187,6 +191,11 @@ class _KinetoSink:
         return values * 1000 if values.dtype.kind == "i" else np.rint(values * 1e3)
 
 
+def _frames(stack: msgspec.Raw) -> int:
+    """How many Python frames a recorded stack has; they are parted by semicolons."""
+    return min(bytes(stack).count(b";") + 1, 0xFFFF) if len(stack) > len('""') else 0
+
+
 def _count(value: Any) -> int:
     """A number of bytes, which AMD's traces write as text."""
     if isinstance(value, str) and value.isdigit() and len(value) < 19:
@@ -196,7 +205,9 @@ def _count(value: Any) -> int:
 
 def _details(a: Arguments) -> bytes:
     """The recorded arguments as one JSON object; equal ops share it."""
-    shapes = b'{"dims":%b,"types":%b,"values":%b' % (a.dims or b"null", a.types or b"null", a.concrete or b"null")
+    shapes = b'{"dims":%b,"types":%b,"strides":%b,"values":%b' % (
+        a.dims or b"null", a.types or b"null", a.strides or b"null", a.concrete or b"null",
+    )  # fmt: skip
     if not a.collective:
         return shapes + b"}"
     collective = {

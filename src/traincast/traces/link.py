@@ -208,19 +208,26 @@ def _marker_rows(trace: KinetoTrace) -> IntArray:
 
 
 def _steps(trace: KinetoTrace) -> tuple[tuple[Step, ...], bool]:
-    rows = _marker_rows(trace)
-    events = trace.events
-    if not len(rows):
+    rows, events = _marker_rows(trace), trace.events
+    steps = _marked_steps(trace, rows) if len(rows) else ()
+    if not steps:
         host = trace.of_kind(*HOST_KINDS, *DEVICE_KINDS)
         start = int(events["start"][host].min())
         return (Step(0, start, int((events["start"] + events["duration"])[host].max())),), False
+    return steps, True
+
+
+def _marked_steps(trace: KinetoTrace, rows: IntArray) -> tuple[Step, ...]:
+    """Steps from marker to marker; one that took no time is none."""
+    events = trace.events
     starts = events["start"][rows].tolist()
     ends = [*starts[1:], int(events["start"][rows[-1]] + events["duration"][rows[-1]])]
     numbers = [_STEP.match(trace.names[name]) for name in events["name"][rows]]
     return tuple(
         Step(int(number[1]) if number else 0, start, end)
         for number, start, end in zip(numbers, starts, ends, strict=True)
-    ), True
+        if end > start
+    )
 
 
 def _waits(trace: KinetoTrace, launch: IntArray) -> IntArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from traincast.traces.arguments import Recorded, parse_arguments
+from traincast.traces.arguments import Recorded, contiguous, parse_arguments
 from traincast.traces.events import IntArray, Kind
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
@@ -14,6 +14,7 @@ from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 _CONVOLUTION = re.compile(r"aten::(?:_?convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")
 _CONVOLUTION_BACKWARD = re.compile(r"aten::(?:cudnn_|miopen_)?convolution_backward$")
+_WRITES_GEOMETRY = ("aten::convolution", "aten::_convolution")
 _POOL = re.compile(r"aten::(?:max_pool2d_with_indices|avg_pool2d|_?adaptive_avg_pool2d)$")
 _POOL_BACKWARD = re.compile(r"aten::(?:max_pool2d_with_indices|avg_pool2d|_?adaptive_avg_pool2d)_backward$")
 _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_lookup_(\w+?)_function")
@@ -86,6 +87,12 @@ class SignatureReader:
     def signature(self, row: int, *, strided: bool = False) -> Signature | None:
         """The op as a signature, or None where its shapes are not known. `strided` says that a copy ran a kernel and
         no copy engine, so that its source and target were laid out differently."""
+        try:
+            return self._signature(row, strided)
+        except (IndexError, ValueError, ZeroDivisionError):
+            return None  # what was recorded does not make a whole op
+
+    def _signature(self, row: int, strided: bool) -> Signature | None:
         name, recorded = self.linked.name(row), self.recorded(row)
         if _LOOKUP_BACKWARD.match(name):
             return self._lookup_backward(row)
@@ -114,10 +121,11 @@ class SignatureReader:
         backward = bool(scope >= 0 and _GRADIENT.search(self.linked.name(scope)))
         backward = backward or self._under_gradient(row)
         outputs = (out,) if out is not None else recorded.outputs or derive_outputs(name, inputs, backward=backward)
-        inputs = self._with_order(name, inputs, scope, backward)
-        if strided and _COPY.match(name) and inputs[-1].dtype == outputs[0].dtype and len(inputs[-1].shape) > 1:
+        if not recorded.strided:
+            inputs = self._with_order(name, inputs, scope, backward)
             source = inputs[-1]
-            inputs = (*inputs[:-1], replace(source, stride=_turned(source.shape)))
+            if strided and _COPY.match(name) and source.dtype == outputs[0].dtype and len(source.shape) > 1:
+                inputs = (*inputs[:-1], replace(source, stride=_turned(source.shape)))
         scalars: tuple[tuple[str, Scalar], ...] = ()
         if name in ("aten::sum", "aten::mean") and outputs[0].numel > 1:
             scalars = (("dim", (0,)),)
@@ -154,7 +162,10 @@ class SignatureReader:
         image, weight, *rest = recorded.tensors
         gradient = self._gradient.get((int(self.linked.step[row]), int(self.linked.events["sequence"][row])))
         result = recorded.outputs[0] if recorded.outputs else gradient
-        scalars = _geometry(image, weight, result)
+        written = _written_geometry(recorded, first=3) if name in _WRITES_GEOMETRY else None
+        if written is not None and result is None:
+            result = _convolved(image, weight, written)
+        scalars = written or _geometry(image, weight, result)
         if result is None or scalars is None:
             return None
         bias = tuple(rest[:1])
@@ -166,19 +177,22 @@ class SignatureReader:
             return None
         first, second, weight = recorded.tensors[:3]
         image, gradient = (first, second) if "cudnn" in name else (second, first)
-        scalars = _geometry(image, weight, gradient)
+        scalars = _written_geometry(recorded, first=4) if name == "aten::convolution_backward" else None
+        scalars = scalars or _geometry(image, weight, gradient)
         if scalars is None:
             return None
         children = " ".join(self._children.get(row, ()))
         data = image.shape[1] > _IMAGE_CHANNELS
         if "backward_input" in children or "backward_weight" in children:
             data = "backward_input" in children
+        elif recorded.values and recorded.values[-1].startswith("["):  # the output mask
+            data = recorded.values[-1].startswith("[True")
         scalars = (*scalars, ("output_mask", (data, True, False)))
         groups = (("grad_output", 1), ("input", 1), ("weight", 1))
         return Signature("aten::convolution_backward", (gradient, image, weight), (image, weight), scalars, groups)
 
     def _pool(self, row: int, name: str, recorded: Recorded) -> Signature | None:
-        """The window is not recorded: one as wide as its stride and half as much again, as pools usually are."""
+        """Where the window was not recorded: one as wide as its stride and half as much again, as pools usually are."""
         if _POOL_BACKWARD.match(name):
             gradient, image = recorded.tensors[:2]
         else:
@@ -189,7 +203,8 @@ class SignatureReader:
             image, gradient = recorded.tensors[0], found
         if len(image.shape) != 4 or len(gradient.shape) != 4 or not all(gradient.shape):
             return None
-        window = tuple(-(-3 * image.shape[axis] // (2 * gradient.shape[axis])) for axis in (2, 3))
+        written = None if "adaptive" in name else recorded.numbers(2 if _POOL_BACKWARD.match(name) else 1)
+        window = written or tuple(-(-3 * image.shape[axis] // (2 * gradient.shape[axis])) for axis in (2, 3))
         scalars: tuple[tuple[str, Scalar], ...] = (("kernel_size", window),)
         if _POOL_BACKWARD.match(name):
             return Signature(name, recorded.tensors, (image,), scalars)
@@ -238,6 +253,30 @@ def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.insert(0, step)
         step *= size
     return (*strides[: len(rest)], 1, shape[-2])
+
+
+def _written_geometry(recorded: Recorded, first: int) -> tuple[tuple[str, Scalar], ...] | None:
+    """Stride, padding and groups of a convolution where the trace has its arguments: stride, padding, dilation,
+    transposed, output padding, groups, from argument `first` on. Others than plain ones are left to be guessed."""
+    stride, padding, dilation = (recorded.numbers(first + i) for i in range(3))
+    groups = recorded.numbers(first + 5)
+    if stride is None or padding is None or groups is None or recorded.values[first + 3] != "False":
+        return None
+    if dilation is None or set(dilation) != {1} or len(stride) != len(padding) or len(groups) != 1:
+        return None
+    return (("stride", stride), ("padding", padding), ("groups", groups[0]))
+
+
+def _convolved(image: TensorSpec, weight: TensorSpec, geometry: tuple[tuple[str, Scalar], ...]) -> TensorSpec | None:
+    """The result of a convolution."""
+    stride, padding = (dict(geometry)[name] for name in ("stride", "padding"))
+    if not isinstance(stride, tuple) or not isinstance(padding, tuple):
+        return None
+    window = zip(image.shape[2:], weight.shape[2:], stride, padding, strict=False)
+    sizes = tuple((i + 2 * int(p) - k) // max(int(s), 1) + 1 for i, k, s, p in window)  # type: ignore[arg-type]
+    if len(sizes) != len(image.shape) - 2 or not all(size > 0 for size in sizes):
+        return None
+    return contiguous((image.shape[0], weight.shape[0], *sizes), image.dtype)
 
 
 def _geometry(

@@ -1,0 +1,113 @@
+"""How much longer kernels take beside a collective than alone, measured on kernels that ran both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.traces.arguments import parse_arguments
+from traincast.traces.classify import COMMUNICATION, kernel_family
+from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.traces.intervals import Intervals
+from traincast.traces.link import Linked
+
+_BESIDE, _ALONE = 0.9, 0.05  # share of a kernel's time with and without company
+_LEAST_ALONE = 2
+Names = npt.NDArray[np.str_]
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Of a kernel family: how many kernels ran beside a collective, the time that they took over the time that the same
+    kernels (equal names, equal op arguments) take alone, and the quartiles of that ratio over kernels."""
+
+    count: int
+    ratio: float
+    quartiles: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A kernel that ran beside a collective: what it took, and what equal ones (number `group`) take alone; seconds."""
+
+    family: str
+    group: int
+    alone: float
+    took: float
+
+
+def slowdowns(linked: Linked) -> dict[str, Slowdown]:
+    """By family, for families in which some kernel ran both ways."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for pair in pairs_beside(linked):
+        found.setdefault(pair.family, []).append((pair.alone, pair.took))
+    return {name: _summary(pairs) for name, pairs in sorted(found.items())}
+
+
+def pairs_beside(linked: Linked) -> list[Pair]:
+    """Every kernel that ran beside a collective and of which equal ones ran alone."""
+    rows = linked.device[(linked.launch[linked.device] >= 0) & (linked.step[linked.device] >= 0)]
+    families = np.array([kernel_family(name) for name in linked.trace.names])
+    family = families[linked.events["name"][rows]]
+    own = (family != COMMUNICATION) & (linked.events["kind"][rows] == Kind.KERNEL)
+    beside, elsewhere = _company(linked, rows, families)
+    length = np.maximum(linked.events["duration"][rows].astype(np.float64), 1.0)
+    alone = own & (beside + elsewhere < _ALONE * length)
+    with_comm = own & (beside > _BESIDE * length) & (elsewhere < (1.0 - _BESIDE) * length)
+    parent = linked.parent[linked.launch[rows]]
+    arguments = np.where(parent >= 0, linked.events["details"][parent], 0)
+    # without the sizes of all its arguments it is not known which kernels are equal
+    told = np.array([_told(details) for details in linked.trace.details])
+    alone, with_comm = alone & told[arguments], with_comm & told[arguments]
+    keys = np.stack([linked.events["name"][rows], arguments], axis=1)
+    _, group = np.unique(keys, axis=0, return_inverse=True)
+    group = group.ravel()
+    pairs = []
+    for number in np.unique(group[with_comm]).tolist():
+        mine = group == number
+        reference = length[mine & alone]
+        if len(reference) >= _LEAST_ALONE:
+            base = 1e-9 * float(np.median(reference))
+            kind = str(family[mine][0])
+            pairs += [Pair(kind, number, base, 1e-9 * float(took)) for took in length[mine & with_comm]]
+    return pairs
+
+
+def _told(details: bytes) -> bool:
+    recorded = parse_arguments(details) if details else None
+    return recorded is not None and not recorded.incomplete
+
+
+def _company(linked: Linked, rows: IntArray, families: Names) -> tuple[FloatArray, FloatArray]:
+    """For every kernel the nanoseconds that collectives, and that anything else on other streams, ran beside it."""
+    device = linked.device
+    start, end, stream = linked.events["start"][device], linked.end[device], linked.events["stream"][device]
+    communicates = families[linked.events["name"][device]] == COMMUNICATION
+    first, last = linked.events["start"][rows], linked.end[rows]
+    beside = _covered(Intervals.union(start[communicates], end[communicates]), first, last)
+    elsewhere = np.zeros(len(rows))
+    for number in np.unique(stream[~communicates]).tolist():
+        mine = ~communicates & (stream == number)
+        covered = _covered(Intervals.union(start[mine], end[mine]), first, last)
+        elsewhere += np.where(linked.events["stream"][rows] == number, 0.0, covered)
+    return beside, elsewhere
+
+
+def _covered(intervals: Intervals, first: IntArray, last: IntArray) -> FloatArray:
+    """Nanoseconds of each span that the intervals cover."""
+    if not len(intervals.start):
+        return np.zeros(len(first))
+    origin = int(intervals.start[0])
+    moments = np.stack([intervals.start, intervals.end], axis=1).ravel() - origin
+    done = np.cumsum(intervals.end - intervals.start)
+    sums = np.stack([np.concatenate(([0], done[:-1])), done], axis=1).ravel()
+    low, high = (np.interp(moment - origin, moments, sums) for moment in (first, last))
+    return np.asarray(high - low)
+
+
+def _summary(pairs: list[tuple[float, float]]) -> Slowdown:
+    alone, took = np.array(pairs).T
+    low, median, high = np.quantile(took / alone, [0.25, 0.5, 0.75]).tolist()
+    return Slowdown(len(pairs), float(took.sum() / alone.sum()), (low, median, high))
