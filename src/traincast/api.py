@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,16 @@ from traincast.errors import TraincastError
 if TYPE_CHECKING:
     import polars as pl
 
+    from traincast.host.profile import HostProfile
     from traincast.platform.platform import Platform
     from traincast.simulate.prediction import Prediction
+    from traincast.simulate.uneven import Unevenness
     from traincast.workload.workload import Workload
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 OPTIMIZERS = ("none", "sgd", "adagrad", "adam")
 MODES = ("training", "inference")
+SCALINGS = ("weak", "strong")
 
 
 def load(
@@ -39,47 +43,95 @@ def load(
     return found.resized(batch_size=batch_size, seq_len=seq_len)
 
 
+def load_on(
+    workload: str | Path | Workload,
+    platform: Platform,
+    *,
+    gpus: int | None = None,
+    always_sharded: bool = False,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    dtype: str = "fp32",
+    mode: str | None = None,
+    optimizer: str | None = None,
+    attention: str | None = None,
+    embedding: str | None = None,
+) -> tuple[Workload, str]:
+    """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
+
+    A DLRM trains hybrid parallel on several GPUs (with `always_sharded` also on one), every other workload of one GPU
+    data parallel; one captured on several GPUs runs on those.
+    """
+    if isinstance(workload, str | Path):
+        if mode != "inference" and gpus is not None and (gpus > 1 or always_sharded):
+            from traincast.parallel.hybrid import described_dlrm, hybrid_variant
+
+            config = described_dlrm(str(workload))
+            if config is not None:
+                return hybrid_variant(
+                    config, gpus, platform, batch_size=batch_size, seq_len=seq_len, dtype=dtype, optimizer=optimizer,
+                    attention=attention, embedding=embedding,
+                )  # fmt: skip
+        found = load(
+            workload, batch_size=batch_size, seq_len=seq_len, dtype=dtype, mode=mode, optimizer=optimizer,
+            attention=attention, embedding=embedding,
+        )  # fmt: skip
+    else:
+        found = workload.resized(batch_size=batch_size, seq_len=seq_len)
+    if gpus is None:
+        return found, ""
+    from traincast.parallel import on_gpus
+
+    return on_gpus(found, gpus), ""
+
+
 def predict(
     workload: str | Path | Workload,
     *,
     on: str | Platform,
     batch_size: int | None = None,
     seq_len: int | None = None,
-    gpus: int = 1,
+    gpus: int | None = None,
     dtype: str = "fp32",
     mode: str | None = None,
     optimizer: str | None = None,
     attention: str | None = None,
     embedding: str | None = None,
     clock_mhz: float | None = None,
-    host: str | None = None,
+    host: str | HostProfile | None = None,
     roofline_only: bool = False,
+    uneven: Unevenness | None = None,
 ) -> Prediction:
-    """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds)."""
+    """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
+
+    `batch_size` is that of one GPU; `gpus` (default 1, or as many as the workload was captured on) as in `load_on`.
+    `uneven` lets ranks differ by chance.
+    """
     from traincast.host.profile import load_host_profile
+    from traincast.platform.links import with_links
     from traincast.platform.platform import load_platform
     from traincast.simulate.prediction import predict_step
 
-    if gpus != 1:
-        raise TraincastError(f"--gpus {gpus}: several GPUs are not predicted yet; leave --gpus out")
-    platform = load_platform(on) if isinstance(on, str) else on
+    alone = load_platform(on) if isinstance(on, str) else on
     if clock_mhz is not None:
-        platform = platform.at_clock(clock_mhz)
-    if isinstance(workload, str | Path):
-        workload = load(
-            workload,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            dtype=dtype,
-            mode=mode,
-            optimizer=optimizer,
-            attention=attention,
-            embedding=embedding,
-        )
-    else:
-        workload = workload.resized(batch_size=batch_size, seq_len=seq_len)
-    profile = load_host_profile(host) if host is not None else None
-    return predict_step(workload, platform, tf32=dtype == "tf32", host=profile, roofline_only=roofline_only)
+        alone = alone.at_clock(clock_mhz)
+    platform, links = with_links(alone)
+    step, shards = load_on(
+        workload, platform, gpus=gpus, batch_size=batch_size, seq_len=seq_len, dtype=dtype, mode=mode,
+        optimizer=optimizer, attention=attention, embedding=embedding,
+    )  # fmt: skip
+    profile = load_host_profile(host) if isinstance(host, str) else host
+    many = len(step.ranks) > 1
+    answer = predict_step(
+        step,
+        platform if many else alone,
+        tf32=dtype == "tf32",
+        host=profile,
+        roofline_only=roofline_only,
+        uneven=uneven,
+    )
+    assumed = tuple(said for said in (shards, links if many else "") if said)
+    return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
 
 
 def read_trace(
@@ -98,6 +150,16 @@ def read_trace(
     platform = load_platform(on) if isinstance(on, str) else on
     question = TraceQuestion(platform=platform, host=host, host_scale=host_scale, twice=twice)
     return trace_frames(analyse_traces(files, question))
+
+
+def load_trace(*files: str | Path, step: int | None = None) -> Workload:
+    """One step (by number; default: the one of median length) of a traced run as a workload, which can be saved with
+    `traincast.workload.save_workload` and predicted elsewhere. Its `meta` says what the trace did not tell."""
+    from traincast.simulate.measured import analyse_traces
+    from traincast.simulate.traced_workload import trace_workload
+
+    name = Path(files[0]).name.partition(".")[0] if files else ""
+    return trace_workload(analyse_traces(files), name=name, step=step)
 
 
 def _saved(path: Path, *, dtype: str, mode: str | None, optimizer: str | None) -> Workload:

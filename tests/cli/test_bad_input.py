@@ -61,10 +61,6 @@ def test_clock_out_of_range(capsys, clock):
     assert "MHz" in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--clock-mhz", clock)
 
 
-def test_several_gpus_are_refused_rather_than_guessed(capsys):
-    assert "--gpus 8" in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 8)
-
-
 def test_truncated_workload(capsys, saved):
     saved.write_bytes(saved.read_bytes()[:500])
     assert "step.tc" in refusal(capsys, "predict", saved, "--on", "v100")
@@ -146,3 +142,14 @@ def test_a_step_larger_than_the_device_is_a_warning_in_the_answer(capsys):
     assert main(["predict", "gpt3-2.7b", "--on", "p4", "--json"]) == 0
     captured = capsys.readouterr()
     assert "GB too much" in captured.out
+
+
+@pytest.mark.parametrize("option", [("--jitter", "-0.1"), ("--skew-ms", "nan"), ("--jitter", "1", "--seed", "-1")])
+def test_unevenness_out_of_range(capsys, option):
+    assert "negative" in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 2, *option)
+
+
+def test_unevenness_of_a_scaling_curve(capsys):
+    assert "one number" in refusal(
+        capsys, "predict", "resnet50", "--on", "dgx-a100", "--gpus", "2,4", "--jitter", "0.1"
+    )

@@ -80,8 +80,9 @@ def assemble(ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, ba
     number: dict[int, int] = {}
     thread = 0
     for scope, phase in zip(scopes, _phases(ops, scopes), strict=True):
-        changed = int(scope.backward) != thread
-        thread = int(scope.backward)
+        on_engine = scope.backward or (thread == 1 and _in_backward(ops, scope))
+        changed = int(on_engine) != thread
+        thread = int(on_engine)
         builder.scope(scope.name, phase, thread=thread, after=builder.num_scopes - 1 if changed else -1)
         for index in scope.ops:
             op = ops[index]
@@ -90,6 +91,12 @@ def assemble(ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, ba
                 module=op.module, forward=number.get(op.forward, -1), stream=op.stream,
             )  # fmt: skip
     return builder.build()
+
+
+def _in_backward(ops: list[RawOp], scope: HostScope) -> bool:
+    """Whether a scope after an autograd node's is the engine's as well: callbacks at the end of backward run on its
+    thread."""
+    return bool(scope.ops) and all(ops[i].phase == Phase.BACKWARD for i in scope.ops)
 
 
 def _check_complete(ops: list[RawOp], kept: list[int]) -> None:

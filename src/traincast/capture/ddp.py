@@ -21,6 +21,7 @@ from traincast.capture.refusals import user_line
 from traincast.errors import TraincastError
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+_BROADCAST = "torch.distributed::_broadcast_coalesced"
 _BROADCASTS_IN_FLIGHT = 2
 _REFUSED = ("static_graph", "mixed_precision", "delay_all_reduce_named_params")
 _bucket_assignment: Any = torch._C._distributed_c10d._compute_bucket_assignment_by_size
@@ -191,7 +192,15 @@ class _Logger:
 def broadcast_coalesced(
     group: dist.ProcessGroup, tensors: list[torch.Tensor], buffer_size: int, source: int = 0
 ) -> None:
-    """Buffers broadcast in flat pieces of one type, two pieces in flight, and copied back."""
+    """Buffers broadcast in flat pieces of one type, two pieces in flight, and copied back.
+
+    One top-level op, since it is one call into C++: no Python runs between its copies.
+    """
+    with _RecordFunctionFast(_BROADCAST):
+        _broadcast_coalesced(group, tensors, buffer_size, source)
+
+
+def _broadcast_coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor], buffer_size: int, source: int) -> None:
     assignment, _ = _bucket_assignment(tensors, [buffer_size])
     flying: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from traincast.capture.distributed import capture_distributed
 from traincast.capture.refusals import one_line, raised_line
 from traincast.capture.step import capture_step
 from traincast.errors import TraincastError, unknown
@@ -27,11 +28,22 @@ def capture_file(
     rebatch: bool = True,
     framework_version: str = "2.13",
     synchronised: bool = False,
+    gpus: int | None = None,
+    ranks: Sequence[int] | None = None,
 ) -> Workload:
-    """Captures the step that the function of `FILE.py:FUNCTION` makes; see `capture_step` for its contract."""
+    """Captures the step that the function of `FILE.py:FUNCTION` makes; see `capture_step` for its contract, or with a
+    number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
     make_step = load_function(spec)
+    name = name or Path(spec.rpartition(":")[0]).stem
+    if gpus is not None:
+        return capture_distributed(
+            make_step, world_size=gpus, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
+            framework_version=framework_version, synchronised=synchronised, ranks=ranks,
+        )  # fmt: skip
+    if ranks is not None:
+        raise TraincastError("ranks to capture are those of a step on several GPUs; say how many with --gpus")
     return capture_step(
-        make_step, batch_size=batch_size, seq_len=seq_len, name=name or Path(spec.rpartition(":")[0]).stem, mode=mode,
+        make_step, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode,
         rebatch=rebatch, framework_version=framework_version, synchronised=synchronised,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,24 +95,43 @@ def backward(tape: Tape, mlp: Sequence[Layer], grad: Ref, *, input_grad: bool) -
     return grad
 
 
-def _linear_backward(tape: Tape, layer: Layer, grad: Ref, t: int, addmm: int, *, first: bool, input_grad: bool) -> Ref:
-    assert layer.transposed is not None and layer.given is not None
-    assert layer.weight_grad is not None and layer.bias_grad is not None
-    (batch, fan_out), fan_in = grad.shape, layer.weight.shape[1]
-    op = partial(tape.op, module=layer.module, forward=addmm)
-    tape.scope("AddmmBackward0")
+def products_backward(
+    tape: Tape,
+    op: Callable[..., int],
+    weight: Ref,
+    transposed: Ref,
+    given: Ref,
+    grad: Ref,
+    *,
+    input_grad: bool,
+) -> tuple[Ref, Ref, Ref]:
+    """The products of a linear layer's backward: gradients of its input (`grad` when not wanted) and of its weight,
+    and the latter transposed."""
+    (batch, fan_out), fan_in = grad.shape, weight.shape[1]
     below = grad
     if input_grad:
-        weight = tape.view(layer.weight, (fan_out, fan_in))
-        op("aten::t", [("self", layer.transposed)], [weight])
+        straight = tape.view(weight, (fan_out, fan_in))
+        op("aten::t", [("self", transposed)], [straight])
         below = tape.new((batch, fan_in))
-        op("aten::mm", [("self", grad), ("mat2", weight)], [below])
+        op("aten::mm", [("self", grad), ("mat2", straight)], [below])
     flipped = tape.view(grad, (fan_out, batch), (1, fan_out))
     op("aten::t", [("self", grad)], [flipped])
     weight_grad = tape.new((fan_out, fan_in))
-    op("aten::mm", [("self", flipped), ("mat2", layer.given)], [weight_grad])
+    op("aten::mm", [("self", flipped), ("mat2", given)], [weight_grad])
     turned = tape.view(weight_grad, (fan_in, fan_out), (1, fan_in))
     op("aten::t", [("self", weight_grad)], [turned])
+    return below, weight_grad, turned
+
+
+def _linear_backward(tape: Tape, layer: Layer, grad: Ref, t: int, addmm: int, *, first: bool, input_grad: bool) -> Ref:
+    assert layer.transposed is not None and layer.given is not None
+    assert layer.weight_grad is not None and layer.bias_grad is not None
+    fan_out, fan_in = layer.weight.shape
+    op = partial(tape.op, module=layer.module, forward=addmm)
+    tape.scope("AddmmBackward0")
+    below, weight_grad, turned = products_backward(
+        tape, op, layer.weight, layer.transposed, layer.given, grad, input_grad=input_grad
+    )
     tape.scope("aten::sum")
     summed = tape.new((1, fan_out))
     scalars: Scalars = [("dim", (0,)), ("keepdim", True), ("dtype", None)]

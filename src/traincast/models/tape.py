@@ -43,8 +43,8 @@ class Tape:
     Backward scopes are on thread 1; changes of thread are tied together as autograd's are.
     """
 
-    def __init__(self, batch_size: int) -> None:
-        self.builder = ProgramBuilder(batch_size=batch_size)
+    def __init__(self, batch_size: int, *, builder: ProgramBuilder | None = None) -> None:
+        self.builder = ProgramBuilder(batch_size=batch_size) if builder is None else builder
         self._thread = 0
         self._phase = Phase.FORWARD
 
@@ -95,6 +95,7 @@ class Tape:
         overload: str = "",
         module: str = "",
         forward: int = -1,
+        stream: int = 0,
     ) -> int:
         """Adds an op to the open scope; gives its index."""
         groups = [(key, (value,) if isinstance(value, Ref) else tuple(value)) for key, value in arguments]
@@ -108,7 +109,12 @@ class Tape:
             overload=overload,
         )
         return self.builder.op(
-            signature, [ref.tensor for ref in inputs], [ref.tensor for ref in outputs], module=module, forward=forward
+            signature,
+            [ref.tensor for ref in inputs],
+            [ref.tensor for ref in outputs],
+            module=module,
+            forward=forward,
+            stream=stream,
         )
 
     def reshaped(self, given: Ref, result: Ref, *, module: str, forward: int) -> None:

@@ -9,6 +9,10 @@ returns a callable that runs one iteration:
 
 The workload written to OUT is predicted with 'traincast predict OUT --on PLATFORM', at any batch size. FILE.py is
 run as Python: capture only files you trust.
+
+A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
+with '--gpus N' from make_step(batch_size, *, rank, world_size), rank by rank in this one process. '--ranks 0' is
+enough when all ranks do the same. Plain data parallelism needs neither: 'traincast predict OUT --gpus N'.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 from pathlib import Path
 
 from traincast.api import MODES
+from traincast.cli.arguments import whole_numbers
 from traincast.cli.output import print_json, print_text
 from traincast.report.text import count
 from traincast.workload import peak_memory
@@ -29,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the workload file to write (.tc)")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
     parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
+    parser.add_argument("--gpus", type=int, metavar="N", help="captures a step on N GPUs")
+    parser.add_argument(
+        "--ranks", metavar="R[,R...]", help="captures these ranks only; others run that of the one below"
+    )
     parser.add_argument("--mode", choices=MODES, default="training")
     parser.add_argument("--name", help="name of the workload (default: the file's)")
 
@@ -38,7 +47,13 @@ def run(args: argparse.Namespace) -> int:
     from traincast.capture.from_file import capture_file  # needs torch, which the help text does not
 
     workload = capture_file(
-        args.function, batch_size=args.batch_size, seq_len=args.seq_len, mode=args.mode, name=args.name
+        args.function,
+        batch_size=args.batch_size,
+        seq_len=args.seq_len,
+        mode=args.mode,
+        name=args.name,
+        gpus=args.gpus,
+        ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
     )
     save_workload(workload, args.out)
     program = workload.programs[0]
@@ -48,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         "file": str(args.out),
         "batch_size": workload.batch_size,
         "seq_len": workload.seq_len or None,
+        "gpus": len(workload.ranks),
+        "programs": len(workload.programs),
         "ops": program.num_ops,
         "peak_memory_bytes": peak,
         "rebatchable": not program.rigid,
@@ -57,8 +74,10 @@ def run(args: argparse.Namespace) -> int:
         print_json(summary)
     else:
         scaling = "any batch size" if not program.rigid else f"this size only ({program.rigid})"
+        programs = len(workload.programs)
+        many = f"{len(workload.ranks)} ranks with {programs} program{'s'[: programs > 1]}, the first with "
         print_text(
-            f"{args.out}: {program.num_ops} ops, peak memory {count(peak)}B "
+            f"{args.out}: {many if len(workload.ranks) > 1 else ''}{program.num_ops} ops, peak memory {count(peak)}B "
             f"at batch {workload.batch_size}; usable at {scaling}"
         )
     return 0

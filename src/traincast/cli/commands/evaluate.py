@@ -15,9 +15,12 @@ from traincast.cli.main import CHECK_FAILED, OK
 from traincast.cli.output import print_json, print_text
 from traincast.cli.progress import progress_bar
 from traincast.errors import TraincastError
+from traincast.evaluate.distributed_embeddings import distributed_embeddings_cases
 from traincast.evaluate.iterations import SUITES, run_cases, summarise
+from traincast.evaluate.multi_gpu import multi_gpu_cases, multi_gpu_notes, summarise_multi_gpu
 from traincast.report.evaluation import cases_text, evaluation_json, summary_text
 
+CASES = {**SUITES, "multi-gpu": multi_gpu_cases, "distributed-embeddings": distributed_embeddings_cases}
 # suites whose cases are too many to list: a table of error rows and nothing else
 TABLES: dict[str, str] = {
     "collectives": "collectives:evaluate_collectives",
@@ -28,7 +31,7 @@ TABLES: dict[str, str] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    suites = sorted({*SUITES, *TABLES})
+    suites = sorted({*CASES, *TABLES})
     parser.add_argument("suite", choices=suites, metavar="SUITE", help=", ".join(suites))
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)")
     parser.add_argument("--roofline-only", action="store_true", help="rooflines instead of the fitted kernel models")
@@ -50,11 +53,13 @@ def run(args: argparse.Namespace) -> int:
             print_text(summary_text(rows))
         return OK
     with progress_bar(f"evaluate {args.suite}") as progress:
-        outcomes = run_cases(SUITES[args.suite](folder), roofline_only=args.roofline_only, progress=progress)
-    rows = summarise(args.suite, outcomes)
+        outcomes = run_cases(CASES[args.suite](folder), roofline_only=args.roofline_only, progress=progress)
+    many = args.suite == "multi-gpu"
+    rows = summarise_multi_gpu(outcomes, folder) if many else summarise(args.suite, outcomes)
     if args.json:
         print_json(evaluation_json(rows, outcomes))
     else:
-        print_text(cases_text(outcomes) + "\n\n" + summary_text(rows))
+        notes = multi_gpu_notes() if many else ()
+        print_text("\n".join([cases_text(outcomes), "", summary_text(rows), *notes]))
     failed = args.max_mape is not None and rows[0].mape > args.max_mape
     return CHECK_FAILED if failed else OK

@@ -3,17 +3,29 @@
 WORKLOAD is a built-in model (see 'traincast models'), a workload saved by 'traincast capture' (.tc), or a DLRM
 described in YAML. PLATFORM is a built-in GPU or node (see 'traincast platforms') or your own description (.toml).
 Batch size is per GPU. Training is forward, backward and optimizer step; '--optimizer none' leaves the step out.
+
+'--gpus 16' predicts data-parallel training (DistributedDataParallel) on 16 GPUs, on as many nodes as hold them; a DLRM
+shards its tables instead.
+'--gpus 1,2,4,8' gives a scaling curve: weak (the default) keeps the batch of a GPU, with '--scaling strong'
+'--batch-size' is the batch of all GPUs together. Workloads captured on several GPUs run on those.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from traincast.api import DTYPES, MODES, OPTIMIZERS, predict
+from traincast.api import DTYPES, MODES, OPTIMIZERS, SCALINGS, predict
+from traincast.cli.arguments import whole_numbers
 from traincast.cli.output import print_json, print_text, write_json_file
+from traincast.errors import TraincastError
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_json, prediction_text
+from traincast.simulate.uneven import Unevenness
+
+if TYPE_CHECKING:
+    from traincast.scaling import Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on", metavar="PLATFORM", required=True)
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples per GPU")
     parser.add_argument("--seq-len", type=int, metavar="N", help="tokens per sample (Transformers)")
-    parser.add_argument("--gpus", type=int, default=1, metavar="N")
+    parser.add_argument("--gpus", metavar="N[,N...]", help="how many GPUs; several numbers give a scaling curve")
+    parser.add_argument("--scaling", choices=SCALINGS, help="a scaling curve of this kind (default weak)")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--optimizer", choices=OPTIMIZERS)
@@ -30,29 +43,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--embedding", choices=("batched", "bag", "fbgemm"), help="DLRMs; default batched")
     parser.add_argument("--clock-mhz", type=float, metavar="N", help="locked SM clock")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
+    parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
+    parser.add_argument("--jitter", type=float, default=0.0, metavar="X", help="ranks take longer by a share at random")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --skew-ms and --jitter")
     parser.add_argument("--trace-out", type=Path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
+    variant: Variant = {
+        "seq_len": args.seq_len,
+        "dtype": args.dtype,
+        "mode": args.mode,
+        "optimizer": args.optimizer,
+        "attention": args.attention,
+        "embedding": args.embedding,
+    }
+    gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
+    uneven = None
+    if args.skew_ms or args.jitter:
+        uneven = Unevenness(skew_ms=args.skew_ms, jitter=args.jitter, seed=args.seed)
+    if args.scaling or (gpus and len(gpus) > 1):
+        if uneven:
+            raise TraincastError("--skew-ms and --jitter are for one prediction; give one number of --gpus")
+        return _curve(args, gpus or [1], variant)
     answer = predict(
         args.workload,
         on=args.on,
         batch_size=args.batch_size,
-        seq_len=args.seq_len,
-        gpus=args.gpus,
-        dtype=args.dtype,
-        mode=args.mode,
-        optimizer=args.optimizer,
-        attention=args.attention,
-        embedding=args.embedding,
+        gpus=gpus[0] if gpus else None,
         clock_mhz=args.clock_mhz,
         host=args.host,
+        uneven=uneven,
+        **variant,
     )
     if args.trace_out:
-        write_json_file(args.trace_out, chrome_trace(answer.timeline))
+        write_json_file(args.trace_out, chrome_trace(answer))
     if args.json:
         print_json(prediction_json(answer))
     else:
         print_text(prediction_text(answer))
+    return 0
+
+
+def _curve(args: argparse.Namespace, gpus: list[int], variant: Variant) -> int:
+    from traincast.report.scaling import scaling_json, scaling_text
+    from traincast.scaling import predict_scaling
+
+    if args.trace_out:
+        raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
+    curve = predict_scaling(
+        args.workload,
+        on=args.on,
+        gpus=gpus,
+        batch_size=args.batch_size,
+        scaling=args.scaling or "weak",
+        clock_mhz=args.clock_mhz,
+        host=args.host,
+        **variant,
+    )
+    if args.json:
+        print_json(scaling_json(curve))
+    else:
+        print_text(scaling_text(curve))
     return 0

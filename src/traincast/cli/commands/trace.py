@@ -18,6 +18,8 @@ from traincast.platform.platform import load_platform
 from traincast.report.measured import measured_json, measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
 from traincast.simulate.measured import TraceQuestion, analyse_traces
+from traincast.simulate.traced_workload import trace_workload
+from traincast.workload.file import save_workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="measured, replayed and predicted timelines for Perfetto (Chrome trace JSON)",
+    )
+    parser.add_argument(
+        "--workload-out",
+        type=Path,
+        metavar="FILE.tc",
+        help="one step of the traced run as a workload, to be predicted elsewhere",
     )
     parser.add_argument("--on", metavar="PLATFORM", help="predict the traced step on this GPU or node and compare")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
@@ -64,8 +72,15 @@ def run(args: argparse.Namespace) -> int:
     report = analyse_traces(args.files, question)
     if args.trace_out:
         write_json_file(args.trace_out, measured_chrome_trace(report))
+    written = None
+    if args.workload_out:
+        written = trace_workload(report, name=args.workload_out.stem)
+        save_workload(written, args.workload_out)
     if args.json:
-        print_json(measured_json(report))
+        print_json(measured_json(report) | ({"workload": dict(written.meta)} if written else {}))
     else:
         print_text(measured_text(report))
+        if written:
+            print_text(f"\nWorkload {args.workload_out}: {len(written.programs)} programs, {len(written.ranks)} ranks")
+            print_text("\n".join(f"  {name}: {text}" for name, text in written.meta.items()))
     return 0

@@ -195,7 +195,7 @@ _RECIPES = (
     ),
     _cnn("resnet50", "ResNet-50 on 224 x 224 images", ResNet50, side=224, study=True),
     _cnn(
-        "inception-v3", "Inception-v3 on 299 x 299 images, auxiliary classifier off", InceptionV3, side=299, study=True
+        "inception-v3", "Inception-v3 on 299 x 299 images", InceptionV3, side=299, study=True
     ),
     _cnn("vgg13", "VGG-13 on 224 x 224 images", Vgg13, side=224, study=False),
 )  # fmt: skip

@@ -1,0 +1,19 @@
+"""Arguments that several verbs read the same way."""
+
+from __future__ import annotations
+
+from traincast.errors import TraincastError
+
+_MOST_DIGITS = 9
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The numbers of `1,2,4`; `option` is named when it is something else.
+
+    >>> whole_numbers("--gpus", "1,2,4")
+    [1, 2, 4]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
+        raise TraincastError(f"{option} {text}: give a whole number, or several with commas between: 1,2,4,8")
+    return [int(part) for part in parts]

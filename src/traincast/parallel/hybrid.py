@@ -1,0 +1,100 @@
+"""A DLRM on many GPUs when no plan was given: each table whole on one of them, its dense part on all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from traincast.embeddings.table import Pooling, Table
+from traincast.errors import TraincastError, unknown
+from traincast.models.dlrm_config import OPTIMIZERS, STUDY_DLRMS, DlrmConfig
+from traincast.models.dlrm_yaml import read_dlrm
+from traincast.parallel.data_parallel import MAX_GPUS
+from traincast.parallel.sharded_dlrm import sharded_dlrm
+from traincast.platform.platform import Platform
+from traincast.sharding.baselines import WEIGHTS, greedy_plan
+from traincast.sharding.memory import MemoryLimits
+from traincast.workload.edit import without_phase
+from traincast.workload.ops import Phase
+from traincast.workload.workload import MAX_BATCH, Workload
+
+BALANCED = "greedy by lookups"
+
+
+def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
+    """The embedding tables of a DLRM, all rows of them, every row as likely as any other."""
+    pairs = zip(config.rows_per_table, config.lookups_per_table, strict=True)
+    return tuple(
+        Table(
+            name=f"table{index}",
+            rows=rows,
+            dim=config.embedding_dim,
+            pooling=Pooling.constant(lookups),
+            optimizer=config.optimizer,
+        )
+        for index, (rows, lookups) in enumerate(pairs)
+    )
+
+
+def hybrid_dlrm(config: DlrmConfig, gpus: int, platform: Platform, *, batch_size: int) -> tuple[Workload, str]:
+    """One training step of a DLRM on `gpus` GPUs of a platform, `batch_size` samples each, and what was assumed.
+
+    Tables go whole to one GPU each, the busiest first to the GPU with the least lookups that has room for it; one
+    that fits nowhere is split by rows over all. Lookups are FBGEMM's, the dense part is under DDP.
+    """
+    tables = dlrm_tables(config)
+    limits = MemoryLimits(device=platform.device.memory_bytes)
+    plan = greedy_plan(tables, WEIGHTS[BALANCED], limits, gpus, batch_size=batch_size)
+    workload = sharded_dlrm(
+        config,
+        tables,
+        plan,
+        batch_size=batch_size,
+        gpus_per_node=platform.gpus_per_node,
+        index_dtype=config.index_dtype,
+        name=config.name,
+    )
+    split = sum(placement.kind != "table_wise" for placement in plan.placements)
+    rows = f", {split} of them split by rows" if split else ""
+    said = (
+        f"{config.name} is taken as hybrid parallel: FBGEMM tables placed {BALANCED}{rows}, MLPs under DDP "
+        "(traincast shard searches better plans)"
+    )
+    return workload, said
+
+
+def described_dlrm(name: str) -> DlrmConfig | None:
+    """The DLRM of this name, built in or in YAML, that can be sharded; None when the name is another model's."""
+    return read_dlrm(Path(name)) if name.endswith((".yaml", ".yml")) else STUDY_DLRMS.get(name)
+
+
+def hybrid_variant(
+    config: DlrmConfig,
+    gpus: int,
+    platform: Platform,
+    *,
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    dtype: str = "fp32",
+    optimizer: str | None = None,
+    attention: str | None = None,
+    embedding: str | None = None,
+) -> tuple[Workload, str]:
+    """`hybrid_dlrm` with the choices of a prediction; what such a step does not have is refused."""
+    if seq_len is not None or attention is not None:
+        raise TraincastError(f"{config.name} has no sequences and no attention; leave out --seq-len and --attention")
+    if dtype not in ("fp32", "tf32"):
+        raise TraincastError(f"{config.name} on several GPUs runs in fp32 or tf32, not {dtype}; capture it for {dtype}")
+    if embedding not in (None, "fbgemm"):
+        raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{embedding}'; leave out --embedding")
+    if optimizer not in (None, "none", *OPTIMIZERS):
+        raise unknown("optimizer", optimizer, OPTIMIZERS, f"Choose from {', '.join(OPTIMIZERS)}, none.")
+    if optimizer not in (None, "none"):
+        config = replace(config, optimizer=optimizer)
+    if not 1 <= gpus <= MAX_GPUS:
+        raise TraincastError(f"{gpus} GPUs are out of range; give a whole number from 1 to {MAX_GPUS}")
+    batch = config.batch_size if batch_size is None else batch_size
+    if not 1 <= batch <= MAX_BATCH:
+        raise TraincastError(f"batch size {batch} is out of range; give a whole number from 1 to {MAX_BATCH}")
+    workload, said = hybrid_dlrm(config, gpus, platform, batch_size=batch)
+    return (without_phase(workload, Phase.OPTIMIZER) if optimizer == "none" else workload), said
