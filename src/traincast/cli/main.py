@@ -13,6 +13,7 @@ from traincast.version import __version__
 # verb -> what it is for; each lives in `commands/<verb>.py`, imported only when asked for
 VERBS = {
     "predict": "how long one step of a model takes on a platform, and why",
+    "shard": "where embedding tables go: the plan with the fastest step",
     "models": "the built-in models",
     "platforms": "the built-in GPUs and nodes",
     "capture": "a training step of your own model, without a GPU",

@@ -1,0 +1,65 @@
+"""Where embedding tables go: searches for the plan with the fastest step, and says why others are slower.
+
+TABLES is a YAML, CSV or Parquet file of tables, a TorchRec module description (.json), or a built-in set: mlperf-dlrm,
+mlperf-dlrm-v2, dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description.
+Batch size is per GPU. '--candidates FILE' only ranks the plans of a file. Exit code 1: not even the best plan fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traincast.cli.main import CHECK_FAILED, OK
+from traincast.cli.output import print_json, print_text, write_json_file
+from traincast.cli.progress import progress_bar
+from traincast.embeddings.table import ITEM_BYTES
+from traincast.errors import TraincastError
+from traincast.report.sharding import sharding_json, sharding_text
+from traincast.sharding.inputs import load_candidates, load_task, torchrec_plan_json, torchrec_rival
+from traincast.sharding.plan_file import plan_to_json
+from traincast.sharding.search import rank_plans, search
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("tables", metavar="TABLES")
+    parser.add_argument("--on", metavar="PLATFORM", required=True)
+    parser.add_argument("--gpus", type=int, metavar="N", required=True)
+    parser.add_argument("--batch-size", type=int, default=2048, metavar="N", help="samples per GPU (default 2048)")
+    parser.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="type of all tables (default: as they say)")
+    parser.add_argument("--dense", type=Path, metavar="FILE", help="dense part of the model in YAML (default: none)")
+    parser.add_argument("--candidates", type=Path, metavar="FILE", help="plans to rank, in JSON or YAML")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="end the search after about S seconds")
+    parser.add_argument("--no-torchrec", action="store_true", help="do not compare with TorchRec's planner")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the best plan (JSON)")
+    parser.add_argument("--torchrec-out", type=Path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches or ranks, and prints."""
+    limit = float("inf") if args.time_limit is None else args.time_limit
+    if not limit >= 0:
+        raise TraincastError(f"--time-limit {limit:g}; give seconds, 0 or more")
+    if args.seed < 0:
+        raise TraincastError(f"--seed {args.seed}; give a whole number, 0 or more")
+    task = load_task(
+        args.tables, on=args.on, gpus=args.gpus, batch_size=args.batch_size, dtype=args.dtype, dense=args.dense
+    )
+    notes: list[str] = []
+    if args.candidates:
+        answer = rank_plans(task, load_candidates(args.candidates, task))
+    else:
+        rivals = {} if args.no_torchrec else torchrec_rival(task, args.time_limit, notes)
+        with progress_bar("shard") as progress:
+            answer = search(task, seed=args.seed, time_limit=limit, rivals=rivals, progress=progress)
+    if args.out:
+        write_json_file(args.out, plan_to_json(answer.best.plan))
+    if args.torchrec_out:
+        write_json_file(args.torchrec_out, torchrec_plan_json(args.tables, task, answer.best.plan))
+    if args.json:
+        print_json(sharding_json(answer) | {"notes": notes})
+    else:
+        print_text("\n".join([sharding_text(answer), *notes]))
+    return OK if answer.best.memory.fits else CHECK_FAILED

@@ -1,0 +1,272 @@
+"""A plan as arrays, and the scores of thousands of changes to it at once.
+
+Tables that one kernel looks up are a group; what a group takes on a rank is a function of sums over its shards there,
+and a step is a function of all groups on all ranks. So a change costs as much as the groups and ranks it touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from traincast.kernels.call import BoolArray, FloatArray, IntArray
+from traincast.sharding.options import Option
+from traincast.sharding.plan import Plan
+
+NOWHERE = -1
+RANKS, NODE, ALL = range(3)
+"""Who has shards of an option: ranks of its own choice, the ranks of a node, all."""
+
+
+class StepCost(Protocol):
+    """What a step costs, from sums over shards."""
+
+    def stages(self, sums: FloatArray, group: IntArray) -> FloatArray:
+        """Sums [n, terms] of these groups -> [n, stages]: what a step needs to know of a group on a rank."""
+
+    def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
+        """[n, ranks, groups, stages] and bytes [n, ranks, 2] (device, host) -> seconds [n], more without room."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Choices:
+    """All options of all tables as rows: `terms` and `memory` (device and host bytes) of one of their shards, and the
+    `group` that looks them up. `rows[t]` are the rows of table t; `base` is the memory that every rank needs anyway."""
+
+    options: tuple[Option, ...]
+    table: IntArray
+    group: IntArray
+    rows: tuple[range, ...]
+    terms: FloatArray
+    memory: FloatArray
+    base: FloatArray
+    groups: int
+    world_size: int
+    gpus_per_node: int
+
+    @cached_property
+    def most_slices(self) -> int:
+        """The largest number of shards that need a rank each."""
+        return max(1, *(option.slices for option in self.options))
+
+    @cached_property
+    def slices(self) -> IntArray:
+        """How many shards of each option need a rank each."""
+        return np.array([option.slices for option in self.options])
+
+    @cached_property
+    def scope(self) -> IntArray:
+        """Who has shards of each option."""
+        return np.array([scope_of(each) for each in self.options])
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Changes:
+    """Changes to an assignment: number `candidate[i]` puts `table[i]` at row `option[i]` of the choices, on `places[i]`
+    (ranks, or a node; `NOWHERE` fills up). A candidate may change several tables, each once; `count` is how many
+    candidates there are."""
+
+    candidate: IntArray
+    table: IntArray
+    option: IntArray
+    places: IntArray
+    count: int
+
+    @staticmethod
+    def single(table: IntArray, option: IntArray, places: IntArray) -> Changes:
+        """One candidate a change."""
+        return Changes(np.arange(len(table)), table, option, places, len(table))
+
+    def take(self, first: int, last: int) -> Changes:
+        """The changes of candidates [first, last)."""
+        own = np.flatnonzero((self.candidate >= first) & (self.candidate < last))
+        return Changes(self.candidate[own] - first, self.table[own], self.option[own], self.places[own], last - first)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Delta:
+    """What changes add: `terms[i]` to place `key[i]` = (candidate * ranks + rank) * groups + group, and memory."""
+
+    key: IntArray
+    terms: FloatArray
+    rank_key: IntArray
+    rank_memory: FloatArray
+    memory: FloatArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pending:
+    """What changes make of the places they touch: new `sums` of `group` on `rank` for each `candidate` (of all ranks
+    where `shared`), and of memory [candidates, ranks, 2]; `before` are the stages [ranks, groups, stages] so far."""
+
+    sums: FloatArray
+    candidate: IntArray
+    rank: IntArray
+    group: IntArray
+    shared: BoolArray
+    memory: FloatArray
+    before: FloatArray
+
+    def stages(self, new: FloatArray) -> FloatArray:
+        """Stages of all candidates, given those of the places touched."""
+        stages = np.repeat(self.before[None], len(self.memory), axis=0)
+        stages[self.candidate, self.rank, self.group] = new
+        shared = self.shared
+        stages[self.candidate[shared], :, self.group[shared]] = new[shared][:, None]
+        return stages
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Best:
+    """The best of some candidates: its number, its score, and what it makes of the assignment."""
+
+    candidate: int
+    score: float
+    place: IntArray
+    sums: FloatArray
+    stages: FloatArray
+    memory: FloatArray
+
+
+def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
+    """The best candidate of each assignment. Those of several are scored together: it costs hardly more."""
+    new = cost.stages(np.concatenate([each.sums for each in pending]), np.concatenate([each.group for each in pending]))
+    ends = np.cumsum([len(each.sums) for each in pending])[:-1]
+    stages = [each.stages(own) for each, own in zip(pending, np.split(new, ends), strict=True)]
+    objective = cost.objective(np.concatenate(stages), np.concatenate([each.memory for each in pending]))
+    found = []
+    for each, own, scores in zip(
+        pending, stages, np.split(objective, np.cumsum([len(each.memory) for each in pending])[:-1]), strict=True
+    ):
+        best = int(np.argmin(scores))
+        rows = np.flatnonzero(each.candidate == best)
+        place = each.rank[rows] * each.before.shape[1] + each.group[rows]
+        found.append(Best(best, float(scores[best]), place, each.sums[rows], own[best], each.memory[best]))
+    return found
+
+
+def rescore(assignments: Sequence[Assignment]) -> None:
+    """Sums assignments anew, without the rounding of many changes, and sets their scores."""
+    for each in assignments:
+        each.refresh()
+    cost = assignments[0].cost
+    objective = cost.objective(
+        np.stack([each.stages for each in assignments]), np.stack([each.memory for each in assignments])
+    )
+    for each, score in zip(assignments, objective.tolist(), strict=True):
+        each.scored(score)
+
+
+class Assignment:
+    """Which option every table has, and where; with the sums that score it."""
+
+    def __init__(self, choices: Choices, cost: StepCost, option: IntArray, places: IntArray) -> None:
+        self.choices, self.cost = choices, cost
+        self.option, self.places = option.copy(), places.copy()
+        self._score: float | None = None
+        self._scope = choices.scope
+        self._shared = np.zeros(choices.groups, dtype=np.bool_)
+        self._shared[choices.group[self._scope == ALL]] = True
+        ranks = np.arange(choices.world_size)
+        self._node_ranks = [ranks[ranks // choices.gpus_per_node == n] for n in range(self.nodes)]
+        self.refresh()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the ranks are on."""
+        return -(-self.choices.world_size // self.choices.gpus_per_node)
+
+    @property
+    def score(self) -> float:
+        """The objective; seconds of a step where memory suffices."""
+        if self._score is None:
+            self._score = float(self.cost.objective(self.stages[None], self.memory[None])[0])
+        return self._score
+
+    def scored(self, score: float) -> None:
+        """Takes the objective from whoever has worked it out."""
+        self._score = score
+
+    def refresh(self) -> None:
+        """Sums everything anew, without the rounding of many changes."""
+        ranks, groups = self.choices.world_size, self.choices.groups
+        tables = np.arange(len(self.option))
+        delta = self._delta(np.zeros_like(tables), tables, self.option, self.places, 1)
+        self.sums = np.zeros((ranks * groups, self.choices.terms.shape[1]))
+        np.add.at(self.sums, delta.key, delta.terms)
+        self.memory = self.choices.base + np.tile(delta.memory[0], (ranks, 1))
+        np.add.at(self.memory, delta.rank_key, delta.rank_memory)
+        stages = self.cost.stages(self.sums, np.tile(np.arange(groups), ranks))
+        self.stages = stages.reshape(ranks, groups, -1)
+        self.stages[:, self._shared] = self.stages[:1, self._shared]
+
+    def pending(self, changes: Changes) -> Pending:
+        """What the candidates would change."""
+        ranks, groups = self.choices.world_size, self.choices.groups
+        delta = self._difference(changes)
+        touched, place = np.unique(delta.key, return_inverse=True)
+        summed = np.zeros((len(touched), delta.terms.shape[1]))
+        np.add.at(summed, place, delta.terms)
+        candidate, where = np.divmod(touched, ranks * groups)
+        rank, group = np.divmod(where, groups)
+        memory = self.memory + delta.memory[:, None]
+        np.add.at(memory.reshape(-1, memory.shape[-1]), delta.rank_key, delta.rank_memory)
+        shared = self._shared[group]
+        return Pending(self.sums[where] + summed, candidate, rank, group, shared, memory, self.stages)
+
+    def apply(self, changes: Changes, best: Best) -> None:
+        """Makes the changes of one candidate, the best of some."""
+        self.sums[best.place] = best.sums
+        self.stages, self.memory, self._score = best.stages.copy(), best.memory.copy(), best.score
+        self.option[changes.table] = changes.option
+        self.places[changes.table] = changes.places
+
+    def _difference(self, changes: Changes) -> _Delta:
+        where, table = changes.candidate, changes.table
+        new = self._delta(where, table, changes.option, changes.places, changes.count)
+        old = self._delta(where, table, self.option[table], self.places[table], changes.count)
+        return _Delta(
+            np.concatenate([new.key, old.key]),
+            np.concatenate([new.terms, -old.terms]),
+            np.concatenate([new.rank_key, old.rank_key]),
+            np.concatenate([new.rank_memory, -old.rank_memory]),
+            new.memory - old.memory,
+        )
+
+    def _delta(self, candidate: IntArray, table: IntArray, option: IntArray, places: IntArray, count: int) -> _Delta:
+        choices, ranks = self.choices, self.choices.world_size
+        scope = self._scope[option]
+        row, slot = np.nonzero((places != NOWHERE) & (scope == RANKS)[:, None])
+        at, rows = [candidate[row] * ranks + places[row, slot]], [option[row]]
+        for position in np.flatnonzero(scope == NODE).tolist():
+            members = self._node_ranks[places[position, 0]]
+            at.append(candidate[position] * ranks + members)
+            rows.append(np.full(len(members), option[position]))
+        rank_key, rank_rows = np.concatenate(at), np.concatenate(rows)
+        everywhere = scope == ALL  # equal on all ranks: the sums of the first stand for them
+        memory = np.zeros((count, choices.memory.shape[1]))
+        np.add.at(memory, candidate[everywhere], choices.memory[option[everywhere]])
+        all_rows = np.concatenate([rank_rows, option[everywhere]])
+        key = np.concatenate([rank_key, candidate[everywhere] * ranks]) * choices.groups + choices.group[all_rows]
+        return _Delta(key, choices.terms[all_rows], rank_key, choices.memory[rank_rows], memory)
+
+    def plan(self, names: Sequence[str]) -> Plan:
+        """The plan for tables of these names."""
+        choices, placements = self.choices, []
+        for row, places in zip(self.option.tolist(), self.places.tolist(), strict=True):
+            option = choices.options[row]
+            placements.append(option.placement(places[: option.slices], choices.world_size, choices.gpus_per_node))
+        return Plan(tuple(names), tuple(placements), choices.world_size)
+
+    def copy(self) -> Assignment:
+        """The same assignment, to be changed on its own."""
+        return Assignment(self.choices, self.cost, self.option, self.places)
+
+
+def scope_of(option: Option) -> int:
+    """Who has shards of an option."""
+    return NODE if option.kind == "table_row_wise" else RANKS if option.slices else ALL

@@ -1,0 +1,52 @@
+"""Greedy plans to compare with: every table whole, the largest first, onto the rank with the least so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from traincast.embeddings.table import Table
+from traincast.sharding.memory import MemoryLimits, shard_bytes
+from traincast.sharding.plan import Placement, Plan, Shard
+
+WEIGHTS: dict[str, Callable[[Table], float]] = {
+    "greedy by size": lambda table: float(table.memory_bytes),
+    "greedy by lookups": lambda table: table.pooling.mean * table.dim,
+    "greedy by rows": lambda table: float(table.rows),
+}
+"""What each baseline balances between ranks."""
+
+
+def greedy_plan(
+    tables: Sequence[Table], weight: Callable[[Table], float], limits: MemoryLimits, world_size: int, *, batch_size: int
+) -> Plan:
+    """Tables whole on one rank, the heaviest first, each on the rank with the least weight that has room for it.
+
+    A table for which no rank has room is split by rows over all of them.
+    """
+    load, room = np.zeros(world_size), np.full(world_size, limits.for_tables)
+    placements: dict[str, Placement] = {}
+    for table in sorted(tables, key=lambda each: (-weight(each), each.name)):
+        whole = Placement("table_wise", (0,))
+        shard = Shard(0, 0, (0, table.rows), (0, table.dim))
+        need = float(shard_bytes(table, whole, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
+        able = np.flatnonzero(room >= need)
+        if len(able) or world_size == 1:
+            rank = int(able[np.argmin(load[able])]) if len(able) else 0
+            placements[table.name] = Placement("table_wise", (rank,))
+            load[rank] += weight(table)
+            room[rank] -= need
+        else:
+            placements[table.name] = Placement.row_wise(world_size)
+            load += weight(table) / world_size
+            room -= need / world_size
+    names = tuple(table.name for table in tables)
+    return Plan(names, tuple(placements[name] for name in names), world_size)
+
+
+def greedy_plans(tables: Sequence[Table], limits: MemoryLimits, world_size: int, *, batch_size: int) -> dict[str, Plan]:
+    """All baselines by name."""
+    return {
+        name: greedy_plan(tables, weight, limits, world_size, batch_size=batch_size) for name, weight in WEIGHTS.items()
+    }

@@ -1,0 +1,232 @@
+"""The fast cost of a whole step under a plan: the walk of one rank, compiled, with what the plan decides left open.
+
+It differs from the full walk in this only: small kernels around lookups are interpolated, a rank without tables of a
+group issues the same launches as the others, and the longest bag of a rank is the root of a sum of high powers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from traincast.host.profile import load_host_profile
+from traincast.kernels.call import BoolArray, FloatArray, IntArray
+from traincast.parallel.sharded_layout import Layout, lay_out
+from traincast.sharding.assignment import ALL, NOWHERE, Assignment, Choices
+from traincast.sharding.durations import BACKWARD, FORWARD, PARTS, Durations
+from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES, Group, LookupKernels, shard_terms
+from traincast.sharding.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, shard_bytes
+from traincast.sharding.options import Option, option_of, table_options
+from traincast.sharding.plan import KINDS, Plan, Shard
+from traincast.sharding.slots import Slot
+from traincast.sharding.starts import Weights
+from traincast.sharding.structure import Structure, Surroundings, build_structure, surroundings
+from traincast.sharding.task import Task
+
+_SENDING = (KINDS.index("table_wise"), KINDS.index("column_wise"))  # kinds whose ranks send parts of their own
+_SMOOTH = 0.005  # weight of the average load beside the step's time: between equal steps, the more even plan
+_NO_ROOM = (5.0, 20.0)  # steps that a plan without room counts as, and more per share of memory exceeded
+
+
+class FastCost:
+    """Costs of plans for one task; `plans` may bring options of their own."""
+
+    def __init__(self, task: Task, plans: Sequence[Plan] = ()) -> None:
+        self.task = task
+        self._options = _all_options(task, plans)
+        pairs = zip(task.tables, self._options, strict=True)
+        self.groups = sorted({Group.of(table, option) for table, own in pairs for option in own})
+        self._kernels = LookupKernels(self.groups, task.device, batch_size=task.batch_size, world_size=task.gpus)
+        self._kind = np.array([group.kind for group in self.groups])
+        self._structures: dict[tuple[tuple[int, ...], tuple[int, ...]], Structure] = {}
+        self._host = load_host_profile(task.device.host)
+        self.scored = 0
+        """How many plans have been scored."""
+
+    @cached_property
+    def choices(self) -> Choices:
+        """All options of all tables with their terms."""
+        task = self.task
+        numbers = {group: number for number, group in enumerate(self.groups)}
+        flat = [(t, option) for t, own in enumerate(self._options) for option in own]
+        first = np.cumsum([0, *(len(own) for own in self._options)]).tolist()
+        sizes = (task.gpus, task.gpus_per_node, task.batch_size)
+        common = common_bytes(task.tables, batch_size=task.batch_size)
+        return Choices(
+            options=tuple(option for _, option in flat),
+            table=np.array([t for t, _ in flat]),
+            group=np.array([numbers[Group.of(task.tables[t], option)] for t, option in flat]),
+            rows=tuple(range(start, end) for start, end in zip(first, first[1:], strict=False)),
+            terms=np.array([shard_terms(task.tables[t], option, *sizes) for t, option in flat]),
+            memory=np.array([_memory(task, t, option) for t, option in flat]),
+            base=np.array([common[:-1].sum(), common[-1]]),
+            groups=len(self.groups),
+            world_size=task.gpus,
+            gpus_per_node=task.gpus_per_node,
+        )
+
+    @cached_property
+    def weights(self) -> Weights:
+        """What one shard of each option adds to its rank when all ranks are about equally busy."""
+        choices, task = self.choices, self.task
+        shards = np.array([option.slices or task.gpus for option in choices.options], dtype=np.float64)
+        mean = np.zeros((choices.groups, choices.terms.shape[1]))
+        first = np.unique(choices.table * choices.groups + choices.group, return_index=True)[1]
+        np.add.at(mean, choices.group[first], choices.terms[first] * shards[first, None] / task.gpus)
+        usual = mean[choices.group]
+        more = self.stages(usual + choices.terms, choices.group)
+        less = self.stages(usual, choices.group)
+        kernels = (more - less)[:, [FORWARD, BACKWARD]].sum(axis=1)
+        sent = task.batch_size * task.gpus * POOLED_BYTES * choices.terms[:, COLUMNS]
+        message = max(1.0, task.batch_size * POOLED_BYTES * sum(table.dim for table in task.tables))
+        double, single = self._durations.world.seconds("all_to_all", np.array([2.0 * message, message]))
+        per_byte = float(double - single) / message
+        bytes_moved = 2.0 * sent + INDEX_BYTES * choices.terms[:, LOOKUPS]
+        copied = np.array([group.copied for group in self.groups])[choices.group]
+        bytes_moved[copied] = 2.0 * POOLED_BYTES * choices.terms[copied, ELEMENTS]  # gradients there and back
+        limits = task.limits
+        room = max(limits.for_tables - float(choices.base[0]), 0.0)
+        seconds = np.maximum(kernels, 0.0) + per_byte * bytes_moved
+        whole = [rows[0] for rows in choices.rows]
+        return Weights(seconds, choices.memory[:, 0], room, float(seconds[whole].sum()) / task.gpus)
+
+    def assignment(self, plan: Plan) -> Assignment:
+        """A plan as arrays; it must be one of those given, or made of the options worth trying."""
+        choices = self.choices
+        option = np.zeros(len(plan.placements), dtype=np.int64)
+        places = np.full((len(option), choices.most_slices), NOWHERE, dtype=np.int64)
+        for number, placement in enumerate(plan.placements):
+            wanted = option_of(placement)
+            option[number] = choices.rows[number][0] + self._options[number].index(wanted)
+            if wanted.kind == "table_row_wise":
+                places[number, 0] = placement.ranks[0] // self.task.gpus_per_node
+            elif wanted.slices:
+                places[number, : wanted.slices] = placement.ranks
+        return Assignment(choices, self, option, places)
+
+    def stages(self, sums: FloatArray, group: IntArray) -> FloatArray:
+        """Stages of groups from sums over their shards."""
+        forward, backward = self._kernels.seconds(sums, group)
+        linear = np.maximum(sums[:, [TABLES, LOOKUPS, COLUMNS, ELEMENTS, ROWS]], 0.0)
+        return np.column_stack([forward, backward, linear])
+
+    def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
+        """Seconds of a step, a little more for uneven loads, and much more where memory is exceeded."""
+        limits = np.array([max(self.task.limits.for_tables, 1.0), self.task.limits.host])
+        excess = np.maximum(memory / limits - 1.0, 0.0).sum(axis=(1, 2))
+        load = stages[..., FORWARD].sum(axis=2) + stages[..., BACKWARD].sum(axis=2)
+        even = _SMOOTH * np.sqrt((load**2).mean(axis=1))
+        worse = 1.0 + np.where(excess > 0, _NO_ROOM[0] + _NO_ROOM[1] * excess, 0.0)
+        return np.asarray((self.seconds(stages) + even) * worse)
+
+    def seconds(self, stages: FloatArray) -> FloatArray:
+        """Seconds of a step for stages [plans, ranks, groups, stages]."""
+        self.scored += len(stages)
+        total = np.zeros(len(stages))
+        for own, structure in self._by_structure(stages):
+            chosen = stages if own.all() else stages[own]
+            durations = self._durations.of(structure, chosen)
+            total[own] = structure.code.seconds(durations, self.task.gpus_per_node, chosen.shape[:2])
+        return total
+
+    def terms(self, stages: FloatArray) -> dict[Slot, FloatArray]:
+        """Seconds of everything that the plan decides, for one plan [ranks, groups, stages]; [ranks] each."""
+        _, structure = next(self._by_structure(stages[None]))
+        durations = self._durations.of(structure, stages[None])
+        return {
+            slot: np.array(np.broadcast_to(seconds[0], len(stages)))
+            for slot, seconds in zip(structure.slots, durations, strict=True)
+        }
+
+    def _by_structure(self, stages: FloatArray) -> Iterator[tuple[BoolArray, Structure]]:
+        """Which plans have each structure: groups in use, and about how many ranks send parts of their own."""
+        held = stages[..., PARTS] > 0.5
+        senders = [
+            _rounded(held[:, :, own].any(axis=2).sum(axis=1), self.task.gpus)
+            for own in (self._kind == kind for kind in _SENDING)
+        ]
+        keys, which = np.unique(np.column_stack([held.any(axis=1), *senders]), axis=0, return_inverse=True)
+        for number, key in enumerate(keys.tolist()):
+            used = tuple(group for group, present in enumerate(key[: len(self.groups)]) if present)
+            yield which.reshape(-1) == number, self._structure(used, tuple(key[len(self.groups) :]))
+
+    @cached_property
+    def _durations(self) -> Durations:
+        around: Surroundings = {}
+        missing = set(range(len(self.groups)))
+        while missing:  # groups that compete for the same tables take turns
+            some = surroundings(self.task, self._laid_out(tuple(sorted(missing))), self.groups, self._heaviest())
+            around = some | around
+            missing -= {slot.group for slot in some}
+        return Durations(self.task, self.groups, around)
+
+    def _heaviest(self) -> list[tuple[float, float]]:
+        """Lookups and elements that a rank may have in each group: its part of all tables, or the largest shard."""
+        choices, found = self.choices, []
+        for group in range(len(self.groups)):
+            rows = np.flatnonzero(choices.group == group)
+            own = choices.terms[rows][:, [LOOKUPS, ELEMENTS]]
+            ranks = 1 if choices.scope[rows[0]] == ALL else self.task.gpus
+            most = np.maximum(own.sum(axis=0) / ranks, own.max(axis=0))
+            found.append((float(most[0]), float(most[1])))
+        return found
+
+    def _structure(self, used: tuple[int, ...], senders: tuple[int, ...]) -> Structure:
+        if (used, senders) not in self._structures:
+            sending = dict(zip(_SENDING, senders, strict=True))
+            self._structures[used, senders] = build_structure(
+                self.task, self._laid_out(used), self.groups, self._host, self._durations.around, sending
+            )
+        return self._structures[used, senders]
+
+    def _laid_out(self, used: tuple[int, ...]) -> Layout:
+        """A plan with tables in each of these groups: groups with fewest tables to choose from choose first."""
+        task, choices = self.task, self.choices
+        able = {g: np.unique(choices.table[choices.group == g]).tolist() for g in used}
+        chosen: dict[int, int] = {}
+        for group in sorted(used, key=lambda g: (len(able[g]), -g)):
+            free = [table for table in able[group] if table not in chosen]
+            if free:
+                chosen[max(free, key=lambda t: task.tables[t].pooling.mean)] = group
+        nodes = -(-task.gpus // task.gpus_per_node)
+        placements = []
+        for table, rows in enumerate(choices.rows):
+            wanted = (chosen[table],) if table in chosen else used
+            row = next((row for group in wanted for row in rows if choices.group[row] == group), rows[0])
+            option = choices.options[row]
+            where = nodes if option.kind == "table_row_wise" else task.gpus
+            places = [(table + slot) % where for slot in range(option.slices)]
+            placements.append(option.placement(places, task.gpus, task.gpus_per_node))
+        plan = Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
+        return lay_out(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
+
+
+def _rounded(count: IntArray, most: int) -> IntArray:
+    """The nearest quarter of `most`, so that few structures stand for all; 0 stays 0."""
+    unit = max(1.0, most / 4)
+    quarters = np.maximum(np.round(count / unit), 1.0)
+    return np.where(count > 0, np.minimum(quarters * unit, most), 0.0).astype(np.int64)
+
+
+def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
+    """The options worth trying, and those of the plans."""
+    found = table_options(task.tables, task.limits, task.gpus, task.gpus_per_node)
+    for plan in plans:
+        found = [
+            own if option_of(placement) in own else (*own, option_of(placement))
+            for own, placement in zip(found, plan.placements, strict=True)
+        ]
+    return found
+
+
+def _memory(task: Task, number: int, option: Option) -> tuple[float, float]:
+    """Device and host bytes of one shard, the first of its table."""
+    table = task.tables[number]
+    placement = option.placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
+    split = len(placement.ranks) if option.kind in ("row_wise", "table_row_wise") else 1
+    width = table.dim // len(placement.ranks) if option.kind == "column_wise" else table.dim
+    shard = Shard(number, 0, (0, -(-table.rows // split)), (0, width))
+    parts = shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)
+    return float(parts[:-1].sum()), float(parts[-1])

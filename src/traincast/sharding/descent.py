@@ -1,0 +1,173 @@
+"""Local search on the fast cost: change what is busiest until nothing helps, shake, and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+
+from traincast.kernels.call import BoolArray
+from traincast.sharding.assignment import Assignment, Best, Changes, Choices, StepCost, best_of, rescore
+from traincast.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
+from traincast.sharding.starts import Weights, starts
+
+_COARSE, _FINE = 3e-4, 2e-5  # relative gains below which a change is not worth making, at first and at last
+_TOGETHER, _REFINED = 8, 2  # assignments that are improved side by side, at first and at last
+_AT_ONCE = 1 << 17  # ranks times groups of candidates scored together: what fits the processor's cache
+_STEPS = 150  # of one descent at most, or eight times the tables of a rank
+_SHAKEN = 4  # tables moved at random to leave a local optimum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How long to search: `rounds` of shakes after the descents from the starts, and never past `deadline` (of
+    `time.monotonic`, seconds). Tables are placed as in starts that are at most `reach` times the best one."""
+
+    rounds: int
+    reach: float
+    seed: int = 0
+    deadline: float = float("inf")
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is up."""
+        return monotonic() >= self.deadline
+
+
+def local_search(
+    choices: Choices,
+    cost: StepCost,
+    weights: Weights,
+    effort: Effort,
+    progress: Callable[[float], None],
+    others: Sequence[Assignment] = (),
+) -> list[Assignment]:
+    """Local optima, the best first, all different; at least one, however short the time. `others` are further
+    assignments to begin with."""
+    random = np.random.default_rng(effort.seed)
+    begun = [Assignment(choices, cost, *start) for start in starts(choices, weights)]
+    begun += others
+    rescore(begun)
+    descent = _Descent(random, effort, weights, _promising(begun, effort.reach))
+    found = descent.run(_best_of_each_kind(begun)[:_TOGETHER], _COARSE)
+    for number in range(effort.rounds + 1):
+        progress((number + 1) / (effort.rounds + 2))
+        found = _distinct(found)
+        found[:_REFINED] = descent.run(found[:_REFINED], _FINE)
+        if number == effort.rounds or effort.over:
+            break
+        best = min(found, key=lambda each: each.score)
+        shaken = [descent.shaken(best) for _ in range(_REFINED)]
+        rescore(shaken)
+        found = descent.run(shaken, _COARSE) + found
+    return _distinct(found)
+
+
+def used_groups(assignment: Assignment) -> BoolArray:
+    """The groups that an assignment uses."""
+    used = np.zeros(assignment.choices.groups, dtype=np.bool_)
+    used[assignment.choices.group[assignment.option]] = True
+    return used
+
+
+def _promising(begun: list[Assignment], reach: float) -> BoolArray:
+    """Groups of the starts that are at most `reach` times the best one: each further group costs launches and waits."""
+    best = min(each.score for each in begun)
+    return np.asarray(np.any([used_groups(each) for each in begun if each.score <= reach * best], axis=0))
+
+
+def _best_of_each_kind(assignments: list[Assignment]) -> list[Assignment]:
+    """The best assignment of each set of groups, best first, then the others."""
+    ordered = sorted(assignments, key=lambda each: each.score)
+    first: dict[bytes, Assignment] = {}
+    for each in ordered:
+        first.setdefault(used_groups(each).tobytes(), each)
+    return [*first.values(), *(each for each in ordered if each not in first.values())]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Descent:
+    """Descents that place tables by some groups only."""
+
+    random: np.random.Generator
+    effort: Effort
+    weights: Weights
+    groups: BoolArray
+
+    def run(self, assignments: list[Assignment], gain: float) -> list[Assignment]:
+        """Makes the best change to the busiest ranks of each assignment, over and over, until none gains so much."""
+        neighbourhoods = (self._shifted, self._replaced, self._emptied, self._exchanged)
+        tried = dict.fromkeys(range(len(assignments)), 0)
+        for _ in range(max(_STEPS, 8 * len(assignments[0].option) // assignments[0].choices.world_size)):
+            if not tried or self.effort.over:
+                break
+            tasks = {number: neighbourhoods[which](assignments[number]) for number, which in tried.items()}
+            best = _best(assignments, tasks)
+            for number, changes in tasks.items():
+                own = best.get(number)
+                if own is not None and own[1].score < assignments[number].score * (1.0 - gain):
+                    assignments[number].apply(changes.take(own[0], own[0] + 1), own[1])
+                    tried[number] = 0
+                else:
+                    tried[number] += 1
+            tried = {number: which for number, which in tried.items() if which < len(neighbourhoods)}
+        rescore(assignments)
+        return assignments
+
+    def shaken(self, best: Assignment) -> Assignment:
+        """A copy with a few tables placed in another way, or elsewhere, at random."""
+        option, places = best.option.copy(), best.places.copy()
+        tables = self.random.choice(len(option), size=min(_SHAKEN, len(option)), replace=False)
+        changes = other_options(best, tables, self.random.random(best.choices.world_size), self.groups)
+        for table in tables.tolist():
+            own = np.flatnonzero(changes.table == table)
+            if len(own):
+                row = own[int(self.random.integers(len(own)))]
+                option[table], places[table] = changes.option[row], changes.places[row]
+        return Assignment(best.choices, best.cost, option, places)
+
+    def _shifted(self, assignment: Assignment) -> Changes:
+        return sampled(shifts(assignment, busy_ranks(assignment)), self.random)
+
+    def _exchanged(self, assignment: Assignment) -> Changes:
+        return exchanges(assignment, busy_ranks(assignment), self.random)
+
+    def _emptied(self, assignment: Assignment) -> Changes:
+        return emptied_groups(assignment, self.weights, self.groups)
+
+    def _replaced(self, assignment: Assignment) -> Changes:
+        """Other options for tables of the busiest ranks and for those that all ranks share."""
+        slices = assignment.choices.slices[assignment.option]
+        busy = np.isin(assignment.places, busy_ranks(assignment)).any(axis=1) | (slices == 0)
+        load = assignment.stages[:, :, :2].sum(axis=(1, 2))
+        return sampled(other_options(assignment, np.flatnonzero(busy), load, self.groups), self.random)
+
+
+def _best(assignments: list[Assignment], tasks: dict[int, Changes]) -> dict[int, tuple[int, Best]]:
+    """The best change to each of several assignments, as many scored at once as is fast."""
+    choices, cost = assignments[0].choices, assignments[0].cost
+    at_once = max(1, _AT_ONCE // (choices.world_size * choices.groups))
+    parts = [
+        (number, first, changes.take(first, min(first + at_once, changes.count)))
+        for number, changes in tasks.items()
+        for first in range(0, changes.count, at_once)
+    ]
+    found: dict[int, tuple[int, Best]] = {}
+    while parts:
+        some = [parts.pop(0)]
+        while parts and sum(changes.count for _, _, changes in some) + parts[0][2].count <= at_once:
+            some.append(parts.pop(0))
+        pending = [assignments[number].pending(changes) for number, _, changes in some]
+        for (number, first, _), best in zip(some, best_of(cost, pending), strict=True):
+            if number not in found or best.score < found[number][1].score:
+                found[number] = first + best.candidate, best
+    return found
+
+
+def _distinct(found: list[Assignment]) -> list[Assignment]:
+    kept: dict[bytes, Assignment] = {}
+    for each in sorted(found, key=lambda one: one.score):
+        kept.setdefault(each.option.tobytes() + each.places.tobytes(), each)
+    return list(kept.values())

@@ -1,0 +1,95 @@
+"""Groups of tables that one kernel looks up, and the device time of lookup and update from sums over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.embeddings.load import FIELDS, Part, longest_bag, part_load
+from traincast.embeddings.table import ITEM_BYTES, Table
+from traincast.kernels.call import COMPUTE_TYPES, Calls, FloatArray, IntArray
+from traincast.kernels.cost import price_calls
+from traincast.kernels.families import EMBEDDING
+from traincast.platform.device import Device
+from traincast.sharding.options import Option
+from traincast.sharding.plan import KINDS
+
+TERMS = (*FIELDS, "bag", "elements", "rows")
+"""What shards of a group add up: their load, lengths of bags (see `BAG_POWER`), weights and rows."""
+BAG_POWER = 16.0
+"""The longest bag of several shards is not a sum; the 16th root of the sum of 16th powers is nearly the longest."""
+TABLES, LOOKUPS, COLUMNS = (FIELDS.index(name) for name in ("tables", "lookups", "columns"))
+BAG, ELEMENTS, ROWS = (TERMS.index(name) for name in ("bag", "elements", "rows"))
+_HOST = {"fused_uvm": 1.0, "fused_uvm_caching": 2.0}
+_INDEX_BYTES = 8.0
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Group:
+    """Tables that share a kernel: those of one kind of sharding (its number in `KINDS`) and of one form."""
+
+    kind: int
+    kernel: str
+    dtype: str
+    weighted: bool
+    optimizer: str
+
+    @staticmethod
+    def of(table: Table, option: Option) -> Group:
+        """The group of a table under an option."""
+        return Group(KINDS.index(option.kind), option.kernel, table.dtype, table.weighted, table.optimizer)
+
+    @property
+    def copied(self) -> bool:
+        """Whether every rank has these tables whole, for its own samples."""
+        return KINDS[self.kind] == "data_parallel"
+
+
+def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
+    """Terms of one shard of a table under an option; `batch_size` samples a rank."""
+    split = {"row_wise": world_size, "table_row_wise": min(gpus_per_node, world_size)}.get(option.kind, 1)
+    columns = table.dim // option.slices if option.kind == "column_wise" else table.dim
+    samples = batch_size * (1 if option.kind == "data_parallel" else world_size)
+    height = -(-table.rows // split)  # the first block; the last may be lower
+    part = Part(table, columns, height / table.rows)
+    rest = (longest_bag([part]) ** BAG_POWER, height * columns, height)
+    return np.concatenate([part_load(part, samples), rest])
+
+
+class LookupKernels:
+    """The lookup and update kernels of all groups on one device."""
+
+    def __init__(self, groups: Sequence[Group], device: Device, *, batch_size: int, world_size: int) -> None:
+        self.device = device
+        updates = [group.optimizer if group.kernel != "dense" else "dense" for group in groups]
+        self._forward = np.full(len(groups), EMBEDDING.kinds.index("tbe_forward"))
+        self._backward = np.array([EMBEDDING.kinds.index(f"tbe_backward_{update}") for update in updates])
+        self._compute = np.array([COMPUTE_TYPES.index(group.dtype) for group in groups])
+        self._samples = np.array([batch_size * (1 if group.copied else world_size) for group in groups], dtype=float)
+        self._constant = np.array(
+            [
+                (_INDEX_BYTES, ITEM_BYTES[group.dtype], group.weighted, 0.0, _HOST.get(group.kernel, 0.0))
+                for group in groups
+            ]
+        )
+
+    def seconds(self, sums: FloatArray, group: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Seconds of lookup and update for sums [n, TERMS] of these groups; zero where there is no table."""
+        forward, backward = np.zeros(len(sums)), np.zeros(len(sums))
+        used = np.flatnonzero(sums[:, TABLES] > 0.5)
+        if len(used):
+            own, which = sums[used], group[used]
+            bag = np.ceil(np.maximum(own[:, BAG], 0.0) ** (1.0 / BAG_POWER) - 1e-9)
+            load = np.maximum(own[:, : len(FIELDS)], 0.0)
+            values = np.column_stack([self._samples[which], load, bag, self._constant[which]])
+            calls = Calls(
+                EMBEDDING,
+                np.concatenate([self._forward[which], self._backward[which]]),
+                np.tile(self._compute[which], 2),
+                np.concatenate([values, values]),
+            )
+            seconds = price_calls(calls, self.device)[0].seconds
+            forward[used], backward[used] = seconds[: len(used)], seconds[len(used) :]
+        return forward, backward

@@ -1,0 +1,168 @@
+"""A rank's walk with a few durations left open, compiled once and evaluated for thousands of plans at a time.
+
+A walk only adds and takes maxima. With all but a few durations known, every clock is the largest of a few registers
+plus constants; a register is the end of a kernel whose duration is open, or of a meeting with other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from traincast.kernels.call import FloatArray
+from traincast.simulate.schedule import Code, Schedule
+
+Clock: TypeAlias = dict[int, float]  # register -> seconds after it; the latest counts
+ORIGIN = 0
+"""The register of time 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A kernel whose duration is open: number `slot` of the durations. `meeting` names the ranks that must have arrived
+    before it starts ("" for none): all ranks ("world"), those of a node ("within"), one of each node ("across")."""
+
+    slot: int
+    meeting: str = ""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Register:
+    """The end of an open kernel that starts at the latest of `start`."""
+
+    start: Clock
+    kernel: Open
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class WalkCode:
+    """Registers in order of evaluation, and when a rank is done with the first step and with the second."""
+
+    registers: tuple[Register, ...]
+    first: Clock
+    second: Clock
+
+    def seconds(self, durations: Sequence[FloatArray], gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
+        """Time from one step to the next of `shape` = (plans, ranks); each duration is [plans, ranks] or [plans, 1]."""
+        values: list[FloatArray] = [np.zeros((1, 1))]
+        for register in self.registers:
+            start = _latest(register.start, values)
+            if register.kernel.meeting:
+                start = _met(start, register.kernel.meeting, gpus_per_node, shape)
+            values.append(start + durations[register.kernel.slot])
+        done = [_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
+        return np.asarray(np.broadcast_to(done[1] - done[0], shape[:1]))
+
+
+def _latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
+    entries = iter(clock.items())
+    register, seconds = next(entries)
+    latest = values[register] + seconds
+    for register, seconds in entries:
+        latest = np.maximum(latest, values[register] + seconds)
+    return latest
+
+
+def _met(start: FloatArray, meeting: str, gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
+    """When the last rank of each group has arrived."""
+    if start.shape[1] == 1 or meeting == "world":
+        return np.asarray(start.max(axis=1, keepdims=True))
+    ranks = shape[1]
+    nodes = -(-ranks // gpus_per_node)
+    padded = np.full((len(start), nodes * gpus_per_node), -np.inf)
+    padded[:, :ranks] = start
+    axis = 2 if meeting == "within" else 1
+    by_node = padded.reshape(len(start), nodes, gpus_per_node)
+    last = np.broadcast_to(by_node.max(axis=axis, keepdims=True), by_node.shape)
+    return last.reshape(len(start), -1)[:, :ranks]
+
+
+class _Compiler:
+    """Clocks of one rank, as the walk moves them on."""
+
+    def __init__(self, schedule: Schedule, gap: float) -> None:
+        self.registers: list[Register] = []
+        self.gap = gap
+        self.threads: list[Clock] = [{ORIGIN: 0.0} for _ in range(schedule.num_threads)]
+        self.streams: list[Clock] = [{ORIGIN: -gap} for _ in range(schedule.num_streams)]
+        self.events: list[Clock] = [{ORIGIN: 0.0} for _ in range(schedule.num_events)]
+        # seconds by which a register is known to come after an earlier one, so that the earlier need not be kept
+        self._after: list[Clock] = [{}]
+
+    def latest(self, *clocks: Clock) -> Clock:
+        """The later of clocks, without registers that another one surely follows."""
+        merged: Clock = {}
+        for clock in clocks:
+            for register, seconds in clock.items():
+                merged[register] = max(merged.get(register, -np.inf), seconds)
+        if len(merged) == 1:
+            return merged
+        kept = dict(merged)
+        for register, seconds in merged.items():
+            for earlier, lead in self._after[register].items():
+                if earlier in kept and seconds + lead >= kept[earlier]:
+                    del kept[earlier]
+        return kept
+
+    def open(self, start: Clock, kernel: Open) -> Clock:
+        """A new register for the end of an open kernel."""
+        self.registers.append(Register(start, kernel))
+        known = dict(start)
+        for register, seconds in start.items():
+            for earlier, lead in self._after[register].items():
+                known[earlier] = max(known.get(earlier, -np.inf), seconds + lead)
+        self._after.append(known)
+        return {len(self.registers): 0.0}
+
+    def run(self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open]) -> None:
+        """One step, as `simulate.walk` walks it."""
+        columns = zip(
+            schedule.code.tolist(), schedule.thread.tolist(), schedule.target.tolist(), schedule.event.tolist(),
+            host.tolist(), kernel.tolist(), strict=True,
+        )  # fmt: skip
+        for number, (code, thread, target, event, busy, lasting) in enumerate(columns):
+            now = _later(self.threads[thread], busy)
+            if code == Code.LAUNCH:
+                start = self.latest(now, _later(self.streams[target], self.gap))
+                own = opened.get(number)
+                self.streams[target] = _later(self.open(start, own) if own else start, lasting)
+            elif code != Code.HOST:
+                now = self._control(code, now, target, event)
+            self.threads[thread] = now
+
+    def _control(self, code: int, now: Clock, target: int, event: int) -> Clock:
+        if code == Code.JOIN:
+            return self.latest(now, self.threads[target])
+        if code == Code.STREAM_SYNCHRONIZE:
+            return self.latest(now, self.streams[target])
+        if code == Code.DEVICE_SYNCHRONIZE:
+            return self.latest(now, *self.streams)
+        if code == Code.EVENT_SYNCHRONIZE:
+            return self.latest(now, self.events[target])
+        if code == Code.EVENT_RECORD:
+            self.events[event] = self.latest(now, self.streams[target])
+        elif code == Code.STREAM_WAIT_EVENT:
+            self.streams[target] = self.latest(self.streams[target], self.events[event])
+        return now
+
+
+def _later(clock: Clock, seconds: float) -> Clock:
+    return {register: value + seconds for register, value in clock.items()}
+
+
+def compile_walk(
+    schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open], *, gap: float
+) -> WalkCode:
+    """Two steps that run into each other. `host` and `kernel` are seconds per instruction; `opened` says which
+    instructions launch kernels that last an open duration longer than that."""
+    compiler = _Compiler(schedule, gap)
+    done = []
+    for _ in range(2):
+        compiler.run(schedule, host, kernel, opened)
+        done.append(compiler.latest(*compiler.threads, *compiler.streams))
+        together = compiler.latest(*compiler.threads)
+        compiler.threads = [together] * schedule.num_threads
+    return WalkCode(tuple(compiler.registers), done[0], done[1])

@@ -1,0 +1,180 @@
+"""The search for a plan: starts and local search on the fast cost, finalists and baselines on the full walk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.kernels.call import FloatArray
+from traincast.parallel.sharded_dlrm import sharded_dlrm
+from traincast.sharding.assignment import Assignment
+from traincast.sharding.baselines import greedy_plans
+from traincast.sharding.cost import FastCost
+from traincast.sharding.descent import Effort, local_search, used_groups
+from traincast.sharding.memory import MemoryNeed, memory_need
+from traincast.sharding.plan import Plan, check_plan
+from traincast.sharding.task import Task
+from traincast.simulate.prediction import Prediction, predict_step
+
+FOUND = "search"
+"""The name of the plan that the search found."""
+TERMS = {
+    "input exchange": ("sizes", "lengths", "values", "arrive"),
+    "lookup": ("forward",),
+    "output exchange": ("out", "out_across", "back", "back_within"),
+    "update": ("sort", "backward"),
+    "data-parallel tables": ("copies", "step"),
+    "dense gradients": ("dense",),
+}
+"""What a plan decides, by the roles of durations in the fast cost."""
+_FEW = 64  # tables times ranks up to which the search takes its time
+_ROUNDS, _MORE_ROUNDS = 2, 3  # of shakes
+_REACH, _MORE_REACH = 1.15, 1.5
+_FINALISTS, _OTHERS = 3, 2
+_NEAR = 1.08  # times the best fast cost: as far as it errs
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoredPlan:
+    """A plan with its full walk, its fast cost in seconds, what it needs in memory, and what each rank spends on what
+    (seconds by term; exchanges without waiting)."""
+
+    name: str
+    plan: Plan
+    prediction: Prediction
+    fast_seconds: float
+    memory: MemoryNeed
+    terms: dict[str, FloatArray]
+
+    @property
+    def seconds(self) -> float:
+        """One step, by the full walk."""
+        return self.prediction.iteration
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Better plans come first: those that lack no memory, or least, by seconds."""
+        return self.memory.missing, self.seconds
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SearchAnswer:
+    """The best plan, all plans it was compared with (best first, itself among them), how many the fast cost has scored,
+    and seconds that all took."""
+
+    task: Task
+    best: ScoredPlan
+    plans: tuple[ScoredPlan, ...]
+    scored: int
+    seconds: float
+
+
+def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
+    """A plan under the full walk."""
+    workload = sharded_dlrm(
+        task.dense, task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node, name=name
+    )
+    stages = cost.assignment(plan).stages
+    slots = cost.terms(stages)
+    terms = {
+        term: np.sum([own for slot, own in slots.items() if slot.role in roles], axis=0)
+        for term, roles in TERMS.items()
+        if any(slot.role in roles for slot in slots)
+    }
+    return ScoredPlan(
+        name=name,
+        plan=plan,
+        prediction=predict_step(workload, task.platform),
+        fast_seconds=float(cost.seconds(stages[None])[0]),
+        memory=memory_need(plan, task.tables, task.limits, batch_size=task.batch_size),
+        terms=terms,
+    )
+
+
+def rank_plans(task: Task, plans: Mapping[str, Plan]) -> SearchAnswer:
+    """Given plans under the full walk, best first; a plan for other tables or ranks is refused by name."""
+    began = monotonic()
+    checked = _checked(task, plans)
+    cost = FastCost(task, list(checked.values()))
+    scored = [score_plan(task, cost, name, plan) for name, plan in checked.items()]
+    ordered = tuple(sorted(scored, key=lambda each: each.order))
+    return SearchAnswer(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
+
+
+def _checked(task: Task, plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    checked = {}
+    for name, plan in plans.items():
+        try:
+            checked[name] = check_plan(plan, task.tables, task.gpus, task.gpus_per_node)
+        except TraincastError as error:
+            raise TraincastError(f"plan '{name}': {error}") from None
+    return checked
+
+
+def search(
+    task: Task,
+    *,
+    seed: int = 0,
+    time_limit: float = float("inf"),
+    rivals: Mapping[str, Plan] | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> SearchAnswer:
+    """The best plan found, never worse under the full walk than a greedy baseline or one of the `rivals`.
+
+    The same seed gives the same plan unless `time_limit` (seconds) ends the search sooner; the baselines are walked
+    first, so there is always a plan.
+    """
+    began = monotonic()
+    others = greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
+    others |= _checked(task, rivals or {})
+    cost = FastCost(task, list(others.values()))
+    compared = _walked(task, cost, others, lambda part: progress(0.1 * part))
+    one_walk = (monotonic() - began) / len(compared)
+    few = len(task.tables) * task.gpus <= _FEW
+    effort = Effort(
+        rounds=_MORE_ROUNDS if few else _ROUNDS,
+        reach=_MORE_REACH if few else _REACH,
+        seed=seed,
+        deadline=began + time_limit - (_FINALISTS + _OTHERS) * one_walk,
+    )
+    found = local_search(
+        cost.choices, cost, cost.weights, effort, lambda part: progress(0.1 + 0.8 * part),
+        [cost.assignment(plan) for plan in others.values()],
+    )  # fmt: skip
+    names = [table.name for table in task.tables]
+    chosen = _finalists(found, 2 * _FINALISTS if few else _FINALISTS)
+    finalists = {f"{FOUND} {number}": each.plan(names) for number, each in enumerate(chosen)}
+    walked = _walked(task, cost, finalists, lambda part: progress(0.9 + 0.1 * part))
+    best = replace(min([*walked, *compared], key=lambda each: each.order), name=FOUND)
+    ordered = tuple(sorted([best, *compared], key=lambda each: each.order))
+    return SearchAnswer(task=task, best=best, plans=ordered, scored=cost.scored, seconds=monotonic() - began)
+
+
+def _finalists(found: list[Assignment], count: int) -> list[Assignment]:
+    """The best few, and the best of other sets of groups that come near: there the fast cost may err otherwise."""
+    chosen = found[:count]
+    seen = {used_groups(each).tobytes() for each in chosen}
+    for each in found[count:]:
+        used = used_groups(each).tobytes()
+        if used not in seen and each.score <= _NEAR * found[0].score and len(chosen) < count + _OTHERS:
+            seen.add(used)
+            chosen.append(each)
+    return chosen
+
+
+def _walked(
+    task: Task, cost: FastCost, plans: Mapping[str, Plan], progress: Callable[[float], None]
+) -> list[ScoredPlan]:
+    """Plans under the full walk; equal ones are walked once."""
+    known: dict[Plan, ScoredPlan] = {}
+    scored = []
+    for number, (name, plan) in enumerate(plans.items()):
+        if plan not in known:
+            known[plan] = score_plan(task, cost, name, plan)
+        scored.append(replace(known[plan], name=name))
+        progress((number + 1) / len(plans))
+    return scored

@@ -1,0 +1,75 @@
+"""What is to be placed, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traincast.embeddings.table import Table, check_tables
+from traincast.errors import TraincastError
+from traincast.parallel.sharded_config import Dense
+from traincast.platform.device import Device
+from traincast.platform.platform import Platform
+from traincast.sharding.memory import MemoryLimits, check_sizes
+
+MAX_GPUS = 1024
+MAX_BATCH = 1 << 20
+_FP32_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Tables to be placed on `gpus` GPUs of a platform, for `batch_size` samples a GPU.
+
+    `dense` is what every GPU computes besides (None: the step is that of the tables alone).
+    """
+
+    tables: tuple[Table, ...]
+    platform: Platform
+    gpus: int
+    batch_size: int
+    dense: Dense | None = None
+    limits: MemoryLimits
+
+    @property
+    def device(self) -> Device:
+        """One GPU."""
+        return self.platform.device
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node that take part."""
+        return min(self.platform.gpus_per_node, self.gpus)
+
+
+def make_task(
+    tables: Sequence[Table], platform: Platform, *, gpus: int, batch_size: int, dense: Dense | None = None
+) -> Task:
+    """A task, checked: bad tables, sizes and numbers of GPUs are refused by name."""
+    if not 1 <= gpus <= MAX_GPUS:
+        raise TraincastError(f"--gpus {gpus}; give a whole number from 1 to {MAX_GPUS}")
+    if not 1 <= batch_size <= MAX_BATCH:
+        raise TraincastError(f"--batch-size {batch_size}; give samples per GPU, from 1 to {MAX_BATCH}")
+    if gpus > platform.gpus_per_node and gpus % platform.gpus_per_node:
+        raise TraincastError(
+            f"--gpus {gpus} does not fill nodes of {platform.gpus_per_node} GPUs; give a multiple of "
+            f"{platform.gpus_per_node}, or fewer than that"
+        )
+    checked = check_tables(tables)
+    limits = MemoryLimits(
+        device=platform.device.memory_bytes, dense=_dense_bytes(dense, checked, batch_size) if dense else 0.0
+    )
+    check_sizes(checked, limits, gpus)
+    return Task(tables=checked, platform=platform, gpus=gpus, batch_size=batch_size, dense=dense, limits=limits)
+
+
+_STATES = {"adagrad": 1, "adam": 2}
+
+
+def _dense_bytes(dense: Dense, tables: Sequence[Table], batch_size: int) -> float:
+    """Bytes of the dense part: weights, gradients, their buckets, optimizer state; activations and their gradients."""
+    top = (dense.top_input(sum(table.dim for table in tables)), *dense.top_mlp)
+    layers = [*zip(dense.bottom_mlp, dense.bottom_mlp[1:], strict=False), *zip(top, top[1:], strict=False)]
+    parameters = sum(n * m + m for n, m in layers)
+    activations = 2 * batch_size * (sum(dense.bottom_mlp) + sum(top))
+    return _FP32_BYTES * float(parameters * (3 + _STATES.get(dense.optimizer, 0)) + activations)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from tests.sharding.test_cost import full_walk, skewed_tables
+from traincast.embeddings import Pooling, Table, Zipf
+from traincast.errors import TraincastError
+from traincast.platform.platform import load_platform
+from traincast.sharding import Placement, Plan, check_plan
+from traincast.sharding.cost import FastCost
+from traincast.sharding.search import FOUND, rank_plans, search
+from traincast.sharding.task import make_task
+
+NODE = load_platform("dgx-a100")
+
+
+def _all_plans(task):
+    """Every plan of the options worth trying; ranks are alike, so each first appears after those below it."""
+    choices = FastCost(task).choices
+    placements = []
+    for rows in choices.rows:
+        own = []
+        for row in rows:
+            option = choices.options[row]
+            for places in product(range(task.gpus), repeat=option.slices):
+                if list(places) == sorted(places):
+                    own.append(option.placement(list(places), task.gpus, task.gpus))
+        placements.append(own)
+    for chosen in product(*placements):
+        named = [rank for each in chosen if each.kind in ("table_wise", "column_wise") for rank in each.ranks]
+        if all(rank <= len(set(named[:i])) for i, rank in enumerate(named)):
+            yield Plan(tuple(table.name for table in task.tables), chosen, task.gpus)
+
+
+@pytest.mark.parametrize(
+    ("tables", "gpus", "seed"),
+    [(3, 2, 12), (2, 3, 13)],
+)
+def test_small_searches_are_within_two_percent_of_the_best_of_all_plans(tables, gpus, seed):
+    task = make_task(skewed_tables(seed, tables, pooling=4.0), NODE, gpus=gpus, batch_size=8192)
+    best = min(full_walk(task, plan) for plan in _all_plans(task))
+    assert search(task).best.seconds <= 1.02 * best
+
+
+def test_a_search_is_never_worse_than_what_it_is_compared_with():
+    task = make_task(skewed_tables(21, 20), NODE, gpus=4, batch_size=2048)
+    names = tuple(table.name for table in task.tables)
+    rival = Plan(names, tuple(Placement("table_wise", (i % 4,)) for i in range(20)), 4)
+    answer = search(task, rivals={"in turn": rival})
+    assert {each.name for each in answer.plans} == {
+        FOUND, "in turn", "greedy by size", "greedy by lookups", "greedy by rows",
+    }  # fmt: skip
+    assert all(answer.best.seconds <= each.seconds for each in answer.plans)
+    assert answer.best.seconds == pytest.approx(full_walk(task, answer.best.plan), rel=1e-12)
+    check_plan(answer.best.plan, task.tables, 4, 4)
+
+
+def test_the_same_seed_finds_the_same_plan():
+    task = make_task(skewed_tables(22, 12), NODE, gpus=4, batch_size=2048)
+    assert search(task, seed=5).best.plan == search(task, seed=5).best.plan
+
+
+def test_a_search_without_time_still_answers():
+    task = make_task(skewed_tables(23, 30), NODE, gpus=8, batch_size=2048)
+    answer = search(task, time_limit=0.0)
+    assert all(answer.best.seconds <= each.seconds for each in answer.plans)
+
+
+def test_one_gpu_needs_no_exchange():
+    task = make_task(skewed_tables(24, 3), NODE, gpus=1, batch_size=512)
+    assert {placement.ranks for placement in search(task).best.plan.placements} == {(0,)}
+
+
+def test_a_hot_table_is_split():
+    hot = Table(name="hot", rows=5_000_000, dim=128, pooling=Pooling.constant(200), access=Zipf(0.6))
+    tables = [replace(table, optimizer="sgd") for table in skewed_tables(25, 5, pooling=1.0)]
+    task = make_task([hot, *tables], NODE, gpus=4, batch_size=4096)
+    assert search(task).best.plan.placement("hot").kind in ("row_wise", "column_wise")
+
+
+def test_tables_that_fill_the_devices_go_to_host_memory():
+    tables = [
+        Table(name=f"t{i}", rows=60_000_000, dim=128, pooling=Pooling.constant(1), access=Zipf(1.2)) for i in range(8)
+    ]
+    task = make_task(tables, NODE, gpus=4, batch_size=512)  # 246 GB on 4 x 34 GB
+    best = search(task).best
+    assert best.memory.fits
+    assert any(placement.in_host_memory for placement in best.plan.placements)
+
+
+def test_what_fits_nowhere_is_an_answer_with_the_amount_missing():
+    tables = [
+        Table(name=f"t{i}", rows=300_000_000, dim=128, pooling=Pooling.constant(1), access=Zipf(1.2)) for i in range(5)
+    ]
+    task = make_task(tables, NODE, gpus=4, batch_size=512)  # 768 GB on 4 x (34 + 128) GB
+    best = search(task).best
+    assert not best.memory.fits
+    assert best.memory.missing > 1e9
+
+
+def test_given_plans_are_ranked():
+    task = make_task(skewed_tables(26, 8), NODE, gpus=4, batch_size=2048)
+    names = tuple(table.name for table in task.tables)
+    plans = {
+        "spread": Plan(names, tuple(Placement("table_wise", (i % 4,)) for i in range(8)), 4),
+        "heaped": Plan(names, (Placement("table_wise", (0,)),) * 8, 4),
+    }
+    answer = rank_plans(task, plans)
+    assert [each.name for each in answer.plans] == ["spread", "heaped"]
+    assert answer.plans[1].terms["update"].argmax() == 0
+    with pytest.raises(TraincastError, match="plan 'small': the plan is for 2 ranks, not 4"):
+        rank_plans(task, {"small": Plan(names, (Placement("table_wise", (0,)),) * 8, 2)})
+
+
+def test_loads_are_finite_whatever_the_tables():
+    tables = [
+        Table(name="unused", rows=10, dim=4, pooling=Pooling.constant(0)),
+        Table(name="narrow", rows=1, dim=1, pooling=Pooling.constant(3)),
+        Table(name="wide", rows=3, dim=1024, pooling=Pooling((0.0, 7.0), (0.5, 0.5)), optimizer="adam"),
+    ]
+    task = make_task(tables, NODE, gpus=2, batch_size=16)
+    best = search(task).best
+    assert np.isfinite(best.seconds) and best.seconds > 0
