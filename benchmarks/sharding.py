@@ -1,0 +1,178 @@
+"""Search for sharding plans against TorchRec's planner on the same tasks, in one run.
+
+    .venv/bin/python benchmarks/sharding.py [--tables 26,200,800] [--gpus 8,64] [--random 20] [--timeout 300] [--fused]
+
+For each task: seconds of both searches and their ratio (goal: at most 1), the predicted step under both plans by the
+full walk (goal: never worse than TorchRec's or a greedy baseline; 5 % better on average over the random tasks), plans
+scored a second by the fast cost (goal: 10,000), and the rank correlation of fast cost and full walk over plans of the
+task (goal: 0.95).
+TorchRec is imported before the clock starts and stops after `--timeout` seconds: a ratio is then an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from traincast.embeddings import Pooling, Table, Zipf, load_tables
+from traincast.kernels.call import FloatArray
+from traincast.platform.platform import load_platform
+from traincast.sharding.assignment import Changes, best_of
+from traincast.sharding.cost import FastCost
+from traincast.sharding.plan import Plan
+from traincast.sharding.search import FOUND, rank_plans, search
+from traincast.sharding.task import Task, make_task
+from traincast.torchrec_io.objects import torchrec
+from traincast.torchrec_io.planner import torchrec_plan
+
+GLOBAL_BATCH = 65_536  # of both published sets
+NODE = "dgx-h100"
+RANDOM_NODES = ("dgx-a100", "dgx-h100", "dgx2-v100")
+RANKED = 24  # plans of a task that are both costed and walked
+SCORED_AT_ONCE, SCORED_BATCHES = 1024, 5
+
+
+def sized_tasks(counts: Sequence[int], gpus: Sequence[int]) -> Iterator[tuple[str, Task]]:
+    """The 26 tables of MLPerf, or the first tables of the 856 published ones, on so many GPUs."""
+    for count in counts:
+        tables = load_tables("mlperf-dlrm-v2") if count == 26 else load_tables("dlrm-2021-856")[:count]
+        for number in gpus:
+            task = make_task(tables, load_platform(NODE), gpus=number, batch_size=GLOBAL_BATCH // number)
+            yield f"{count} tables, {number} GPUs", task
+
+
+def random_task(seed: int) -> Task:
+    """Tables whose heights, widths, poolings and access all differ by a lot."""
+    generator = np.random.default_rng(seed)
+    tables = [
+        Table(
+            name=f"t{number}",
+            rows=int(10 ** generator.uniform(2.5, 7.5)),
+            dim=int(generator.choice([16, 32, 64, 128])),
+            pooling=Pooling.constant(float(np.clip(np.round(generator.lognormal(1.5, 1.3)), 1, 200))),
+            access=Zipf(float(generator.uniform(0.6, 1.3))),
+            optimizer="rowwise_adagrad",
+        )
+        for number in range(int(generator.integers(16, 61)))
+    ]
+    node = load_platform(RANDOM_NODES[seed % len(RANDOM_NODES)])
+    return make_task(tables, node, gpus=int(generator.choice([8, 16])), batch_size=int(generator.choice([1024, 4096])))
+
+
+def compare(name: str, task: Task, timeout: int, kernels: Sequence[str] | None) -> dict[str, object]:
+    """Both searches on one task, neither knowing the other's plan."""
+    start = time.perf_counter()
+    theirs = torchrec_plan(task, timeout_seconds=timeout, kernels=kernels)
+    their_seconds = time.perf_counter() - start
+    answer = search(task, time_limit=their_seconds)
+    (torchrecs,) = rank_plans(task, {"torchrec": theirs}).plans
+    greedy = [plan for plan in answer.plans if plan.name != FOUND]
+    ours = answer.best.seconds
+    return {
+        "task": name,
+        "tables": len(task.tables),
+        "gpus": task.gpus,
+        "torchrec_s": round(their_seconds, 2),
+        "ours_s": round(answer.seconds, 2),
+        "time_ratio": round(answer.seconds / their_seconds, 3),
+        "step_ms": round(1e3 * ours, 3),
+        "torchrec_step_ms": round(1e3 * torchrecs.seconds, 3),
+        "torchrec_fits": torchrecs.memory.fits,
+        "gain_pct": round(100 * (torchrecs.seconds / ours - 1), 1),
+        "best_greedy_step_ms": round(1e3 * min(plan.seconds for plan in greedy if plan.memory.fits), 3),
+        "never_worse": all(answer.best.order <= other.order for other in (torchrecs, *greedy)),
+        **ranking(task, [answer.best.plan, theirs, *(plan.plan for plan in greedy)]),
+    }
+
+
+def ranking(task: Task, plans: Sequence[Plan]) -> dict[str, object]:
+    """Speed of the fast cost, and its rank correlation with the full walk over these plans and changes to them."""
+    cost = FastCost(task, plans)
+    pool = [*plans, *neighbours(cost, plans, RANKED - len(plans))]
+    scored = rank_plans(task, {str(number): plan for number, plan in enumerate(pool)}).plans
+    fast, walked = np.array([(plan.fast_seconds, plan.seconds) for plan in scored]).T
+    return {
+        "plans_per_s": round(scoring_speed(cost, plans[-1])),
+        "spearman": round(spearman(fast, walked), 3),
+        "worst_fast_error_pct": round(100 * float(np.abs(fast / walked - 1).max()), 1),
+    }
+
+
+def scoring_speed(cost: FastCost, plan: Plan) -> float:
+    """Plans scored a second: a greedy plan with one table moved to another rank, thousands of times."""
+    generator = np.random.default_rng(0)
+    choices, placed = cost.choices, cost.assignment(plan)
+    movable = np.flatnonzero([choices.options[row].slices > 0 for row in placed.option])
+    scored, seconds = 0, 0.0
+    for batch in range(SCORED_BATCHES):
+        tables = generator.choice(movable, size=SCORED_AT_ONCE)
+        places = placed.places[tables].copy()
+        nodes = choices.world_size // choices.gpus_per_node
+        for row, option in enumerate(placed.option[tables].tolist()):
+            among = nodes if choices.options[option].kind == "table_row_wise" else choices.world_size
+            places[row, : choices.options[option].slices] = generator.integers(0, among, choices.options[option].slices)
+        changes = Changes.single(tables, placed.option[tables], places)
+        start = time.perf_counter()
+        best_of(cost, [placed.pending(changes)])
+        if batch:  # the first time, walks are compiled
+            scored, seconds = scored + SCORED_AT_ONCE, seconds + time.perf_counter() - start
+    return scored / seconds
+
+
+def neighbours(cost: FastCost, plans: Sequence[Plan], count: int) -> Iterator[Plan]:
+    """Plans in which some tables were moved to other ranks or sharded otherwise."""
+    generator = np.random.default_rng(0)
+    choices, names = cost.choices, plans[0].tables
+    for number in range(count):
+        changed = list(plans[number % len(plans)].placements)
+        size = round(len(names) ** generator.uniform())  # from one table to all
+        for table in generator.choice(len(names), size=size, replace=False):
+            option = choices.options[int(generator.choice(choices.rows[table]))]
+            nodes = choices.world_size // choices.gpus_per_node
+            among = nodes if option.kind == "table_row_wise" else choices.world_size
+            places = generator.integers(0, among, size=max(1, option.slices)).tolist()
+            changed[table] = option.placement(places[: option.slices], choices.world_size, choices.gpus_per_node)
+        yield Plan(names, tuple(changed), choices.world_size)
+
+
+def spearman(one: FloatArray, other: FloatArray) -> float:
+    """Correlation of ranks."""
+    ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", default="26,200,800")
+    parser.add_argument("--gpus", default="8,64")
+    parser.add_argument("--random", type=int, default=20)
+    parser.add_argument("--timeout", type=int, default=300, help="seconds after which TorchRec's planner stops")
+    parser.add_argument("--fused", action="store_true", help="TorchRec tries fused kernels only: faster, and no copies")
+    arguments = parser.parse_args()
+    torchrec("distributed.planner")
+    counts, gpus = ([int(part) for part in text.split(",") if part] for text in (arguments.tables, arguments.gpus))
+    tasks = [*sized_tasks(counts, gpus), *((f"random {seed}", random_task(seed)) for seed in range(arguments.random))]
+    rows = []
+    for name, task in tasks:
+        rows.append(compare(name, task, arguments.timeout, ("fused",) if arguments.fused else None))
+        print(json.dumps(rows[-1]), flush=True)
+    random = [float(str(row["gain_pct"])) for row in rows if str(row["task"]).startswith("random")]
+    summary = {
+        "tasks": len(rows),
+        "never_worse": all(row["never_worse"] for row in rows),
+        "mean_gain_pct_random": round(statistics.mean(random), 1) if random else None,
+        "largest_time_ratio": max(float(str(row["time_ratio"])) for row in rows),
+        "smallest_spearman": min(float(str(row["spearman"])) for row in rows),
+    }
+    print(json.dumps(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""What one shard adds to a step, whatever else the plan does: our cost in the form TorchRec's planner can add up.
+
+TorchRec gives every shard a time of its own and takes the rank with the largest sum. So a shard is charged what it adds
+where all tables already are: to a rank that holds its even part of every table, sharded in the same way. Floors of
+kernels and messages are then paid for by that load, and a byte costs what it costs in a message of that size. Shards in
+host memory pay for their kernel themselves: a plan has few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from traincast.embeddings.load import Part, fetched_rows
+from traincast.embeddings.table import ITEM_BYTES
+from traincast.errors import TraincastError
+from traincast.kernels.call import Calls, FloatArray, IntArray
+from traincast.kernels.cost import price_calls
+from traincast.kernels.lowering.common import memcpy
+from traincast.sharding.assignment import ALL, NODE, scope_of
+from traincast.sharding.cost import FastCost
+from traincast.sharding.durations import BACKWARD, FORWARD
+from traincast.sharding.exchanges import Exchanges
+from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
+from traincast.sharding.memory import INDEX_BYTES, POOLED_BYTES
+from traincast.sharding.options import Option, option_of
+from traincast.sharding.plan import KINDS, Placement, Plan
+from traincast.sharding.preparation import Preparation
+from traincast.sharding.task import Task
+
+_OWN_KERNEL = ("fused_uvm", "fused_uvm_caching")
+_LENGTH_BYTES = 4
+_HOPELESS = 10.0
+_STATE = {"adagrad": 1, "adam": 2}  # numbers of optimizer state per weight of a copied table
+
+
+class ShardSeconds(NamedTuple):
+    """Seconds that a shard adds: lookup and update, and the exchanges before the dense part and after it."""
+
+    forward: float
+    backward: float
+    exchange_forward: float
+    exchange_backward: float
+
+
+class ShardCosts:
+    """Costs of the shards of a task's tables, and of whole plans made of them.
+
+    `placements` holds for each table one placement (on any ranks) of every way in which it may be sharded.
+    """
+
+    def __init__(self, task: Task, placements: Sequence[Sequence[Placement]]) -> None:
+        if task.platform.topology is None:
+            raise TraincastError(
+                f"'{task.platform.key}' says nothing of the links between its GPUs; name a node such as dgx-a100"
+            )
+        self.task = task
+        self.cost = _cost(task, placements)
+        self._nodes = -(-task.gpus // task.gpus_per_node)
+        self._world = Exchanges(task.platform.topology, task.gpus, self._nodes)
+        self._within = Exchanges(task.platform.topology, task.gpus_per_node, 1)
+        self._across = Exchanges(task.platform.topology, self._nodes, self._nodes)
+        choices = self.cost.choices
+        self._row = {(table, choices.options[row]): row for table, rows in enumerate(choices.rows) for row in rows}
+        self._seconds = self._added()
+        # what alone takes many times as long as all tables at their cheapest (a copy of a large table) is hopeless, and
+        # the fast cost must not stretch its tables of small kernels to reach it
+        total = self._seconds.sum(axis=1)
+        cheapest = [min(total[self._row[t, option_of(own)]] for own in each) for t, each in enumerate(placements)]
+        most = _HOPELESS * sum(cheapest)
+        hopeful = [
+            [own for own in each if total[self._row[number, option_of(own)]] <= most]
+            for number, each in enumerate(placements)
+        ]
+        self._kept = [{option_of(own) for own in each} for each in hopeful]
+        self._whole = _cost(task, hopeful)
+
+    def seconds(self, table: int, placement: Placement) -> ShardSeconds:
+        """What a shard of table number `table` adds under a placement of this kind."""
+        return ShardSeconds(*self._seconds[self._row[table, option_of(placement)]].tolist())
+
+    def step_seconds(self, plan: Plan) -> float:
+        """Seconds of a step under a whole plan, much more where memory is exceeded; with a hopeless shard, its own."""
+        hopeless = [
+            sum(self.seconds(number, placement))
+            for number, placement in enumerate(plan.placements)
+            if option_of(placement) not in self._kept[number]
+        ]
+        if hopeless:
+            return sum(hopeless)
+        placed = self._whole.assignment(plan)
+        return float(self._whole.objective(placed.stages[None], placed.memory[None])[0])
+
+    def _added(self) -> FloatArray:
+        """[rows of the choices, fields of `ShardSeconds`]."""
+        choices = self.cost.choices
+        usual = self._even_load()[choices.group]
+        added = self._at(usual + choices.terms, choices.group) - self._at(usual, choices.group)
+        added = np.maximum(added, 0.0)
+        added[:, 0] += self._fetch_seconds()
+        for (table, option), row in self._row.items():
+            device = self._row.get((table, replace(option, kernel="fused", cache_fraction=0.0)))
+            if option.kernel in _OWN_KERNEL and device is not None:
+                # alone in its kernel it has the cache to itself; beside the others it is no faster than on the device
+                added[row] = np.maximum(added[row], added[device])
+        return added
+
+    def _fetch_seconds(self) -> FloatArray:
+        """Seconds of bringing rows from the host into a cache on the device, for each row of the choices."""
+        choices, task = self.cost.choices, self.task
+        seconds = np.zeros(len(choices.options))
+        cached = [row for row, option in enumerate(choices.options) if option.kernel == "fused_uvm_caching"]
+        if cached:
+            calls = []
+            for row in cached:
+                table, option = task.tables[choices.table[row]], choices.options[row]
+                split = {"row_wise": task.gpus, "table_row_wise": task.gpus_per_node}.get(option.kind, 1)
+                columns = table.dim // option.slices if option.kind == "column_wise" else table.dim
+                part = Part(table, columns, 1.0 / split)
+                rows = fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
+                calls.append(memcpy("h2d_pinned", round(rows * columns * ITEM_BYTES[table.dtype])))
+            seconds[cached] = price_calls(Calls.of(calls[0].family, calls), task.device)[0].seconds
+        return seconds
+
+    def _even_load(self) -> FloatArray:
+        """Terms of each group on a rank when all its tables are in it, dealt out evenly: [groups, terms]."""
+        choices = self.cost.choices
+        usual = np.zeros((choices.groups, choices.terms.shape[1]))
+        first = np.unique(choices.table * choices.groups + choices.group, return_index=True)[1]
+        for row in first.tolist():
+            if choices.options[row].kernel not in _OWN_KERNEL:
+                usual[choices.group[row]] += choices.terms[row] * self._share(choices.options[row])
+        return usual
+
+    def _share(self, option: Option) -> float:
+        """Shards of a table on an average rank."""
+        scope = scope_of(option)
+        return 1.0 if scope == ALL else 1.0 / self._nodes if scope == NODE else option.slices / self.task.gpus
+
+    def _at(self, sums: FloatArray, group: IntArray) -> FloatArray:
+        """Seconds by field of ranks that have these sums in these groups."""
+        stages = self.cost.stages(sums, group)
+        fields = np.column_stack([stages[:, FORWARD], stages[:, BACKWARD], np.zeros((len(sums), 2))])
+        kind = np.array([self.cost.groups[number].kind for number in group.tolist()])
+        weighted = np.array([self.cost.groups[number].weighted for number in group.tolist()])
+        copied = kind == KINDS.index("data_parallel")
+        for flag in (False, True):
+            own = ~copied & (weighted == flag)
+            sort = Preparation(self.task.device).seconds(sums[own, LOOKUPS], sums[own, ROWS], weighted=flag)
+            fields[own, 1] += sort
+        fields[copied, 1] += self._update_seconds(sums[copied], group[copied])
+        fields[copied, 3] = self._world.seconds("all_reduce", POOLED_BYTES * sums[copied, ELEMENTS])
+        samples = float(self.task.batch_size * self.task.gpus)
+        arriving = _LENGTH_BYTES * samples * sums[:, TABLES], (INDEX_BYTES + 4 * weighted) * sums[:, LOOKUPS]
+        inputs = sum(self._world.seconds("all_to_all", message) for message in arriving)
+        fields[:, 2] = np.where(copied, 0.0, inputs)
+        pooled = POOLED_BYTES * samples * sums[:, COLUMNS]
+        for number in np.unique(kind[~copied]).tolist():
+            own = kind == number
+            fields[own, 2:] += self._outputs(KINDS[number], pooled[own])
+        return fields
+
+    def _outputs(self, kind: str, pooled: FloatArray) -> FloatArray:
+        """Seconds of sending pooled rows, and of sending their gradients back."""
+        if kind in ("table_wise", "column_wise"):
+            both = self._world.seconds("all_to_all", pooled)
+            return np.column_stack([both, both])
+        inner = self._within if kind == "table_row_wise" else self._world
+        outward, back = (inner.seconds(name, pooled) for name in ("reduce_scatter", "all_gather"))
+        if kind == "table_row_wise":
+            between = self._across.seconds("all_to_all", pooled / self.task.gpus_per_node)
+            outward, back = outward + between, back + between
+        return np.column_stack([outward, back])
+
+    def _update_seconds(self, sums: FloatArray, group: IntArray) -> FloatArray:
+        """A copied table's gradient is as large as the table: cleared, read, and all weights and state updated."""
+        states = np.array([_STATE.get(self.cost.groups[number].optimizer, 0) for number in group.tolist()])
+        moved = POOLED_BYTES * sums[:, ELEMENTS] * (4.0 + 2.0 * states)
+        return np.asarray(moved / self.task.device.dram_bandwidth)
+
+
+def _cost(task: Task, placements: Sequence[Sequence[Placement]]) -> FastCost:
+    """The fast cost of plans made of these placements of each table."""
+    names = tuple(table.name for table in task.tables)
+    plans = [
+        Plan(names, tuple(own[min(number, len(own) - 1)] for own in placements), task.gpus)
+        for number in range(max(len(own) for own in placements))
+    ]
+    return FastCost(task, plans)
