@@ -58,7 +58,7 @@ def test_rooms_import_only_from_rooms_to_their_left():
         "embeddings": set(),
         "kernels": {"workload", "platform", "embeddings"},
         "host": {"workload", "traces"},
-        "report": {"workload", "simulate", "evaluate", "kernels", "traces", "host"},
+        "report": {"workload", "simulate", "evaluate", "kernels", "traces", "host", "sharding"},
     }
     for room, may in allowed.items():
         for path in (PACKAGE / room).rglob("*.py"):
@@ -67,6 +67,14 @@ def test_rooms_import_only_from_rooms_to_their_left():
                 if words[:1] == ["from"] and words[1].startswith("traincast."):
                     used = words[1].split(".")[1]
                     assert used in {room, "errors", *may}, f"{path.name} imports {used}"
+
+
+def test_benchmarks_of_many_ranks_report_ratios():
+    done = run("benchmarks/ranks.py", "--quick", "--json")
+
+    rows = json.loads(done.stdout)
+    assert len(rows) == 7
+    assert all(0 < row["ratio"] < 5 for row in rows), "not a benchmark, but five times over the limit is a mistake"
 
 
 def test_benchmarks_report_ratios():
