@@ -35,7 +35,7 @@ active time was measured under a profiler and the step without one. Host time is
 with eight layers, +5 to +20 % where the step is bound by its host: the same overheads serve all models.""",
     "cnn": """\
 V100 at 1297 MHz; cuDNN ran in deterministic mode in that study, which rules out some of its algorithms. Its
-clock stops before gradients are zeroed; so does ours here. ResNet-50 is low throughout. The Inception-v3 point at
+clock stops before gradients are zeroed; so does ours here. The Inception-v3 point at
 batch 64 does not fit the other two; the data's own notes suspect a slip.""",
     "transformers": """\
 Eager fp32. `train` is forward and backward without optimizer. P100 ran about 10 % slower inside the models

@@ -173,3 +173,16 @@ def test_the_busiest_receiver_decides_an_exchange():
     node = np.where(np.arange(16) < 8, 20.0, 0.0)
     # a node that receives everything gets 8 x 20 x 8/16 over the network, as much as an even exchange of 20 a rank
     assert busiest(node, 8) == pytest.approx(20.0)
+
+
+def test_a_huge_table_that_could_be_copied_costs_small_copied_ones_nothing():
+    small = [Table(name=f"s{i}", rows=1000, dim=32, pooling=Pooling.constant(2), access=Zipf(1.0)) for i in range(8)]
+    huge = Table(name="huge", rows=40_000_000, dim=128, pooling=Pooling.constant(10), access=Zipf(1.0))
+    task = make_task([*small, huge], load_platform("dgx-a100"), gpus=8, batch_size=2048)
+    names = tuple(table.name for table in task.tables)
+    copy = Placement("data_parallel", tuple(range(8)), "dense")
+    plan = Plan(names, (*[copy] * 8, Placement("table_wise", (0,))), 8)
+    every = Plan(names, (copy,) * 9, 8)
+    cost = FastCost(task, [plan, every])
+    assert fast(cost, plan) == pytest.approx(full_walk(task, plan), rel=0.03)
+    assert fast(cost, every) == pytest.approx(full_walk(task, every), rel=0.03)

@@ -111,13 +111,12 @@ class Pending:
     memory: FloatArray
     before: FloatArray
 
-    def stages(self, new: FloatArray) -> FloatArray:
-        """Stages of all candidates, given those of the places touched."""
-        stages = np.repeat(self.before[None], len(self.memory), axis=0)
+    def fill(self, stages: FloatArray, new: FloatArray) -> None:
+        """Sets the stages of all candidates, given those of the places touched."""
+        stages[:] = self.before
         stages[self.candidate, self.rank, self.group] = new
         shared = self.shared
         stages[self.candidate[shared], :, self.group[shared]] = new[shared][:, None]
-        return stages
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -136,12 +135,17 @@ def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
     """The best candidate of each assignment. Those of several are scored together: it costs hardly more."""
     new = cost.stages(np.concatenate([each.sums for each in pending]), np.concatenate([each.group for each in pending]))
     ends = np.cumsum([len(each.sums) for each in pending])[:-1]
-    stages = [each.stages(own) for each, own in zip(pending, np.split(new, ends), strict=True)]
-    objective = cost.objective(np.concatenate(stages), np.concatenate([each.memory for each in pending]))
+    memory = np.concatenate([each.memory for each in pending])
+    ranks, groups, count = pending[0].before.shape
+    # a stage of a group is read for all ranks of all plans at once: so it lies in memory, whatever the order of axes
+    together = np.empty((count, groups, len(memory), ranks)).transpose(2, 3, 1, 0)
+    candidates = np.cumsum([len(each.memory) for each in pending])[:-1]
+    stages = np.split(together, candidates)
+    for each, own, values in zip(pending, stages, np.split(new, ends), strict=True):
+        each.fill(own, values)
+    objective = cost.objective(together, memory)
     found = []
-    for each, own, scores in zip(
-        pending, stages, np.split(objective, np.cumsum([len(each.memory) for each in pending])[:-1]), strict=True
-    ):
+    for each, own, scores in zip(pending, stages, np.split(objective, candidates), strict=True):
         best = int(np.argmin(scores))
         rows = np.flatnonzero(each.candidate == best)
         place = each.rank[rows] * each.before.shape[1] + each.group[rows]
@@ -153,12 +157,23 @@ def rescore(assignments: Sequence[Assignment]) -> None:
     """Sums assignments anew, without the rounding of many changes, and sets their scores."""
     for each in assignments:
         each.refresh()
+    _work_out(assignments)
     cost = assignments[0].cost
     objective = cost.objective(
         np.stack([each.stages for each in assignments]), np.stack([each.memory for each in assignments])
     )
     for each, score in zip(assignments, objective.tolist(), strict=True):
         each.scored(score)
+
+
+def _work_out(assignments: Sequence[Assignment]) -> None:
+    """Sets the stages of assignments from their sums."""
+    choices, cost = assignments[0].choices, assignments[0].cost
+    ranks, groups = choices.world_size, choices.groups
+    group = np.tile(np.arange(groups), ranks * len(assignments))
+    stages = cost.stages(np.concatenate([each.sums for each in assignments]), group)
+    for each, own in zip(assignments, stages.reshape(len(assignments), ranks, groups, -1), strict=True):
+        each.staged(own)
 
 
 class Assignment:
@@ -168,6 +183,7 @@ class Assignment:
         self.choices, self.cost = choices, cost
         self.option, self.places = option.copy(), places.copy()
         self._score: float | None = None
+        self._stages: FloatArray | None = None
         self._scope = choices.scope
         self._shared = np.zeros(choices.groups, dtype=np.bool_)
         self._shared[choices.group[self._scope == ALL]] = True
@@ -187,6 +203,19 @@ class Assignment:
             self._score = float(self.cost.objective(self.stages[None], self.memory[None])[0])
         return self._score
 
+    @property
+    def stages(self) -> FloatArray:
+        """Stages of all groups on all ranks: [ranks, groups, stages]."""
+        if self._stages is None:
+            _work_out([self])
+        assert self._stages is not None
+        return self._stages
+
+    def staged(self, stages: FloatArray) -> None:
+        """Takes the stages from whoever has worked them out from the sums."""
+        self._stages = stages.copy()
+        self._stages[:, self._shared] = self._stages[:1, self._shared]
+
     def scored(self, score: float) -> None:
         """Takes the objective from whoever has worked it out."""
         self._score = score
@@ -200,9 +229,7 @@ class Assignment:
         np.add.at(self.sums, delta.key, delta.terms)
         self.memory = self.choices.base + np.tile(delta.memory[0], (ranks, 1))
         np.add.at(self.memory, delta.rank_key, delta.rank_memory)
-        stages = self.cost.stages(self.sums, np.tile(np.arange(groups), ranks))
-        self.stages = stages.reshape(ranks, groups, -1)
-        self.stages[:, self._shared] = self.stages[:1, self._shared]
+        self._stages = None
 
     def pending(self, changes: Changes) -> Pending:
         """What the candidates would change."""
@@ -221,7 +248,7 @@ class Assignment:
     def apply(self, changes: Changes, best: Best) -> None:
         """Makes the changes of one candidate, the best of some."""
         self.sums[best.place] = best.sums
-        self.stages, self.memory, self._score = best.stages.copy(), best.memory.copy(), best.score
+        self._stages, self.memory, self._score = best.stages.copy(), best.memory.copy(), best.score
         self.option[changes.table] = changes.option
         self.places[changes.table] = changes.places
 

@@ -27,6 +27,7 @@ from traincast.sharding.task import Task
 
 _SENDING = (KINDS.index("table_wise"), KINDS.index("column_wise"))  # kinds whose ranks send parts of their own
 _SMOOTH = 0.005  # weight of the average load beside the step's time: between equal steps, the more even plan
+_AT_ONCE = 1 << 14  # plans times ranks walked together: clocks of all registers stay in the processor's cache
 _NO_ROOM = (5.0, 20.0)  # steps that a plan without room counts as, and more per share of memory exceeded
 
 
@@ -109,8 +110,9 @@ class FastCost:
     def stages(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """Stages of groups from sums over their shards."""
         forward, backward = self._kernels.seconds(sums, group)
-        linear = np.maximum(sums[:, [TABLES, LOOKUPS, COLUMNS, ELEMENTS, ROWS]], 0.0)
-        return np.column_stack([forward, backward, linear])
+        linear = np.maximum(sums[:, [TABLES, LOOKUPS, COLUMNS, ELEMENTS]], 0.0)
+        own = np.column_stack([forward, backward, linear])
+        return np.column_stack([own, self._durations.around_lookups(own, np.maximum(sums[:, ROWS], 0.0), group)])
 
     def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
         """Seconds of a step, a little more for uneven loads, and much more where memory is exceeded."""
@@ -125,10 +127,14 @@ class FastCost:
         """Seconds of a step for stages [plans, ranks, groups, stages]."""
         self.scored += len(stages)
         total = np.zeros(len(stages))
+        at_once = max(1, _AT_ONCE // stages.shape[1])
         for own, structure in self._by_structure(stages):
-            chosen = stages if own.all() else stages[own]
-            durations = self._durations.of(structure, chosen)
-            total[own] = structure.code.seconds(durations, self.task.gpus_per_node, chosen.shape[:2])
+            rows = np.flatnonzero(own)
+            for first in range(0, len(rows), at_once):
+                some = rows[first : first + at_once]
+                chosen = stages[some[0] : some[-1] + 1] if some[-1] - some[0] + 1 == len(some) else stages[some]
+                durations = self._durations.of(structure, chosen)
+                total[some] = structure.code.seconds(durations, self.task.gpus_per_node, chosen.shape[:2])
         return total
 
     def terms(self, stages: FloatArray) -> dict[Slot, FloatArray]:
@@ -189,7 +195,10 @@ class FastCost:
         for group in sorted(used, key=lambda g: (len(able[g]), -g)):
             free = [table for table in able[group] if table not in chosen]
             if free:
-                chosen[max(free, key=lambda t: task.tables[t].pooling.mean)] = group
+                # copies of a huge table take launches that others do not: the smallest stands for them
+                copied = self.groups[group].copied
+                heavy = [-t.rows * t.dim if copied else t.pooling.mean for t in (task.tables[each] for each in free)]
+                chosen[free[int(np.argmax(heavy))]] = group
         nodes = -(-task.gpus // task.gpus_per_node)
         placements = []
         for table, rows in enumerate(choices.rows):

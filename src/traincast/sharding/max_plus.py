@@ -58,11 +58,17 @@ class WalkCode:
 
 
 def _latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
-    entries = iter(clock.items())
-    register, seconds = next(entries)
-    latest = values[register] + seconds
-    for register, seconds in entries:
-        latest = np.maximum(latest, values[register] + seconds)
+    """The latest of registers plus seconds; those that all ranks share first, for they are small."""
+    latest: FloatArray | None = None
+    for register, seconds in sorted(clock.items(), key=lambda entry: values[entry[0]].shape[1]):
+        own = values[register] + seconds
+        if latest is None:
+            latest = own
+        elif latest.shape == own.shape:
+            np.maximum(latest, own, out=latest)
+        else:
+            latest = np.maximum(latest, own)
+    assert latest is not None
     return latest
 
 
@@ -102,9 +108,10 @@ class _Compiler:
             return merged
         kept = dict(merged)
         for register, seconds in merged.items():
-            for earlier, lead in self._after[register].items():
-                if earlier in kept and seconds + lead >= kept[earlier]:
-                    del kept[earlier]
+            after = self._after[register]
+            for earlier, other in merged.items():
+                if earlier in after and seconds + after[earlier] >= other:
+                    kept.pop(earlier, None)
         return kept
 
     def open(self, start: Clock, kernel: Open) -> Clock:
@@ -123,15 +130,22 @@ class _Compiler:
             schedule.code.tolist(), schedule.thread.tolist(), schedule.target.tolist(), schedule.event.tolist(),
             host.tolist(), kernel.tolist(), strict=True,
         )  # fmt: skip
+        waiting = [0.0] * schedule.num_threads  # seconds that threads have been busy since they last met anything
         for number, (code, thread, target, event, busy, lasting) in enumerate(columns):
-            now = _later(self.threads[thread], busy)
+            waiting[thread] += busy
+            if code == Code.HOST:
+                continue
+            if code == Code.JOIN:
+                self.threads[target], waiting[target] = _later(self.threads[target], waiting[target]), 0.0
+            now, waiting[thread] = _later(self.threads[thread], waiting[thread]), 0.0
             if code == Code.LAUNCH:
                 start = self.latest(now, _later(self.streams[target], self.gap))
                 own = opened.get(number)
                 self.streams[target] = _later(self.open(start, own) if own else start, lasting)
-            elif code != Code.HOST:
+            else:
                 now = self._control(code, now, target, event)
             self.threads[thread] = now
+        self.threads = [_later(clock, late) for clock, late in zip(self.threads, waiting, strict=True)]
 
     def _control(self, code: int, now: Clock, target: int, event: int) -> Clock:
         if code == Code.JOIN:

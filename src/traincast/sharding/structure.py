@@ -32,8 +32,9 @@ from traincast.workload.program import Program
 
 RANK = 0  # whose program is compiled
 LENGTH_BYTES = 4
-LOADS = (1 / 1024, 1 / 32, 1 / 8, 1 / 2, 2.0)
-"""Loads of a rank, over the heaviest to be expected, at which the small kernels are tabulated."""
+LOADS = (0.0, 1 / 1024, 1 / 32, 1 / 8, 1 / 2, 2.0)
+"""Loads of a rank, over the heaviest to be expected, at which the small kernels are tabulated. At 0 they take what they
+take at least: the heaviest may be a copy of a huge table, thousands of times what a good plan copies."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,12 +18,19 @@ from traincast.torchrec_io.tables import DATA_TYPES, default_modules
 
 COLUMN_MULTIPLE = 4
 """FBGEMM's kernels read rows in pieces of this many elements."""
+_OWN_FBGEMM_OPS = "traincast.models.define.embedding_ops"
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_adagrad", "Adam": "adam"}
 
 
 @cache
 def torchrec(module: str = "") -> Any:
     """A module of TorchRec, imported when first needed."""
+    if _OWN_FBGEMM_OPS in sys.modules and "fbgemm_gpu" not in sys.modules:
+        # PyTorch ends the process when an op is defined twice
+        raise TraincastError(
+            "TorchRec cannot be imported after a DLRM was captured in the same process: both define FBGEMM's ops; "
+            "use a process of its own"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -33,7 +33,6 @@ from traincast.sharding.task import Task
 
 _OWN_KERNEL = ("fused_uvm", "fused_uvm_caching")
 _LENGTH_BYTES = 4
-_HOPELESS = 10.0
 _STATE = {"adagrad": 1, "adam": 2}  # numbers of optimizer state per weight of a copied table
 
 
@@ -66,33 +65,15 @@ class ShardCosts:
         choices = self.cost.choices
         self._row = {(table, choices.options[row]): row for table, rows in enumerate(choices.rows) for row in rows}
         self._seconds = self._added()
-        # what alone takes many times as long as all tables at their cheapest (a copy of a large table) is hopeless, and
-        # the fast cost must not stretch its tables of small kernels to reach it
-        total = self._seconds.sum(axis=1)
-        cheapest = [min(total[self._row[t, option_of(own)]] for own in each) for t, each in enumerate(placements)]
-        most = _HOPELESS * sum(cheapest)
-        hopeful = [
-            [own for own in each if total[self._row[number, option_of(own)]] <= most]
-            for number, each in enumerate(placements)
-        ]
-        self._kept = [{option_of(own) for own in each} for each in hopeful]
-        self._whole = _cost(task, hopeful)
 
     def seconds(self, table: int, placement: Placement) -> ShardSeconds:
         """What a shard of table number `table` adds under a placement of this kind."""
         return ShardSeconds(*self._seconds[self._row[table, option_of(placement)]].tolist())
 
     def step_seconds(self, plan: Plan) -> float:
-        """Seconds of a step under a whole plan, much more where memory is exceeded; with a hopeless shard, its own."""
-        hopeless = [
-            sum(self.seconds(number, placement))
-            for number, placement in enumerate(plan.placements)
-            if option_of(placement) not in self._kept[number]
-        ]
-        if hopeless:
-            return sum(hopeless)
-        placed = self._whole.assignment(plan)
-        return float(self._whole.objective(placed.stages[None], placed.memory[None])[0])
+        """Seconds of a step under a whole plan, much more where memory is exceeded."""
+        placed = self.cost.assignment(plan)
+        return float(self.cost.objective(placed.stages[None], placed.memory[None])[0])
 
     def _added(self) -> FloatArray:
         """[rows of the choices, fields of `ShardSeconds`]."""
