@@ -68,7 +68,7 @@ def test_storages_take_whole_blocks_of_512_bytes() -> None:
 def test_host_memory_is_no_device_memory() -> None:
     # Given a host batch of 8 x 16 floats, its device copy, two weights and what the step computes
     program = make_mlp(batch=8, layers=2, width=16)
-    assert program.storage_on_host.tolist() == [False, False, True] + [False] * (len(program.storage_on_host) - 3)
+    assert program.storages.on_host.tolist() == [False, False, True] + [False] * (len(program.storages.on_host) - 3)
     # Then the peak is at the last gradient: 2 weights, 2 gradients of 1024 bytes; input copy, one activation,
     # the loss and the incoming gradient of 512 bytes each
     memory = peak_memory(program)

@@ -38,8 +38,8 @@ def layers(tape: Tape, name: str, widths: Sequence[int], *, sigmoid_last: bool, 
             bias=tape.resident((fan_out,), StorageKind.PARAMETER),
             weight_grad=tape.resident((fan_out, fan_in), StorageKind.GRADIENT) if gradients else None,
             bias_grad=tape.resident((fan_out,), StorageKind.GRADIENT) if gradients else None,
-            module=f"Dlrm.{name}.{2 * i}",
-            activation_module=f"Dlrm.{name}.{2 * i + 1}",
+            module=f"{name}.{2 * i}",
+            activation_module=f"{name}.{2 * i + 1}",
             sigmoid=sigmoid_last and i == len(pairs) - 1,
         )
         for i, (fan_in, fan_out) in enumerate(pairs)

@@ -42,7 +42,7 @@ class _Piece:
 def buffers_of(program: Program) -> list[Buffer]:
     """The buffers on the device that some op of the step takes as a whole, in the order they were made."""
     c = program.columns
-    wanted = (c.storage_kind == StorageKind.BUFFER) & ~program.storage_on_host
+    wanted = (c.storage_kind == StorageKind.BUFFER) & ~program.storages.on_host
     found: dict[int, Buffer] = {}
     for entry in np.flatnonzero(wanted[c.tensor_storage[c.input_tensor]]).tolist():
         tensor = int(c.input_tensor[entry])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from traincast.models.dlrm_layers import products_backward
+from traincast.models.dlrm_layers import Layer, forward, layers, products_backward
 from traincast.models.tape import Ref, Scalars
 from traincast.parallel.buckets import Bucket, assign_buckets
 from traincast.parallel.sharded_tape import RankTape
@@ -74,38 +74,12 @@ class Reducer:
                 tape.op("aten::copy_", [("self", grad), ("src", view)], [grad], [("non_blocking", False)])
 
 
-@dataclass(slots=True, eq=False)
-class Layer:
-    """A linear layer and its activation. Ops are indices of the program, set by `forward`."""
-
-    weight: Ref
-    bias: Ref
-    module: str
-    activation_module: str
-    sigmoid: bool
-    transposed: Ref | None = None
-    given: Ref | None = None
-    result: Ref | None = None
-    ops: tuple[int, int, int] = (-1, -1, -1)  # t, addmm, activation
-    grads: tuple[Ref, Ref] | None = None  # of weight and bias
-
-
 class Mlp:
     """An MLP under DDP."""
 
     def __init__(self, tape: RankTape, name: str, widths: Sequence[int], *, sigmoid_last: bool) -> None:
-        pairs = list(zip(widths, widths[1:], strict=False))
         self.tape = tape
-        self.layers = [
-            Layer(
-                weight=tape.resident((fan_out, fan_in), StorageKind.PARAMETER),
-                bias=tape.resident((fan_out,), StorageKind.PARAMETER),
-                module=f"{name}.{2 * i}",
-                activation_module=f"{name}.{2 * i + 1}",
-                sigmoid=sigmoid_last and i == len(pairs) - 1,
-            )
-            for i, (fan_in, fan_out) in enumerate(pairs)
-        ]
+        self.layers = layers(tape, name, widths, sigmoid_last=sigmoid_last, gradients=False)
         self.reducer = Reducer(
             tape, [ref.spec for layer in reversed(self.layers) for ref in (layer.bias, layer.weight)]
         )
@@ -116,30 +90,11 @@ class Mlp:
 
     def grads(self) -> list[Ref]:
         """Their gradients, once backward has run."""
-        return [ref for layer in self.layers for ref in layer.grads or ()]
+        return [ref for layer in self.layers for ref in (layer.weight_grad, layer.bias_grad) if ref is not None]
 
     def forward(self, x: Ref) -> Ref:
         """Runs the layers."""
-        tape = self.tape
-        for layer in self.layers:
-            fan_out, fan_in = layer.weight.shape
-            tape.scope("aten::linear", Phase.FORWARD)
-            transposed = tape.view(layer.weight, (fan_in, fan_out), (1, fan_in))
-            t = tape.op("aten::t", [("self", layer.weight)], [transposed], module=layer.module)
-            linear = tape.new((x.shape[0], fan_out))
-            addmm = tape.op(
-                "aten::addmm", [("self", layer.bias), ("mat1", x), ("mat2", transposed)], [linear],
-                [("beta", 1), ("alpha", 1)], module=layer.module,
-            )  # fmt: skip
-            kind = "aten::sigmoid" if layer.sigmoid else "aten::relu"
-            tape.scope(kind)
-            result = tape.new(linear.shape)
-            activation = tape.op(kind, [("self", linear)], [result], module=layer.activation_module)
-            tape.free(linear)
-            layer.transposed, layer.given, layer.result = transposed, x, result
-            layer.ops = (t, addmm, activation)
-            x = result
-        return x
+        return forward(self.tape, self.layers, x, keep=True)
 
     def backward(self, grad: Ref, *, input_grad: bool) -> Ref:
         """From the gradient of the result to that of the input (if wanted), reducing as gradients come."""
@@ -182,5 +137,5 @@ class Mlp:
         tape.scope("TBackward0")
         straight = tape.view(weight_grad, (fan_out, fan_in))
         tape.op("aten::t", [("self", turned)], [straight], module=layer.module, forward=t)
-        layer.grads = (self.reducer.accumulate(straight), kept_bias)
+        layer.weight_grad, layer.bias_grad = self.reducer.accumulate(straight), kept_bias
         return below

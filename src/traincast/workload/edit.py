@@ -97,7 +97,7 @@ def _kept_storages(program: Program, keep: BoolArray) -> BoolArray:
     made = c.storage_alloc >= 0
     by_dropped |= made & ~np.append(keep, True)[c.storage_alloc]
     # Without an op that shows it, a storage would no longer be known to lie on the host.
-    removable = made | (c.storage_kind == StorageKind.OPTIMIZER_STATE) | program.storage_on_host
+    removable = made | (c.storage_kind == StorageKind.OPTIMIZER_STATE) | program.storages.on_host
     kept_storages: BoolArray = by_kept | ~(by_dropped & removable)
     return kept_storages
 

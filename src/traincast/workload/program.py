@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -125,44 +126,13 @@ class Program:
         return values
 
     @cached_property
-    def storage_on_host(self) -> BoolArray:
-        """Which storages lie in host memory: those of the tensors that some op sees on a CPU device."""
-        c = self.columns
-        on_host = np.zeros(len(c.storage_bytes), dtype=np.bool_)
-        for specs, pointer, tensor in (
-            ([s.inputs for s in self.symbolic], c.input_ptr, c.input_tensor),
-            ([s.outputs for s in self.symbolic], c.output_ptr, c.output_tensor),
-        ):
-            flags = [[spec.device.startswith("cpu") for spec in row] for row in specs]
-            touches = np.array([any(row) for row in flags], dtype=np.bool_)
-            for op in np.flatnonzero(touches[c.op_signature]):
-                row = flags[c.op_signature[op]]
-                on_host[c.tensor_storage[tensor[pointer[op] : pointer[op + 1]][row]]] = True
-        return on_host
-
-    @cached_property
-    def storage_use(self) -> IntArray:
-        """What every storage is for: its kind; one more for the parameters that lookups read, two more for inputs,
-        activations and buffers that collectives read or write."""
-        c = self.columns
-        use = c.storage_kind.astype(np.int64)
-        looks_up = np.array(["embedding" in signature.name for signature in self.symbolic], dtype=np.bool_)
-        exchanges = np.array([signature.name.startswith("c10d::") for signature in self.symbolic], dtype=np.bool_)
-        if looks_up.any():
-            read = self._touched(looks_up, c.input_ptr, c.input_tensor)
-            use[read & (c.storage_kind == StorageKind.PARAMETER)] = _TABLE
-        if exchanges.any():
-            touched = self._touched(exchanges, c.input_ptr, c.input_tensor)
-            touched |= self._touched(exchanges, c.output_ptr, c.output_tensor)
-            use[touched & np.isin(c.storage_kind, _EXCHANGED)] = _COMMUNICATION
-        return use
-
-    def _touched(self, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:
-        """Which storages the ops with a marked signature touch."""
-        c = self.columns
-        touched = np.zeros(len(c.storage_bytes), dtype=np.bool_)
-        touched[c.tensor_storage[tensor[np.repeat(marked[c.op_signature], np.diff(pointer))]]] = True
-        return touched
+    def storages(self) -> Storages:
+        """What is known of every storage besides its size; programs that share columns and signatures share it."""
+        known = _STORAGES.setdefault(self.columns, {})
+        found = known.get(id(self.symbolic))
+        if found is None:  # holds the signatures, so their id stays theirs
+            found = known[id(self.symbolic)] = _storages(self.columns, self.symbolic)
+        return found
 
     def resized(self, batch_size: int, seq_len: int) -> Program:
         """The same program at another batch size and sequence length."""
@@ -201,10 +171,55 @@ class Memory:
     by_kind: dict[str, int]
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Storages:
+    """Per storage of a program: whether it lies in host memory (some op sees its tensors on a CPU device), and what it
+    is for: its kind; one more for the parameters that lookups read, two more for inputs, activations and buffers that
+    collectives read or write."""
+
+    symbolic: tuple[Signature, ...]
+    on_host: BoolArray
+    use: IntArray
+
+
+_STORAGES: WeakKeyDictionary[Columns, dict[int, Storages]] = WeakKeyDictionary()
+
+
+def _storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
+    on_host = np.zeros(len(c.storage_bytes), dtype=np.bool_)
+    for specs, pointer, tensor in (
+        ([s.inputs for s in symbolic], c.input_ptr, c.input_tensor),
+        ([s.outputs for s in symbolic], c.output_ptr, c.output_tensor),
+    ):
+        flags = [[spec.device.startswith("cpu") for spec in row] for row in specs]
+        touches = np.array([any(row) for row in flags], dtype=np.bool_)
+        for op in np.flatnonzero(touches[c.op_signature]):
+            row = flags[c.op_signature[op]]
+            on_host[c.tensor_storage[tensor[pointer[op] : pointer[op + 1]][row]]] = True
+    use = c.storage_kind.astype(np.int64)
+    looks_up = np.array(["embedding" in signature.name for signature in symbolic], dtype=np.bool_)
+    exchanges = np.array([signature.name.startswith("c10d::") for signature in symbolic], dtype=np.bool_)
+    if looks_up.any():
+        read = _touched(c, looks_up, c.input_ptr, c.input_tensor)
+        use[read & (c.storage_kind == StorageKind.PARAMETER)] = _TABLE
+    if exchanges.any():
+        touched = _touched(c, exchanges, c.input_ptr, c.input_tensor)
+        touched |= _touched(c, exchanges, c.output_ptr, c.output_tensor)
+        use[touched & np.isin(c.storage_kind, _EXCHANGED)] = _COMMUNICATION
+    return Storages(symbolic, on_host, use)
+
+
+def _touched(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:
+    """Which storages the ops with a marked signature touch."""
+    touched = np.zeros(len(c.storage_bytes), dtype=np.bool_)
+    touched[c.tensor_storage[tensor[np.repeat(marked[c.op_signature], np.diff(pointer))]]] = True
+    return touched
+
+
 def peak_memory(program: Program) -> Memory:
     """Peak of the live device storages over the step, each rounded up to the allocator's 512-byte blocks."""
     c = program.columns
-    blocks = np.where(program.storage_on_host, 0, (program.storage_nbytes + 511) // 512 * 512)
+    blocks = np.where(program.storages.on_host, 0, (program.storage_nbytes + 511) // 512 * 512)
     if blocks.sum(dtype=np.float64) > 2.0**62:
         raise TraincastError(f"the storages of this step at batch size {program.batch_size} exceed 64 bits of bytes")
     steps = program.num_ops + 2
@@ -217,5 +232,5 @@ def peak_memory(program: Program) -> Memory:
     moment = int(np.argmax(live))
     alive = (born <= moment) & (gone > moment)
     sums = np.zeros(len(_USES), dtype=np.int64)
-    np.add.at(sums, program.storage_use[alive], blocks[alive])
+    np.add.at(sums, program.storages.use[alive], blocks[alive])
     return Memory(int(live[moment]), {use: total for use, total in zip(_USES, sums.tolist(), strict=True) if total})
