@@ -33,14 +33,16 @@ def load(
     optimizer: str | None = None,
     attention: str | None = None,
     embedding: str | None = None,
+    compiled: bool = False,
 ) -> Workload:
-    """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, at the size asked for."""
+    """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, at the size asked for; with
+    `compiled` as `torch.compile` would run it (inference only)."""
     name = str(workload)
     if name.endswith(".tc"):
         found = _saved(Path(name), dtype=dtype, mode=mode, optimizer=optimizer)
     else:
         found = _described(name, dtype=dtype, mode=mode, optimizer=optimizer, attention=attention, embedding=embedding)
-    return found.resized(batch_size=batch_size, seq_len=seq_len)
+    return _at_size(found, batch_size, seq_len, compiled)
 
 
 def load_on(
@@ -56,6 +58,7 @@ def load_on(
     optimizer: str | None = None,
     attention: str | None = None,
     embedding: str | None = None,
+    compiled: bool = False,
 ) -> tuple[Workload, str]:
     """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
 
@@ -63,7 +66,7 @@ def load_on(
     data parallel; one captured on several GPUs runs on those.
     """
     if isinstance(workload, str | Path):
-        if mode != "inference" and gpus is not None and (gpus > 1 or always_sharded):
+        if mode != "inference" and not compiled and gpus is not None and (gpus > 1 or always_sharded):
             from traincast.parallel.hybrid import described_dlrm, hybrid_variant
 
             config = described_dlrm(str(workload))
@@ -74,10 +77,10 @@ def load_on(
                 )  # fmt: skip
         found = load(
             workload, batch_size=batch_size, seq_len=seq_len, dtype=dtype, mode=mode, optimizer=optimizer,
-            attention=attention, embedding=embedding,
+            attention=attention, embedding=embedding, compiled=compiled,
         )  # fmt: skip
     else:
-        found = workload.resized(batch_size=batch_size, seq_len=seq_len)
+        found = _at_size(workload, batch_size, seq_len, compiled)
     if gpus is None:
         return found, ""
     from traincast.parallel import on_gpus
@@ -97,6 +100,7 @@ def predict(
     optimizer: str | None = None,
     attention: str | None = None,
     embedding: str | None = None,
+    compiled: bool = False,
     clock_mhz: float | None = None,
     host: str | HostProfile | None = None,
     roofline_only: bool = False,
@@ -118,7 +122,7 @@ def predict(
     platform, links = with_links(alone)
     step, shards = load_on(
         workload, platform, gpus=gpus, batch_size=batch_size, seq_len=seq_len, dtype=dtype, mode=mode,
-        optimizer=optimizer, attention=attention, embedding=embedding,
+        optimizer=optimizer, attention=attention, embedding=embedding, compiled=compiled,
     )  # fmt: skip
     profile = load_host_profile(host) if isinstance(host, str) else host
     many = len(step.ranks) > 1
@@ -130,7 +134,7 @@ def predict(
         roofline_only=roofline_only,
         uneven=uneven,
     )
-    assumed = tuple(said for said in (shards, links if many else "") if said)
+    assumed = tuple(said for said in (shards, links if many else "", step.meta.get("compiled")) if said)
     return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
 
 
@@ -160,6 +164,16 @@ def load_trace(*files: str | Path, step: int | None = None) -> Workload:
 
     name = Path(files[0]).name.partition(".")[0] if files else ""
     return trace_workload(analyse_traces(files), name=name, step=step)
+
+
+def _at_size(workload: Workload, batch_size: int | None, seq_len: int | None, compiled: bool) -> Workload:
+    found = workload.resized(batch_size=batch_size, seq_len=seq_len)
+    if not compiled:
+        return found
+    from traincast.kernels.fusion import compiled_step
+    from traincast.simulate.prediction import lowering_context
+
+    return compiled_step(found, lowering_context(found))
 
 
 def _saved(path: Path, *, dtype: str, mode: str | None, optimizer: str | None) -> Workload:

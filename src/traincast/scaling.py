@@ -28,6 +28,7 @@ class Variant(TypedDict, total=False):
     optimizer: str | None
     attention: str | None
     embedding: str | None
+    compiled: bool
 
 
 def predict_scaling(

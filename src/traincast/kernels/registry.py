@@ -48,7 +48,7 @@ Lowering: TypeAlias = Callable[[Signature, LoweringContext], tuple[Item, ...]]
 _LOWERINGS: dict[str, Lowering] = {}
 _MODULES = ("views", "gemm", "conv", "elementwise", "loss", "index", "reduction", "rows", "pool", "attention", "copy",
             "embedding", "embedding_tbe", "embedding_inputs", "embedding_interaction", "embedding_tensorflow",
-            "optimizer", "control", "sharding", "collective")  # fmt: skip
+            "optimizer", "control", "sharding", "collective", "fused")  # fmt: skip
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:

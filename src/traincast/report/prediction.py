@@ -20,6 +20,7 @@ def prediction_json(p: Prediction) -> dict[str, Any]:
         "device": p.platform.device.name,
         "clock_mhz": p.platform.device.clock_mhz,
         "mode": p.workload.mode,
+        "compiled": "compiled" in p.workload.meta,
         "batch_size": p.workload.batch_size,
         "seq_len": p.workload.seq_len or None,
         "gpus": p.gpus,
@@ -56,10 +57,11 @@ def _headline(p: Prediction) -> str:
     clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
     sequence = f", {p.workload.seq_len} tokens" if p.workload.seq_len else ""
     low, high = (milliseconds(limit) for limit in p.interval)
+    compiled = ", compiled" if "compiled" in p.workload.meta else ""
     several = f"{p.gpus} x " if p.gpus > 1 else ""
     each = " a GPU" if p.gpus > 1 else ""
     return (
-        f"{p.workload.name} ({p.workload.mode}) on {several}{device.name}{clock}\n"
+        f"{p.workload.name} ({p.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
         f"batch {p.workload.batch_size}{each}{sequence}: {milliseconds(p.iteration)} ms a step, "
         f"90 % interval {low} to {high} ms"
     )

@@ -47,13 +47,13 @@ def _without_phase(program: Program, phase: Phase) -> Program:
     columns = Columns(
         op_signature=op_signature.astype(np.int32),
         op_module=c.op_module[keep],
-        op_forward=_renumber(keep)[c.op_forward[keep]],
+        op_forward=renumber(keep)[c.op_forward[keep]],
         op_stream=c.op_stream[keep],
-        input_ptr=_pointer(np.diff(c.input_ptr)[keep]),
-        input_tensor=_renumber(tensor)[c.input_tensor[in_kept]],
-        output_ptr=_pointer(np.diff(c.output_ptr)[keep]),
-        output_tensor=_renumber(tensor)[c.output_tensor[out_kept]],
-        tensor_storage=_renumber(storage)[c.tensor_storage[tensor]],
+        input_ptr=pointer(np.diff(c.input_ptr)[keep]),
+        input_tensor=renumber(tensor)[c.input_tensor[in_kept]],
+        output_ptr=pointer(np.diff(c.output_ptr)[keep]),
+        output_tensor=renumber(tensor)[c.output_tensor[out_kept]],
+        tensor_storage=renumber(storage)[c.tensor_storage[tensor]],
         storage_bytes=c.storage_bytes[storage],
         storage_kind=c.storage_kind[storage],
         storage_alloc=alloc[storage],
@@ -62,18 +62,19 @@ def _without_phase(program: Program, phase: Phase) -> Program:
         scope_phase=c.scope_phase[keep_scope],
         scope_thread=c.scope_thread[keep_scope],
         scope_after=_scope_after(c, keep_scope),
-        scope_ptr=_pointer(np.diff(c.scope_ptr)[keep_scope]),
+        scope_ptr=pointer(np.diff(c.scope_ptr)[keep_scope]),
     )
     return replace(program, symbolic=tuple([program.symbolic[i] for i in used]), columns=columns)
 
 
-def _renumber(keep: BoolArray) -> Int32Array:
+def renumber(keep: BoolArray) -> Int32Array:
     """New index of everything kept and -1 for the rest; the extra last entry makes index -1 stay -1."""
     new = np.where(keep, np.cumsum(keep) - 1, -1)
     return np.append(new, -1).astype(np.int32)
 
 
-def _pointer(counts: Int32Array) -> Int32Array:
+def pointer(counts: Int32Array) -> Int32Array:
+    """Where each of so many begins, and the end."""
     return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
 
 

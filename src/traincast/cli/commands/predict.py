@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS)
     parser.add_argument("--attention", choices=("eager", "sdpa"), help="Transformers; default eager")
     parser.add_argument("--embedding", choices=("batched", "bag", "fbgemm"), help="DLRMs; default batched")
+    parser.add_argument("--compiled", action="store_true", help="as torch.compile would run it (inference only)")
     parser.add_argument("--clock-mhz", type=float, metavar="N", help="locked SM clock")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
     parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         "optimizer": args.optimizer,
         "attention": args.attention,
         "embedding": args.embedding,
+        "compiled": args.compiled,
     }
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
     uneven = None

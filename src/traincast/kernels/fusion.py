@@ -1,0 +1,213 @@
+"""What a compiler makes of an eager step: chains of element-wise ops and row reductions as one kernel each.
+
+Follows what TorchInductor does in the large: matrix products, convolutions, attention and lookups stay calls of their
+libraries; element-wise ops, copies, softmax, layer norms and reductions that hand each other their results over the
+same elements become one kernel, which reads what comes from outside and writes what is wanted outside. Views cost
+nothing and constants are part of the kernels that use them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from functools import cached_property
+
+from traincast.errors import TraincastError
+from traincast.kernels.call import KernelCall
+from traincast.kernels.families import COPY, ELEMENTWISE, NORM, REDUCTION, SOFTMAX
+from traincast.kernels.lowering.common import real_bytes
+from traincast.kernels.registry import Item, LoweringContext, lower
+from traincast.workload.merge import Merged, merged
+from traincast.workload.ops import Signature, TensorSpec
+from traincast.workload.program import Program
+from traincast.workload.workload import Workload
+
+FUSED = "inductor::fused"
+_SAID = (
+    "compiled: chains of element-wise ops and row reductions run as one kernel each, as TorchInductor would fuse them; "
+    "the host is given the time of an eager op for each of them, which is rather too long"
+)
+_FUSING = frozenset(family.name for family in (ELEMENTWISE, COPY, SOFTMAX, REDUCTION))
+_NORMS = frozenset({"layer_forward", "batch_inference"})
+
+
+class _Role(Enum):
+    FREE = auto()  # no work on the device
+    CONSTANT = auto()  # writes what it was told
+    FUSING = auto()
+    CALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an op can be fused: the elements it goes through, and the rows it reduces them to (0: it reduces nothing)."""
+
+    role: _Role
+    elements: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """Ops of one kernel; `closed` once an op outside has used a result."""
+
+    elements: int
+    rows: int
+    members: list[int] = field(default_factory=list)
+    closed: bool = False
+
+    def takes(self, form: _Form) -> bool:
+        """Whether an op that uses a result of the group can run inside of it."""
+        if self.closed:
+            return False
+        if form.elements == self.elements:
+            return not (form.rows and self.rows) or form.rows == self.rows
+        return self.rows > 0 and form.elements == self.rows and not form.rows
+
+
+def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
+    """The workload as a compiler would run it. For inference: what training recomputes instead of storing is the
+    compiler's choice, which is not modelled."""
+    if workload.mode != "inference":
+        raise TraincastError(
+            f"'{workload.name}' is a step of {workload.mode}; compiled steps are predicted for inference only "
+            "(which results a compiler recomputes in the backward pass is not modelled). Add --mode inference"
+        )
+    if "compiled" in workload.meta:
+        return workload
+    programs = tuple(_compiled(program, context) for program in workload.programs)
+    return replace(workload, programs=programs, meta={**workload.meta, "compiled": _SAID})
+
+
+def _compiled(program: Program, context: LoweringContext) -> Program:
+    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
+    ops = _Ops(program, [forms[s] for s in program.columns.op_signature.tolist()])
+    groups = [ops.merged(group) for group in ops.groups() if len(group.members) > 1]
+    dropped = [op for op, form in enumerate(ops.forms) if form.role is _Role.FREE or op in ops.folded]
+    return merged(program, groups, dropped)
+
+
+def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:
+    if not items:
+        return _Form(_Role.FREE)
+    calls = [item for item in items if isinstance(item, KernelCall)]
+    if len(calls) < len(items) or not signature.outputs or not all(_fuses(call) for call in calls):
+        return _Form(_Role.CALL)
+    written = max(spec.numel for spec in signature.outputs)
+    if not signature.inputs and calls[0].kind == "fill":
+        return _Form(_Role.CONSTANT, written)
+    first, read = calls[0], max((spec.numel for spec in signature.inputs), default=0)
+    if first.family is REDUCTION:
+        return _Form(_Role.FUSING, read, written)
+    if first.family in (SOFTMAX, NORM) and first.kind != "batch_inference":
+        return _Form(_Role.FUSING, written, int(first.values[first.family.fields.index("rows")]))
+    return _Form(_Role.FUSING, written)
+
+
+def _fuses(call: KernelCall) -> bool:
+    return call.family.name in _FUSING or (call.family is NORM and call.kind in _NORMS)
+
+
+class _Ops:
+    """The ops of a program with what they read and write."""
+
+    def __init__(self, program: Program, forms: list[_Form]) -> None:
+        self.program, self.forms = program, forms
+        c = program.columns
+        self.storage: list[int] = c.tensor_storage.tolist()
+        spans = ((c.input_ptr.tolist(), c.input_tensor.tolist()), (c.output_ptr.tolist(), c.output_tensor.tolist()))
+        self.reads, self.writes = (
+            [flat[pointer[op] : pointer[op + 1]] for op in range(program.num_ops)] for pointer, flat in spans
+        )
+        self.readers: dict[int, list[int]] = defaultdict(list)  # by storage, ascending
+        for op, tensors in enumerate(self.reads):
+            if forms[op].role is not _Role.FREE:
+                for storage in {self.storage[t] for t in tensors}:
+                    self.readers[storage].append(op)
+
+    def groups(self) -> list[_Group]:
+        """Which ops run together. Every group runs where its last op ran: an op joins those that made what it reads
+        as long as nothing else has used their results."""
+        group_of: dict[int, _Group] = {}
+        writer: dict[int, int] = {}
+        found: list[_Group] = []
+        for op, form in enumerate(self.forms):
+            if form.role is _Role.FREE:
+                continue
+            sources = [writer[s] for s in map(self.storage.__getitem__, self.reads[op]) if s in writer]
+            makers = {id(group_of[w]): group_of[w] for w in sources if w in group_of}
+            joined = [g for g in makers.values() if form.role is _Role.FUSING and g.takes(form)]
+            for group in makers.values():
+                group.closed = group.closed or not any(group is other for other in joined)
+            if form.role is _Role.FUSING:
+                own = _Group(form.elements, form.rows)
+                own.members = sorted([op, *(member for group in joined for member in group.members)])
+                own.elements = max(own.elements, *(group.elements for group in joined), 0)
+                own.rows = max(own.rows, *(group.rows for group in joined), 0)
+                found = [group for group in found if not any(group is other for other in joined)] + [own]
+                group_of.update(dict.fromkeys(own.members, own))
+            for tensor in self.writes[op]:
+                writer[self.storage[tensor]] = op
+        return found
+
+    @cached_property
+    def folded(self) -> frozenset[int]:
+        """Constants that only fused kernels use, which then hold them themselves."""
+        return frozenset(
+            op
+            for op, form in enumerate(self.forms)
+            if form.role is _Role.CONSTANT
+            and all(
+                self.forms[user].role is _Role.FUSING
+                for tensor in self.writes[op]
+                for user in self.readers[self.storage[tensor]]
+            )
+        )
+
+    def merged(self, group: _Group) -> Merged:
+        """The kernel of a group: what it reads from outside and what is wanted outside."""
+        inside = set(group.members)
+        inputs: dict[int, tuple[TensorSpec, TensorSpec]] = {}  # with symbolic and with plain sizes
+        outputs: dict[int, TensorSpec] = {}
+        known = {self.storage[tensor] for op in self.folded for tensor in self.writes[op]}
+        for op in group.members:
+            symbolic, plain = self._signatures(op)
+            for tensor, specs in zip(self.reads[op], zip(symbolic.inputs, plain.inputs, strict=True), strict=True):
+                if self.storage[tensor] not in known:
+                    inputs[tensor] = specs
+            for tensor, spec in zip(self.writes[op], symbolic.outputs, strict=True):
+                known.add(self.storage[tensor])
+                if self._wanted(self.storage[tensor], op, inside):
+                    outputs[tensor] = spec
+        reads = self._distinct({tensor: plain for tensor, (_, plain) in inputs.items()})
+        names = " ".join(self._signatures(op)[0].name.removeprefix("aten::") for op in group.members)
+        return Merged(
+            members=tuple(group.members),
+            signature=Signature(
+                FUSED, tuple([inputs[tensor][0] for tensor in reads]), tuple(outputs.values()), (("ops", names),)
+            ),
+            inputs=reads,
+            outputs=tuple(outputs),
+        )
+
+    def _signatures(self, op: int) -> tuple[Signature, Signature]:
+        number = self.program.columns.op_signature[op]
+        return self.program.symbolic[number], self.program.signatures[number]
+
+    def _wanted(self, storage: int, op: int, inside: set[int]) -> bool:
+        """Whether something after `op`, or after the step, uses what it wrote."""
+        c = self.program.columns
+        if c.storage_alloc[storage] < 0 or c.storage_free[storage] >= self.program.num_ops:
+            return True
+        return any(reader > op and reader not in inside for reader in self.readers[storage])
+
+    def _distinct(self, inputs: dict[int, TensorSpec]) -> tuple[int, ...]:
+        """The tensors read, as many of each storage as show all of it: others are the same memory in another form."""
+        room = {self.storage[tensor]: int(self.program.storage_nbytes[self.storage[tensor]]) for tensor in inputs}
+        reads = []
+        for tensor in sorted(inputs, key=lambda tensor: -real_bytes(inputs[tensor])):
+            if room[self.storage[tensor]] > 0:
+                room[self.storage[tensor]] -= real_bytes(inputs[tensor])
+                reads.append(tensor)
+        return tuple(sorted(reads))
