@@ -77,12 +77,12 @@ def read_attention(data: Path) -> AttentionRows:
 
 
 def predict_rows(model: AttentionModel, rows: AttentionRows) -> tuple[FloatArray, FloatArray]:
-    """Seconds and log-sigma of every row."""
+    """Seconds as the server timed them, and log-sigma, of every row."""
     seconds, sigma = np.zeros(len(rows.seconds)), np.zeros(len(rows.seconds))
     for index, device in enumerate(rows.devices):
         mine = rows.device == index
         if mine.any():
-            estimate = model.predict(rows.calls.take(mine), device)
+            estimate = model.predict_served(rows.calls.take(mine), device)
             seconds[mine], sigma[mine] = estimate.seconds, estimate.sigma
     return seconds, sigma
 

@@ -1,4 +1,4 @@
-"""Fused attention: tiles of queries walk over the keys, so time is products, exponentials and one pass over memory."""
+"""Fused attention: physical features of the kernel, weighted by a fit per device."""
 
 from __future__ import annotations
 
@@ -9,31 +9,39 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import Calls, Estimate, Family, FloatArray
+from traincast.kernels.call import BoolArray, Calls, Estimate, Family, FloatArray
 from traincast.kernels.families import ATTENTION
+from traincast.kernels.models.attention_physics import (
+    FEATURES,
+    FUSED_TYPES,
+    KERNEL_NAMES,
+    cache_features,
+    kernel_features,
+    kernel_of,
+)
 from traincast.kernels.models.base import KernelModel, Measurements, State
 from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.solve import relative_fit
 from traincast.platform.device import Device
 
-_TILE = 128.0  # queries of a block, and keys of a step
-_HEAD_DIMS = np.log2([64.0, 128.0, 192.0, 256.0, 512.0])
-_FUSED_TYPES = ("fp16", "bf16")
 _BACKWARD = 2.8  # five products where the forward has two, recomputation included, at slightly lower efficiency
 _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches without tensor cores
 _UNMEASURED = 0.35
+_SAME_KERNEL = 16.0  # how much more a device with the same kernel says about one never measured
+_TOWARDS_POOL = 0.1  # decides only what a device's own rows leave open, such as head dimensions it lacks
+_KNEE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionParameters:
-    """Feature weights per device, pooled ones for the others, spreads, and the largest fitted sizes."""
+    """Feature weights per device (those of the cache copy last), pooled ones per kernel, spreads, fitted sizes."""
 
     chips: Chips
     weights: FloatArray
-    pooled: FloatArray
+    pooled: FloatArray  # a row for each of `KERNEL_NAMES`
     sigma: FloatArray
     unseen_sigma: float
-    limits: FloatArray  # least and largest query length, least and largest head dimension
+    limits: FloatArray  # per device: least and largest query length and head dimension, most elements of the query
 
     def state(self) -> State:
         """As arrays."""
@@ -54,6 +62,11 @@ class AttentionParameters:
         unseen = float(state["unseen_sigma"][0])
         return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits)
 
+    def weights_on(self, device: Device) -> FloatArray:
+        """Weights of the device, of its chip, or of its kernel on other devices."""
+        row = self.chips.find(device)
+        return np.asarray(self.pooled[KERNEL_NAMES.index(kernel_of(device))] if row < 0 else self.weights[row])
+
 
 class AttentionModel(KernelModel):
     """Flash-style attention. Fitted state: `parameters_`. Backward and fp32 are derived, and say so."""
@@ -64,22 +77,22 @@ class AttentionModel(KernelModel):
         self.parameters_ = parameters
 
     def fit(self, data: Measurements) -> Self:
-        """From forward device times in half precision."""
-        matrices, weights = [], []
+        """From forward device times in half precision, the copy into a server's cache included."""
+        parts, limits = [], []
         for index, device in enumerate(data.devices):
             mine = data.device == index
-            matrix = attention_features(data.calls.take(mine), device)
-            weights.append(relative_fit(matrix, data.seconds[mine], knee=0.1))
-            matrices.append((matrix, data.seconds[mine]))
-        share = np.concatenate([np.full(len(s), 1.0 / np.sqrt(len(s))) for _, s in matrices])
-        stacked, seconds = (np.concatenate(part) for part in zip(*matrices, strict=True))
-        pooled = relative_fit(stacked, seconds, weight=share, knee=0.1)
-        length, dim = data.calls["q_len"], data.calls["head_dim"]
-        limits = np.array([length.min(), length.max(), dim.min(), dim.max()])
+            calls = data.calls.take(mine)
+            parts.append((_features(calls, device), data.seconds[mine]))
+            length, dim = calls["q_len"], calls["head_dim"]
+            limits.append([length.min(), length.max(), dim.min(), dim.max(), _query_elements(calls).max()])
+        kernels = [kernel_of(device) for device in data.devices]
+        pooled = {name: _pooled(parts, [kernel == name for kernel in kernels]) for name in KERNEL_NAMES}
+        weights = [_towards(pooled[name], *part) for name, part in zip(kernels, parts, strict=True)]
         size = len(data.devices)
         self.parameters_ = AttentionParameters(
-            Chips.of(data.devices), np.array(weights), pooled, np.full(size, 0.15), 0.4, limits
-        )
+            Chips.of(data.devices), np.array(weights), np.array(list(pooled.values())), np.full(size, 0.15), 0.4,
+            np.array(limits),
+        )  # fmt: skip
         return self
 
     def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> Self:
@@ -91,22 +104,25 @@ class AttentionModel(KernelModel):
         """Device time of every call."""
         assert self.parameters_ is not None, "the model has not been fitted"
         parameters = self.parameters_
-        row = parameters.chips.find(device)
-        weights = parameters.pooled if row < 0 else parameters.weights[row]
-        fused = calls.is_compute(*[name for name in _FUSED_TYPES if name in device.peak_flops])
-        seconds = attention_features(calls, device) @ weights
+        fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops])
+        seconds = kernel_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
         if not fused.all():
             seconds = np.where(fused, seconds, _plain_seconds(calls, device))
         backward = calls.is_kind("backward")
         seconds = np.where(backward, _BACKWARD, 1.0) * seconds
-        sigma = np.full(len(calls), parameters.unseen_sigma if row < 0 else float(parameters.sigma[row]))
+        row = parameters.chips.find(device)
+        sigma = parameters.unseen_sigma if row < 0 else float(parameters.sigma[row])
         measured = fused & ~backward & (calls["causal"] == 1) & (calls["q_len"] == calls["kv_len"])
-        low, high, narrow, wide = parameters.limits
-        within = (calls["q_len"] >= low) & (calls["q_len"] <= high)
-        within &= (calls["head_dim"] >= narrow) & (calls["head_dim"] <= wide)
-        return Estimate(
-            seconds, np.where(measured, sigma, np.hypot(sigma, _UNMEASURED)), measured & within & (row >= 0)
-        )
+        if row >= 0:
+            measured &= _within(calls, parameters.limits[row])
+        return Estimate(seconds, np.where(measured, sigma, np.hypot(sigma, _UNMEASURED)), measured & (row >= 0))
+
+    def predict_served(self, calls: Calls, device: Device) -> Estimate:
+        """As a server times forward calls: with the copy of keys and values into its cache, which training lacks."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        estimate = self.predict(calls, device)
+        copy = cache_features(calls, device) @ self.parameters_.weights_on(device)[len(FEATURES) :]
+        return replace(estimate, seconds=estimate.seconds + copy)
 
     def state(self) -> State:
         """The fitted parameters."""
@@ -119,30 +135,38 @@ class AttentionModel(KernelModel):
         return cls(AttentionParameters.from_state(state))
 
 
-def attention_features(calls: Calls, device: Device) -> FloatArray:
-    """Seconds-like features: start, products by head dimension, the longest block, memory, waves, exponentials."""
-    batch, heads, queries, keys = calls["batch"], calls["q_heads"], calls["q_len"], calls["kv_len"]
-    dim, causal = calls["head_dim"], calls["causal"] > 0
-    clock = 1e6 * device.effective_clock_mhz
-    rate = calls.per_compute({name: device.sustained(name) for name in _FUSED_TYPES}, device.sustained("fp16"))
-    per_sm = rate / device.num_sms
-    blocks = batch * heads * np.ceil(queries / _TILE)
-    padded = np.ceil(keys / _TILE) * _TILE
-    seen = np.where(causal, 0.5 * (padded + _TILE), padded)  # keys that an average block of queries looks at
-    products = np.maximum(blocks / device.num_sms, 1.0) * 4.0 * _TILE * dim * seen / per_sm
-    longest = 4.0 * _TILE * dim * padded / per_sm
-    moved = 2.0 * dim * (batch * heads * queries + batch * calls["kv_heads"] * keys) * calls.item_bytes()
-    waves = np.ceil(blocks / device.num_sms)
-    steps = waves * np.ceil(seen / _TILE)
-    columns = [np.full(len(calls), 1e-6), *_by_head_dim(products, dim)]
-    columns += [longest, moved / device.dram_bandwidth, 1e3 * waves / clock, 1e3 * steps / clock]
-    return np.stack(columns, axis=1)
+def _features(calls: Calls, device: Device) -> FloatArray:
+    return np.concatenate([kernel_features(calls, device), cache_features(calls, device)], axis=1)
 
 
-def _by_head_dim(products: FloatArray, dim: FloatArray) -> list[FloatArray]:
-    place = np.clip(np.log2(dim), _HEAD_DIMS[0], _HEAD_DIMS[-1])
-    corners = np.eye(len(_HEAD_DIMS))
-    return [products * np.interp(place, _HEAD_DIMS, corner) for corner in corners]
+def _pooled(parts: list[tuple[FloatArray, FloatArray]], same: list[bool]) -> FloatArray:
+    """One set of weights for all devices; each counts alike, those with the `same` kernel more."""
+    matrix, seconds = (np.concatenate(part) for part in zip(*parts, strict=True))
+    share = [np.sqrt((_SAME_KERNEL if s else 1.0) / len(p)) for s, (_, p) in zip(same, parts, strict=True)]
+    return relative_fit(matrix, seconds, weight=np.repeat(share, [len(p) for _, p in parts]), knee=_KNEE)
+
+
+def _towards(pooled: FloatArray, matrix: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Weights that fit these rows; what they leave open stays near the `pooled` weights."""
+    known = np.flatnonzero(pooled > 0)
+    prior = np.zeros((len(known), len(pooled)))
+    prior[np.arange(len(known)), known] = 1.0 / pooled[known]
+    weight = np.concatenate([np.ones(len(seconds)), np.full(len(known), np.sqrt(_TOWARDS_POOL))])
+    rows, target = np.concatenate([matrix, prior]), np.concatenate([seconds, np.ones(len(known))])
+    return relative_fit(rows, target, weight=weight, knee=_KNEE)
+
+
+def _query_elements(calls: Calls) -> FloatArray:
+    return calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["head_dim"]
+
+
+def _within(calls: Calls, limits: FloatArray) -> BoolArray:
+    """Which calls have the sizes of fitted ones."""
+    shortest, longest, narrow, wide, most = limits
+    length, dim = calls["q_len"], calls["head_dim"]
+    return np.asarray(
+        (length >= shortest) & (length <= longest) & (dim >= narrow) & (dim <= wide) & (_query_elements(calls) <= most)
+    )
 
 
 def _plain_seconds(calls: Calls, device: Device) -> FloatArray:
