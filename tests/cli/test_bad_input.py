@@ -153,3 +153,10 @@ def test_unevenness_of_a_scaling_curve(capsys):
     assert "one number" in refusal(
         capsys, "predict", "resnet50", "--on", "dgx-a100", "--gpus", "2,4", "--jitter", "0.1"
     )
+
+
+def test_a_piece_named_twice_is_fitted_once(capsys, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr("traincast.cli.commands.fit.fit_pieces", lambda pieces, *_: asked.append(pieces) or {})
+    assert main(["fit", "host", "norm", "host", "--data", str(tmp_path)]) == 0
+    assert asked == [["host", "norm"]]

@@ -33,7 +33,10 @@ def pairwise(slow):
         name: np.full(len(rows), value, dtype=object) for name, value in (("s", "c"), ("k", "all_to_all"), ("d", "any"))
     }
     two = np.full(len(rows), 2.0)
-    return Points(text["s"], text["k"], text["d"], pair, two, two, size, seconds, np.zeros(len(rows), dtype=bool))
+    where = np.array([f"'t', row {row}, column 'us'" for row in range(len(rows))], dtype=object)
+    return Points(
+        text["s"], text["k"], text["d"], pair, two, two, size, seconds, np.zeros(len(rows), dtype=bool), where
+    )
 
 
 def test_a_latency_and_a_bandwidth_are_recovered_with_two_points():
@@ -71,7 +74,7 @@ def test_points_faster_than_their_links_are_refused():
     check_links(cluster, "dgx-h100")
     columns = {name: getattr(cluster, name) for name in Points.__slots__}
     too_fast = Points(**{**columns, "seconds": cluster.seconds / 1e3})
-    with pytest.raises(TraincastError, match="faster than its links allow"):
+    with pytest.raises(TraincastError, match=r"'t', row 0, column 'us': .* faster than its links allow"):
         check_links(too_fast, "dgx-h100")
 
 

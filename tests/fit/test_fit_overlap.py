@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.resources import files
 
 import pytest
 
-from traincast.fit.overlap import best, errors, fit_overlap
+from traincast.errors import TraincastError
+from traincast.fit.overlap import TRACE, best, errors, fit_overlap
 from traincast.traces.overlap import Pair
 
 
@@ -22,8 +24,18 @@ def test_the_shipped_profile_is_what_the_trace_gives(shared_data, tmp_path):
     profile = fit_overlap(shared_data, tmp_path, lambda what, share: None)
 
     shipped = files("traincast.simulate") / "data" / "overlap.json"
-    assert json.loads(shipped.read_text(encoding="utf-8")) == profile
+    dated = json.loads(shipped.read_text(encoding="utf-8"))
+    assert dated["provenance"].pop("date")  # `traincast fit` adds it
+    assert dated == profile
     held_out = profile["provenance"]["held_out"]
     assert held_out["pairs"] > 500
     assert held_out["with"]["gmae"] < 0.6 * held_out["without"]["gmae"]
     assert abs(held_out["with"]["bias"]) < abs(held_out["without"]["bias"])
+
+
+def test_a_trace_without_transfers_is_refused_by_name(shared_data, tmp_path):
+    target = tmp_path / "traces" / TRACE
+    target.parent.mkdir(parents=True)
+    shutil.copy(shared_data / "traces" / "kineto_resnet50_v100" / "num_workers_4.json.gz", target)
+    with pytest.raises(TraincastError, match=r"kineto_rank3.*too few kernels"):
+        fit_overlap(tmp_path, tmp_path, lambda what, share: None)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from traincast.errors import TraincastError
-from traincast.fit.measurements import held_out, read_table
+from traincast.fit.attention import read_attention
+from traincast.fit.measurements import check_positive, check_possible, devices_in, held_out, read_table
 from traincast.fit.streaming import fit_elementwise
 from traincast.kernels.models.boosting import Boosting, boost
 from traincast.kernels.models.solve import nonnegative, relative_fit, spread_90
@@ -56,7 +57,10 @@ def test_a_fit_finds_the_bandwidth_behind_the_floor_and_writes_the_same_bytes_tw
         (lambda n: {"latency_us": [20.0] * (n - 1) + [float("nan")]}, ["row 59", "latency_us"]),
         (lambda n: {"latency_us": [0.5] * n}, ["latency_us", "faster", "V100"]),
         (lambda n: {"device": ["Voodoo 2"] * n}, ["vector_fp32", "row 0", "device", "Voodoo 2"]),
-        (lambda n: {"rows": ["many"] * n}, ["vector_fp32", "rows", "not numbers"]),
+        (lambda n: {"rows": ["8"] * (n - 1) + ["many"]}, ["vector_fp32", "row 59", "rows", "'many' is not a number"]),
+        (lambda n: {"op": ["add"] * (n - 1) + ["sqrt"]}, ["row 59", "'op'", "sqrt", "relu"]),
+        (lambda n: {"split": [None] * n}, ["row 0", "'split'", "train"]),
+        (lambda n: {name: [] for name in ("device", "op", "split", "rows", "cols", "latency_us")}, ["has no rows"]),
     ],
 )
 def test_bad_data_is_named_by_file_row_and_column_and_nothing_is_written(tmp_path, change, words):
@@ -71,6 +75,63 @@ def test_bad_data_is_named_by_file_row_and_column_and_nothing_is_written(tmp_pat
     for word in words:
         assert word in message
     assert list(out.iterdir()) == []
+
+
+def test_rows_keep_their_place_in_the_file_when_some_are_set_aside(tmp_path):
+    table = {"device": ["Tesla T4", "Tesla V100-PCIE-32GB", "Voodoo 2"], "m": [1.0, 2.0, 0.0]}
+    polars.DataFrame(table).write_parquet(tmp_path / "some.parquet")
+    rows = read_table(tmp_path, "some.parquet", ("device",), ("m",))
+    last = rows.take(np.array([False, True, True])).take(np.array([False, True]))
+    with pytest.raises(TraincastError, match=r"'some.parquet', row 2, column 'device': .*Voodoo 2"):
+        devices_in(last)
+    with pytest.raises(TraincastError, match=r"'some.parquet', row 2, column 'm': 0.0 is not a positive number"):
+        check_positive(last, "m")
+    with pytest.raises(TraincastError, match=r"'some.parquet', row 2, column 'm': .* 3 times faster"):
+        check_possible(last, np.array([1.0]), np.array([0.1]), "m")
+
+
+def attention(folder, **changes):
+    """A tiny table of two frameworks, of which only the second is fitted, with one thing changed."""
+    table = {
+        "device": ["NVIDIA L40S"] * 8, "framework": ["sglang"] * 4 + ["vllm"] * 4, "dtype": ["bfloat16"] * 8,
+        "batch": [1, 2, 4, 8] * 2, "seq_len": [128] * 8, "num_q_heads": [8] * 8, "num_kv_heads": [8] * 8,
+        "head_dim": [64] * 8, "latency_us": [20.0] * 8,
+    }  # fmt: skip
+    table.update(changes)
+    (folder / "kernels").mkdir()
+    polars.DataFrame(table).write_parquet(folder / "kernels" / "attention_mixed.parquet")
+    return folder
+
+
+def test_attention_is_checked_in_the_rows_of_every_framework(tmp_path):
+    assert len(read_attention(attention(tmp_path)).seconds) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"device": ["NVIDIA L40S"] * 2 + ["Voodoo 2"] + ["NVIDIA L40S"] * 5}, ["row 2", "'device'", "Voodoo 2"]),
+        ({"latency_us": [20.0] * 3 + [1e-3] + [20.0] * 4}, ["row 3", "'latency_us'", "faster"]),
+        ({"dtype": ["bfloat16"] * 7 + ["fp8"]}, ["row 7", "'dtype'", "fp8"]),
+        ({"framework": ["sglang"] * 8}, ["framework", "vllm"]),
+    ],
+)
+def test_bad_attention_rows_are_named(tmp_path, change, words):
+    with pytest.raises(TraincastError) as caught:
+        read_attention(attention(tmp_path, **change))
+    for word in ["attention_mixed", *words]:
+        assert word in str(caught.value)
+
+
+def test_a_device_with_small_shapes_only_is_named_and_not_fitted(tmp_path):
+    sizes = [(rows, cols) for rows in (8, 64) for cols in range(64, 2049, 448)]
+    data, _ = vectors(
+        tmp_path, device=["Tesla V100-PCIE-32GB"] * len(sizes), op=["add"] * len(sizes), split=["train"] * len(sizes),
+        rows=[rows for rows, _ in sizes], cols=[cols for _, cols in sizes],
+        latency_us=[30.0 + 2.0 * i for i in range(len(sizes))],
+    )  # fmt: skip
+    with pytest.raises(TraincastError, match=r"V100-PCIE-32GB.*L2"):
+        fit_elementwise(data, tmp_path, quiet)
 
 
 def test_a_missing_or_damaged_file_is_one_clear_line(tmp_path):
@@ -118,7 +179,7 @@ def test_boosted_trees_learn_a_step_extrapolate_flat_and_survive_their_state():
     random = np.random.default_rng(6)
     features = random.uniform(0, 1, (4000, 3))
     target = np.where(features[:, 1] > 0.5, 0.3, -0.2)
-    trees = boost(features, target, np.ones(4000), trees=60, depth=3)
+    trees = boost(features, target, np.ones(4000), trees=400, depth=3)
     far = np.array([[0.5, 0.9, 0.5], [0.5, 99.0, 0.5], [0.5, 0.1, 0.5], [0.5, -99.0, 0.5]])
     predicted = trees.predict(far)
     np.testing.assert_allclose(predicted, [0.3, 0.3, -0.2, -0.2], atol=0.03)

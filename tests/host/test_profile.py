@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from traincast.errors import TraincastError
 from traincast.fit import host_versions
+from traincast.fit.dates import date_profiles
 from traincast.fit.host import PROFILE, fit_host, host_tables
 from traincast.fit.host_traces import fit_host_from_traces
 from traincast.host.names import today
@@ -76,6 +78,7 @@ def test_malformed_profiles_are_refused(broken):
 
 def test_shipped_profile_is_what_the_tables_give(shared_data, tmp_path):
     fit_host(shared_data, tmp_path, lambda *_: None)
+    date_profiles(tmp_path, Path(str(files("traincast.host") / "data")))
 
     shipped = files("traincast.host") / "data" / f"{PROFILE}.json"
     assert (tmp_path / f"{PROFILE}.json").read_text() == shipped.read_text()
@@ -85,6 +88,7 @@ def test_profiles_of_traces_are_what_the_traces_give(shared_data, tmp_path):
     fitted = fit_host_from_traces(shared_data, tmp_path, lambda *_: None)
 
     data = files("traincast.host") / "data"
+    date_profiles(tmp_path, Path(str(data)))
     for name in fitted:
         assert (tmp_path / f"{name}.json").read_text() == (data / f"{name}.json").read_text(), name
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from traincast.kernels.call import Calls
+from traincast.kernels.call import Calls, FloatArray
 from traincast.kernels.models.base import KernelModel
 from traincast.platform import Device
 
@@ -29,3 +31,19 @@ def check_contract(model: KernelModel, calls: Calls, device: Device) -> None:
     restored = type(model).from_state(model.state()).predict(calls, device)
     assert np.array_equal(restored.seconds, estimate.seconds)
     assert np.array_equal(restored.sigma, estimate.sigma)
+
+    nothing = model.predict(calls.take(np.zeros(len(calls), dtype=np.bool_)), device)
+    assert len(nothing.seconds) == len(nothing.sigma) == len(nothing.in_domain) == 0
+
+
+def check_monotone(model: KernelModel, growing: Sequence[Calls], device: Device, *, slack: float = 0.0) -> None:
+    """Of calls that grow from one set to the next, each takes at least as long as the one before, up to `slack`."""
+    took = np.stack([model.predict(calls, device).seconds for calls in growing])
+    assert (took[1:] >= (1.0 - slack) * took[:-1]).all(), took
+
+
+def check_unit(model: KernelModel, calls: Calls, least_seconds: FloatArray, device: Device) -> None:
+    """Seconds: no large call beats what the sheet allows, none is as far off as another unit would be."""
+    share = least_seconds / model.predict(calls, device).seconds
+    assert (share <= 1.05).all(), share
+    assert (share > 1 / 300).all(), share

@@ -9,10 +9,10 @@ from traincast.embeddings import Pooling, Table, Uniform, Zipf
 from traincast.errors import TraincastError
 from traincast.evaluate.metrics import error_row
 from traincast.kernels.call import Calls
+from traincast.kernels.cost import price_calls
 from traincast.kernels.families import EMBEDDING
 from traincast.kernels.lowering.embedding import distinct_rows
 from traincast.kernels.lowering.embedding_tables import lookup_tables, tbe_backward_calls, tbe_forward_calls
-from traincast.kernels.roofline import Roofline
 from traincast.kernels.traffic import _missing_bytes
 from traincast.platform import load_device
 
@@ -27,7 +27,7 @@ def _tables(access, count=8):
 
 def _seconds(tables, kind, key):
     calls = Calls.of(EMBEDDING, [lookup_tables(tables, 2048).call(kind)])
-    return float(Roofline().predict(calls, load_device(key)).seconds[0])
+    return float(price_calls(calls, load_device(key))[0].seconds[0])
 
 
 def test_uniform_tables_lower_as_ops_do():
@@ -70,7 +70,7 @@ def test_misses_are_those_of_the_distribution(key, exponent):
 
 
 def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):
-    """Uniform tables built as data score as those lowered from ops do (tests/kernels/test_roofline.py)."""
+    """Uniform tables built as data score as those lowered from ops do (tests/evaluate/test_kernels_embedding.py)."""
     device = load_device("v100").at_clock(1297)
     predicted, measured = [], []
     with (shared_data / "kernels" / "embedding_v100.csv").open(newline="") as file:
@@ -89,7 +89,7 @@ def test_described_tables_predict_the_measured_kernels_of_v100(shared_data):
             ]  # fmt: skip
             lowered = lookup_tables(tables, int(row["batch"]), index_bytes=4, ascending=not micro)
             call = lowered.call("batched_backward_sgd" if backward else "batched_forward")
-            predicted.append(float(Roofline().predict(Calls.of(EMBEDDING, [call]), device).seconds[0]))
+            predicted.append(float(price_calls(Calls.of(EMBEDDING, [call]), device)[0].seconds[0]))
             measured.append(1e-6 * float(row["latency_us"]))
     errors = error_row("kernels", "embedding", predicted, measured)
     assert errors.n == 8

@@ -79,3 +79,20 @@ def test_coalescing_a_sparse_gradient_sorts_it():
     calls = lowered("aten::_coalesce", {"self": parts}, parts, self_layout="sparse_coo")
     assert kernels(calls).count("index:sort") == 8
     assert field(calls[-1], "elements") == 5000 * 64
+
+
+def test_tables_of_one_kernel_may_differ_in_pooling_and_access():
+    """Given as many lookups in all, when one table has most of them, then its bags are the longest and rows fewer."""
+    inputs = {
+        "weights": tensor(2_000_000, 64),
+        "table_offsets": _ids(2),
+        "indices": _ids(512 * 20, "int32"),
+        "offsets": _ids(2 * 512 + 1, "int32"),
+    }
+    forms = {"rows": (1_000_000, 1_000_000), "dims": (64, 64)}
+    name, result = "traincast::batched_embedding_forward", tensor(512, 2, 64)
+    (even,) = lowered(name, inputs, result, **forms)
+    (uneven,) = lowered(name, inputs, result, **forms, pooling=(1, 19), access=("uniform", "zipf:1.1"))
+    assert field(even, "lookups") == field(uneven, "lookups") == 512 * 20
+    assert (field(even, "longest_bag"), field(uneven, "longest_bag")) == (10, 19)
+    assert field(uneven, "distinct_rows") < 0.6 * field(even, "distinct_rows")

@@ -10,8 +10,8 @@ from tests.kernels.signatures import field, kernels, lowered, tensor
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.embeddings.load import Part, total_load
 from traincast.kernels.call import Calls
+from traincast.kernels.cost import price_calls
 from traincast.kernels.families import EMBEDDING
-from traincast.kernels.traffic import embedding_seconds
 from traincast.platform import load_device
 
 TABLES = [
@@ -43,7 +43,7 @@ def _backward(optimizer: str, **more):
 
 
 def _seconds(call, device: str = "a100-80gb") -> float:
-    return float(embedding_seconds(Calls.of(EMBEDDING, [call]), load_device(device))[0])
+    return float(price_calls(Calls.of(EMBEDDING, [call]), load_device(device))[0].seconds[0])
 
 
 def test_the_load_of_an_op_is_what_its_kernel_touches():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kernels.signatures import MODERN, field, lowered, tensor
+from tests.kernels.signatures import MODERN, field, kernels, lowered, tensor
 from traincast.kernels.coverage import OpCoverage, coverage
 from traincast.kernels.lowering.common import STREAM_SYNCHRONIZE
 from traincast.kernels.registry import Control, ControlKind, lower, registered
@@ -73,3 +73,22 @@ def test_coverage_counts_ops_and_launches():
         OpCoverage("aten::view", 1, True, 0),
         OpCoverage("mylib::fancy", 1, False, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "output"),
+    [
+        ("aten::mm", {"self": tensor(0, 5), "mat2": tensor(5, 6)}, tensor(0, 6)),
+        ("aten::native_layer_norm", {"input": tensor(0, 16), "weight": tensor(16), "bias": tensor(16)}, tensor(0, 16)),
+        ("aten::native_dropout", {"input": tensor(0, 16)}, tensor(0, 16)),
+    ],
+)
+def test_an_op_whose_results_are_empty_launches_nothing(name, inputs, output):
+    assert lowered(name, inputs, output, normalized_shape=(16,)) == ()
+
+
+def test_a_sum_over_nothing_still_writes_its_result():
+    zeros = {"grad_out": tensor(0, 16), "input": tensor(0, 16), "mean": tensor(0, 1), "rstd": tensor(0, 1),
+             "weight": tensor(16), "bias": tensor(16)}  # fmt: skip
+    results = [tensor(0, 16), tensor(16), tensor(16)]
+    assert kernels(lowered("aten::native_layer_norm_backward", zeros, results, normalized_shape=(16,)))

@@ -8,7 +8,7 @@ import pytest
 from tests.kernels.model_checks import check_contract
 from traincast.kernels.call import Calls
 from traincast.kernels.families import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
-from traincast.kernels.models.base import PROFILE_DATE, load_state
+from traincast.kernels.models.base import load_state
 from traincast.kernels.models.shipped import PROFILES, shipped_models
 from traincast.platform import device_keys, load_device
 
@@ -177,12 +177,11 @@ def test_intervals_cover_what_they_promise_on_the_held_out_fifth():
         assert 0.85 <= provenance["interval_coverage_held_out"] <= 0.95, family
 
 
-def test_profiles_say_where_and_when_they_come_from():
+def test_profiles_say_where_they_come_from():
     import json
 
     for path in PROFILES.glob("*.json"):
         provenance = json.loads(path.read_text())
-        assert provenance["date"] == PROFILE_DATE, path.name
         assert all("(" in source for source in provenance["sources"]), path.name  # the licence
 
 

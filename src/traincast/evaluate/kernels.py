@@ -8,6 +8,7 @@ from pathlib import Path
 from traincast.evaluate.dlrm_timeline import evaluate_dlrm_timeline
 from traincast.evaluate.kernels_attention import evaluate_attention
 from traincast.evaluate.kernels_conv import evaluate_conv
+from traincast.evaluate.kernels_embedding import evaluate_embedding
 from traincast.evaluate.kernels_gemm import evaluate_gemm
 from traincast.evaluate.kernels_gemm_timeline import evaluate_gemm_timeline
 from traincast.evaluate.kernels_vector import evaluate_elementwise, evaluate_norm, evaluate_softmax
@@ -22,6 +23,7 @@ _PARTS = (
     evaluate_norm,
     evaluate_conv,
     evaluate_attention,
+    evaluate_embedding,
 )
 
 

@@ -7,20 +7,22 @@ from pathlib import Path
 import numpy as np
 
 from traincast.evaluate.metrics import ErrorRow, error_row, within
-from traincast.fit.conv import ConvRows, predict_rows, read_convolutions, with_offsets
+from traincast.fit.conv import predict_rows
+from traincast.fit.conv_data import ConvRows, read_convolutions
+from traincast.fit.conv_host import with_host_parts
 from traincast.kernels.call import BoolArray
 from traincast.kernels.models.base import load_state
 from traincast.kernels.models.conv import ConvModel
 from traincast.kernels.models.conv_fit import fit_weights
 from traincast.kernels.models.shipped import PROFILES
 
-_LONG_SECONDS = 1.5e-3  # beyond which a workspace allocation inside the timed call hardly shows
+_LONG_SECONDS = 1.5e-3  # beyond which the host's delay hardly shows
 
 
 def evaluate_conv(data: Path) -> list[ErrorRow]:
     """3x3 forward (NeuSight) per device; DeepBench per direction and type; devices left out."""
     rows = read_convolutions(data)
-    rows = with_offsets(rows, ~rows.held_out)
+    rows = with_host_parts(rows, ~rows.held_out)
     shipped = ConvModel.from_state(load_state(PROFILES / "conv"))
     held = rows.held_out
     table = [_row("conv 3x3 forward: shapes never seen", "all devices", rows, held & rows.event_timed, shipped)]

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from traincast.errors import TraincastError
 from traincast.fit.measurements import (
     UNJUDGED_SPREAD,
+    Table,
     check_possible,
     device_rows,
     devices_in,
@@ -62,8 +64,14 @@ class AttentionRows:
 def read_attention(data: Path) -> AttentionRows:
     """The rows of one framework, prefill only."""
     sizes = ("batch", "seq_len", "num_q_heads", "num_kv_heads", "head_dim")
-    table = read_table(data, FILE, ("device", "framework"), (*sizes, "latency_us"), positive=(*sizes, "latency_us"))
+    table = read_table(
+        data, FILE, ("device", "framework", "dtype"), (*sizes, "latency_us"), positive=(*sizes, "latency_us"),
+        among={"dtype": ("bfloat16",)},
+    )  # fmt: skip
+    _check(table)
     chosen = (table.text("framework") == FRAMEWORK) & (table.number("seq_len") >= _SHORTEST)
+    if not chosen.any():
+        raise TraincastError(f"'{FILE}' has no rows whose 'framework' is {FRAMEWORK}")
     table = table.take(np.asarray(chosen, dtype=np.bool_))
     devices = tuple(devices_in(table))
     device = device_rows(table, devices)
@@ -71,9 +79,15 @@ def read_attention(data: Path) -> AttentionRows:
     values = np.stack([batch, heads, kv_heads, length, length, dim, np.ones(len(table))], axis=1)
     calls = Calls.from_columns(ATTENTION, ["forward"] * len(table), ["bf16"] * len(table), values)
     seconds = 1e-6 * table.number("latency_us")
-    peak = np.array([d.peak("bf16") for d in devices])[device]
-    check_possible(table, 2 * batch * heads * length * length * dim / peak, seconds)
     return AttentionRows(devices, device, calls, seconds, held_out(batch, length, heads, kv_heads, dim))
+
+
+def _check(table: Table) -> None:
+    """All rows, those of other frameworks too: causal products of queries, keys and values at the sheet's peak."""
+    devices = devices_in(table)
+    peak = np.array([device.peak("bf16") for device in devices])[device_rows(table, devices)]
+    batch, length, heads, dim = (table.number(name) for name in ("batch", "seq_len", "num_q_heads", "head_dim"))
+    check_possible(table, 2 * batch * heads * length * length * dim / peak, 1e-6 * table.number("latency_us"))
 
 
 def predict_rows(model: AttentionModel, rows: AttentionRows) -> tuple[FloatArray, FloatArray]:

@@ -15,6 +15,7 @@ from traincast.collectives.calls import bus_factor
 from traincast.errors import TraincastError, unknown
 from traincast.fit.measurements import Table, held_out, read_table
 from traincast.kernels.call import BoolArray, FloatArray
+from traincast.kernels.families import COLLECTIVE
 
 FOLDER = "collectives"
 SINGLE = f"{FOLDER}/nccl_single_node.parquet"
@@ -37,11 +38,13 @@ MACHINES = {
 }
 REDUCING = ("all_reduce", "reduce_scatter")
 _PYTORCH_KINDS = {"all_gather_base": "all_gather", "all_to_allv": "all_to_all_v"}
+_COLLECTIVES = (*COLLECTIVE.kinds, *_PYTORCH_KINDS)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Points:
-    """Measured points as columns. `set`, `kind`, `dtype` and `pair` (node pair, or empty) are text."""
+    """Measured points as columns. `set`, `kind`, `dtype`, `pair` (node pair, or empty) and `where` (file, row and
+    column of the time, for messages) are text."""
 
     set: npt.NDArray[Any]
     kind: npt.NDArray[Any]
@@ -52,6 +55,7 @@ class Points:
     bytes: FloatArray
     seconds: FloatArray
     held_out: BoolArray
+    where: npt.NDArray[Any]
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -144,21 +148,21 @@ def check_links(points: Points, node: str) -> None:
     if len(bad):
         row = bad[0]
         raise TraincastError(
-            f"collectives of '{points.set[row]}': {points.kind[row]} of {points.bytes[row]:.0f} bytes on "
-            f"{points.ranks[row]:.0f} GPUs in {1e6 * points.seconds[row]:.4g} us is faster than its links allow"
+            f"{points.where[row]}: {points.kind[row]} of {points.bytes[row]:.0f} bytes on {points.ranks[row]:.0f} GPUs "
+            f"of '{points.set[row]}' in {1e6 * points.seconds[row]:.4g} us is 3 times faster than its links allow"
         )
 
 
 def _read(data: Path, file: str, text: list[str], time: str, more: Sequence[str] = ()) -> Table:
     numbers = ["num_gpus", "message_bytes", time, *more]
-    return read_table(data, file, text, numbers, positive=numbers)
+    return read_table(data, file, text, numbers, positive=numbers, among={"collective": _COLLECTIVES})
 
 
 def _machines(table: Table) -> npt.NDArray[Any]:
     for row, name in enumerate(table.text("device")):
         if name not in MACHINES:
             problem = unknown("machine", str(name), MACHINES, "Add it to the table of machines.")
-            raise TraincastError(f"'{table.file}', row {row}, column 'device': {problem}")
+            raise TraincastError(f"{table.where(row, 'device')}: {problem}")
     return np.array([MACHINES[name][0] for name in table.text("device")], dtype=object)
 
 
@@ -175,8 +179,9 @@ def _points(
     # a size is held out of every version, type and repeat of the same machine, collective and GPU count
     apart = held_out(_code(machine), _code(kind), ranks, nodes, size)
     empty = _same(table, "")
+    where = np.array([table.where(row, time) for row in range(len(table))], dtype=object)
     return Points(
-        names, kind, dtype, empty if pair is None else pair, ranks, nodes, size, 1e-6 * table.number(time), apart
+        names, kind, dtype, empty if pair is None else pair, ranks, nodes, size, 1e-6 * table.number(time), apart, where
     )
 
 

@@ -61,7 +61,7 @@ def provenance_of(model: GemmModel, tables: Sequence[GemmRows], stopwatch_us: di
         "sources": [SOURCES[name] for name in ("neusight", "aic", "deepbench")],
         "files": files,
         "devices": {name: list(fit.chips.keys) for name, fit in model.engines_.items()},
-        "seed": "networks: 0; held-out shapes: hash, see traincast.fit.measurements.held_out",
+        "seed": "networks: from 0; held-out shapes: hash, see traincast.fit.measurements.held_out",
         "stopwatch_us": stopwatch_us,
     }
 

@@ -31,6 +31,8 @@ _BY_TYPE = "overheads/t1_to_t5_v100_dlrm_default.csv"
 # the study's batch sizes; 256, 8192 and 16384 were taken on another, multi-GPU host
 _BATCHES = {8, 16, 32, 64, 128, 512, 1024, 2048, 4096}
 _NEWER_COLUMNS = ("type", "op", "model", "batch", "mean_us", "count")
+_WHOLE = ("batch", "count")
+_TYPES = ("T1", "T2", "T3", "T4", "T5")
 _MODELS = {
     "DLRM_default": "dlrm-default", "DLRM_MLPerf": "dlrm-mlperf", "DLRM_DDP": "dlrm-ddp",
     "resnet50": "resnet50", "inception_v3": "inception-v3",
@@ -169,15 +171,40 @@ def _older(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+    """The rows of a table whose overheads, batches and counts are numbers; refused by file, row and column."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             missing = [name for name in columns if name not in (reader.fieldnames or ())]
             if missing:
-                raise TraincastError(f"{path.name} lacks the column '{missing[0]}'")
-            return list(reader)
+                raise TraincastError(f"'{path.name}' lacks the column '{missing[0]}'")
+            rows = list(reader)
     except FileNotFoundError:
-        raise TraincastError(f"{path.name} is missing; point --data at the folder of measurements") from None
+        raise TraincastError(f"'{path.name}' is missing; point --data at the folder of measurements") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraincastError(f"cannot read '{path.name}': {error}") from None
+    if not rows:
+        raise TraincastError(f"'{path.name}' has no rows")
+    for number, row in enumerate(rows):
+        for name in columns:
+            _check(f"'{path.name}', row {number}, column '{name}'", name, row[name])
+    return rows
+
+
+def _check(where: str, column: str, text: str | None) -> None:
+    if text is None:
+        raise TraincastError(f"{where}: the line ends before it")
+    if column == "type" and text not in _TYPES:
+        raise TraincastError(f"{where}: {text!r} is none of {', '.join(_TYPES)}")
+    if column in _WHOLE and not (text.isdecimal() and int(text)):
+        raise TraincastError(f"{where}: {text!r} is not a whole number above zero")
+    if column == "mean_us":
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise TraincastError(f"{where}: {text!r} is not a time in microseconds")
 
 
 def _with_defaults(table: dict[str, float]) -> dict[str, float]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, unknown
 from traincast.kernels.call import BoolArray, FloatArray
 from traincast.platform import Device, device_by_name
+
+if TYPE_CHECKING:
+    import polars as pl
 
 HELD_OUT_SHARE = 0.2
 HASH_SEED = 0x9E3779B97F4A7C15
@@ -23,10 +26,14 @@ _MAX_ROWS = 5_000_000
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Table:
-    """A measured table: its file name for messages, and its columns. Text columns are object arrays."""
+    """A measured table: its file name for messages, and its columns. Text columns are object arrays.
+
+    `row` says where in the file each row stands, counted from 0 (None: as they are).
+    """
 
     file: str
     columns: dict[str, npt.NDArray[Any]]
+    row: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -40,14 +47,38 @@ class Table:
         return self.columns[name].astype(np.float64)
 
     def take(self, rows: BoolArray) -> Table:
-        """A selection of rows."""
-        return Table(self.file, {name: column[rows] for name, column in self.columns.items()})
+        """A selection of rows, which keep their place in the file."""
+        row = np.arange(len(self)) if self.row is None else self.row
+        return Table(self.file, {name: column[rows] for name, column in self.columns.items()}, row[rows])
+
+    def where(self, index: int, column: str) -> str:
+        """The file, row and column of a value, for messages."""
+        row = index if self.row is None else self.row[index]
+        return f"'{self.file}', row {row}, column '{column}'"
 
 
 def read_table(
-    data: Path, file: str, text: Sequence[str], numbers: Sequence[str], *, positive: Sequence[str] = ()
-) -> Table:
-    """Columns of a Parquet or CSV table under `data`. `positive` columns must hold finite numbers above zero."""
+    data: Path, file: str, text: Sequence[str], numbers: Sequence[str], *, positive: Sequence[str] = (),
+    among: Mapping[str, Collection[str]] | None = None,
+) -> Table:  # fmt: skip
+    """Columns of a Parquet or CSV table under `data`. `positive` columns must hold finite numbers above zero, those of
+    `among` one of these words."""
+    frame = _read_frame(data, file)
+    for name in (*text, *numbers):
+        if name not in frame.columns:
+            raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
+    columns: dict[str, npt.NDArray[Any]] = {name: frame[name].to_numpy().astype(object) for name in text}
+    table = Table(file, columns)
+    for name, known in (among or {}).items():
+        check_among(table, name, known)
+    for name in numbers:
+        columns[name] = _numbers(frame, file, name)
+    for name in positive:
+        check_positive(table, name)
+    return table
+
+
+def _read_frame(data: Path, file: str) -> pl.DataFrame:
     import polars as pl
 
     path = data / file
@@ -57,24 +88,46 @@ def read_table(
         frame = pl.read_parquet(path) if file.endswith(".parquet") else pl.read_csv(path, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise TraincastError(f"cannot read '{file}': {str(error).splitlines()[0]}") from None
+    if not frame.height:
+        raise TraincastError(f"'{file}' has no rows")
     if frame.height > _MAX_ROWS:
         raise TraincastError(f"'{file}' has {frame.height} rows; at most {_MAX_ROWS} are read")
-    for name in (*text, *numbers):
-        if name not in frame.columns:
-            raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
-    columns: dict[str, npt.NDArray[Any]] = {name: frame[name].to_numpy().astype(object) for name in text}
-    for name in numbers:
-        try:
-            columns[name] = frame[name].cast(pl.Float64).to_numpy()
-        except pl.exceptions.PolarsError:
-            raise TraincastError(f"'{file}', column '{name}': not numbers") from None
-    table = Table(file, columns)
-    for name in positive:
-        bad = np.flatnonzero(~(np.isfinite(table.number(name)) & (table.number(name) > 0)))
-        if len(bad):
-            value = table.columns[name][bad[0]]
-            raise TraincastError(f"'{file}', row {bad[0]}, column '{name}': {value} is not a positive number")
-    return table
+    return frame
+
+
+def _numbers(frame: pl.DataFrame, file: str, name: str) -> FloatArray:
+    import polars as pl
+
+    try:
+        return frame[name].cast(pl.Float64).to_numpy()
+    except pl.exceptions.PolarsError:
+        found = frame[name].cast(pl.String, strict=False).to_list()
+        row = next((row for row, value in enumerate(found) if not _is_number(value)), 0)
+        raise TraincastError(f"'{file}', row {row}, column '{name}': {found[row]!r} is not a number") from None
+
+
+def _is_number(value: str | None) -> bool:
+    try:
+        float(value or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+def check_positive(table: Table, column: str) -> None:
+    """Refuses a table with anything but finite numbers above zero in this column."""
+    values = table.number(column)
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(bad):
+        raise TraincastError(f"{table.where(bad[0], column)}: {values[bad[0]]} is not a positive number")
+
+
+def check_among(table: Table, column: str, known: Collection[str]) -> None:
+    """Refuses a table with a word in this column that nobody knows what to do with."""
+    for index, value in enumerate(table.text(column)):
+        if value not in known:
+            problem = unknown(column, str(value), known, f"Known are {', '.join(known)}.")
+            raise TraincastError(f"{table.where(index, column)}: {problem}")
 
 
 def devices_in(table: Table, column: str = "device") -> list[Device]:
@@ -85,7 +138,7 @@ def devices_in(table: Table, column: str = "device") -> list[Device]:
         try:
             devices.append(device_by_name(str(name)))
         except TraincastError as error:
-            raise TraincastError(f"'{table.file}', row {row}, column '{column}': {error}") from None
+            raise TraincastError(f"{table.where(int(row), column)}: {error}") from None
     return sorted(devices, key=lambda device: device.key)
 
 
@@ -109,8 +162,8 @@ def check_possible(table: Table, least_seconds: FloatArray, seconds: FloatArray,
     if len(bad):
         row = int(bad[0])
         raise TraincastError(
-            f"'{table.file}', row {row}, column '{column}': {1e6 * seconds[row]:.4g} us is more than 3 times faster "
-            f"than the sheet of '{table.text('device')[row]}' allows ({1e6 * least_seconds[row]:.4g} us)"
+            f"{table.where(row, column)}: {1e6 * seconds[row]:.4g} us is more than 3 times faster than the sheet of "
+            f"'{table.text('device')[row]}' allows ({1e6 * least_seconds[row]:.4g} us)"
         )
 
 

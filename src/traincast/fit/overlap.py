@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from traincast.errors import TraincastError
 from traincast.kernels.call import FloatArray
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
@@ -24,6 +25,8 @@ def fit_overlap(data: Path, out: Path, progress: Callable[[str, float], None]) -
     progress("kernels beside transfers", 0.0)
     pairs = pairs_beside(link(read_kineto(data / "traces" / TRACE)))
     fitted, held = ([pair for pair in pairs if pair.group % 2 == half] for half in (0, 1))
+    if not (fitted and held):
+        raise TraincastError(f"'traces/{TRACE}' has too few kernels that ran beside a transfer and alone; is it whole?")
     start = best(fitted)
     profile = {
         "start_us": round(1e6 * start, 1),

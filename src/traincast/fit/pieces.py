@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.errors import unknown
+from traincast.fit.dates import date_profiles
 
 Progress = Callable[[str, float], None]
 
@@ -41,6 +42,7 @@ PIECES = {
     "norm": Piece("kernels/profiles", "rows:fit_norm"),
     "conv": Piece("kernels/profiles", "conv:fit_conv"),
     "attention": Piece("kernels/profiles", "attention:fit_attention"),
+    "embedding": Piece("kernels/profiles", "embedding:fit_embedding"),
     "collectives": Piece("collectives/profiles", "collectives:fit_collectives"),
     "host": Piece("host/data", "host:fit_host"),
     "host-traces": Piece("host/data", "host_traces:fit_host_from_traces"),
@@ -57,13 +59,15 @@ def fit_pieces(names: Iterable[str], data: Path, out: Path | None, progress: Pro
     for name in chosen:
         if name not in PIECES:
             raise unknown("piece", name, PIECES, f"Choose from {', '.join(PIECES)}.")
-    root = out or Path(str(files("traincast")))
+    shipped = Path(str(files("traincast")))
+    root = out or shipped
     written: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for number, name in enumerate(chosen):
             folder = Path(scratch) / name
             folder.mkdir()
             PIECES[name].fit(data, folder, _part(progress, number, len(chosen)))
+            date_profiles(folder, shipped / PIECES[name].folder)
         for name in chosen:
             target = root / PIECES[name].folder
             target.mkdir(parents=True, exist_ok=True)

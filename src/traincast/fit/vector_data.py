@@ -26,6 +26,8 @@ ABOVE_FLOOR = 1.3
 _TENSORS_READ = {"add": 2, "mul": 2, "div": 2, "pow": 2}
 _KINDS = {"addu": "add", "mulu": "mul", "divu": "div", "powu": "pow"}
 _ROW_OPS = ("softmax", "ln")
+_OPS = (*_TENSORS_READ, *_KINDS, "tanh", "relu", "gelu", *_ROW_OPS)
+_SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,7 +86,7 @@ def read_vectors(data: Path, ops: str) -> VectorRows:
     """Rows of `ops` ("elementwise", "softmax" or "ln"), offsets still zero."""
     parts = [
         read_table(data, file, ("device", "op", "split"), ("rows", "cols", "latency_us"),
-                   positive=("rows", "cols", "latency_us"))
+                   positive=("rows", "cols", "latency_us"), among={"op": _OPS, "split": _SPLITS})
         for file in FILES
     ]  # fmt: skip
     devices = {device.key: device for part in parts for device in devices_in(part)}

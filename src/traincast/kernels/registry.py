@@ -75,12 +75,16 @@ def registered() -> frozenset[str]:
 def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """The kernel calls and synchronisations of an op; an op nobody knows gets one call marked `estimated`.
 
-    An op whose tensors all live on the host launches nothing.
+    An op whose tensors all live on the host launches nothing, nor does one of PyTorch's that we know and whose results
+    are all empty (an expert without tokens). A collective launches even so: the other ranks wait for it.
     """
     specs = (*signature.inputs, *signature.outputs)
     if specs and all(spec.device.startswith("cpu") for spec in specs):
         return ()
     if signature.name in registered():
+        empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
+        if empty and signature.name.startswith("aten::"):
+            return ()
         return _LOWERINGS[signature.name](signature, context)
     from traincast.kernels.lowering.fallback import estimate_unknown
 

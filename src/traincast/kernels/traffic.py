@@ -1,8 +1,9 @@
 """Embedding kernels by the memory they touch: DRAM reads and writes, L2 traffic, and what the L2 keeps.
 
 The idea is the papers': of the rows looked up, those still in L2 cost no DRAM traffic, and time is the larger of
-DRAM and L2 time. Rates are shares of the data sheet's, fitted as `docs/lowering.md` says. Bytes are sums over tables
-(`embeddings.load`), so that one kernel may hold tables of any sizes and skews.
+DRAM and L2 time. `Rates` are what `traincast fit` learns; the other constants are those that no measured row tells
+(`docs/kernels/embedding.md`). Bytes are sums over tables (`embeddings.load`), so that one kernel may hold tables of any
+sizes and skews.
 """
 
 from __future__ import annotations
@@ -15,17 +16,9 @@ from traincast.embeddings.load import CACHE_BYTES
 from traincast.kernels.call import BoolArray, Calls, FloatArray
 from traincast.platform.device import Device
 
-START_SECONDS = 3e-6  # launch, index, then row: two trips to memory one after the other
-UPDATE_START_SECONDS = 15e-6  # FBGEMM's two update kernels: 12 us and 3 us with next to nothing to do
-READ_SHARE = 0.94  # of DRAM peak: whole rows at random places are read as fast as a stream
-SCATTERED_WRITE_SHARE = 0.314  # rows written back where random order evicts them
-SORTED_WRITE_SHARE = 0.606  # the same where neighbouring rows are evicted together
-L2_BYTES_PER_CLOCK = 21.0  # per SM
 L2_SHARE = 0.9  # of the L2 that rows can occupy
 LOOKUP_SECONDS = 0.6e-6  # FBGEMM's forward waits for one row before it asks for the next
-LONG_ROW_SECONDS = 2.6e-6  # FBGEMM's block-per-row kernel: what the warps of a block do together, per row
-LONG_ROW_L2_SHARE = 0.583
-EMPTY_BLOCK_CYCLES = 185.0  # per SM: its warp-per-row kernel launches a warp a lookup, most return at once
+BAG_LOOKUP_SECONDS = 0.2e-6  # other kernels, at most: 8 more lookups a bag cost them 1.9 us where rows are in L2
 HOST_GBS = {3: 12.4, 4: 24.0, 5: 48.0}  # rows in pinned host memory, one direction, by PCIe generation
 _LOOKUPS_PER_BLOCK = 16
 _LOOKUPS_PER_LONG_BLOCK = 1024
@@ -44,6 +37,24 @@ _MISSING = tuple(f"missing_{int(size) >> 10}k" for size in CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """What measurements tell. Without any: the figures the roofline has, set by hand."""
+
+    start_seconds: float = 3e-6  # launch, index, then row: two trips to memory one after the other
+    update_start_seconds: float = 15e-6  # FBGEMM's two update kernels with next to nothing to do
+    read_share: float = 0.94  # of DRAM peak: whole rows at random places are read as fast as a stream
+    scattered_write_share: float = 0.314  # rows written back where random order evicts them
+    sorted_write_share: float = 0.606  # the same where neighbouring rows are evicted together
+    l2_bytes_per_clock: float = 21.0  # per SM
+    long_row_seconds: float = 2.6e-6  # FBGEMM's block-per-row kernel: what the warps of a block do together, per row
+    long_row_l2_share: float = 0.583
+    empty_block_cycles: float = 185.0  # per SM: its warp-per-row kernel launches a warp a lookup, most return at once
+
+
+SHEET_RATES = Rates()
+
+
+@dataclass(frozen=True, slots=True)
 class _Traffic:
     """Bytes of each kind that calls move; `host_*` over PCIe."""
 
@@ -55,28 +66,32 @@ class _Traffic:
     host_written: FloatArray
 
 
-def embedding_seconds(calls: Calls, device: Device) -> FloatArray:
+def embedding_seconds(calls: Calls, device: Device, rates: Rates = SHEET_RATES) -> FloatArray:
     """Device time of embedding calls."""
     forward = calls.is_kind(*_FORWARD)
     sums = calls.is_kind("row_sums")
     seconds = np.empty(len(calls))
     for chosen, time in ((forward, _forward_seconds), (sums, _sums_seconds), (~(forward | sums), _backward_seconds)):
         if chosen.any():
-            seconds[chosen] = time(calls.take(chosen), device)
+            seconds[chosen] = time(calls.take(chosen), device, rates)
     return seconds
 
 
-def _forward_seconds(calls: Calls, device: Device) -> FloatArray:
+def _forward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     traffic = _forward(calls, device)
-    moving = np.maximum(_dram_seconds(traffic, device, SORTED_WRITE_SHARE), _l2_seconds(traffic, device))
+    moving = np.maximum(
+        _dram_seconds(traffic, device, rates, rates.sorted_write_share), _l2_seconds(traffic, device, rates)
+    )
     in_flight = device.num_sms * _THREADS_PER_SM
     # lookups that follow each other in one warp: those of the longest bag, or of the bags that a warp's place sees
     one_by_one = np.maximum(calls["longest_bag"], calls["lane_lookups"] / in_flight)
-    waiting = np.where(calls.is_kind("tbe_forward"), LOOKUP_SECONDS * one_by_one, 0.0)
-    return np.asarray(START_SECONDS + np.maximum(np.maximum(moving, waiting), _host_seconds(traffic, device)))
+    waiting = np.where(
+        calls.is_kind("tbe_forward"), LOOKUP_SECONDS * one_by_one, BAG_LOOKUP_SECONDS * calls["longest_bag"]
+    )
+    return np.asarray(rates.start_seconds + np.maximum(np.maximum(moving, waiting), _host_seconds(traffic, device)))
 
 
-def _backward_seconds(calls: Calls, device: Device) -> FloatArray:
+def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """Time of the update. FBGEMM gives rows with many lookups a block each, two blocks an SM, and the others a warp.
 
     It launches a warp a lookup, and those that find no row of their own return at once.
@@ -84,21 +99,23 @@ def _backward_seconds(calls: Calls, device: Device) -> FloatArray:
     traffic = _backward(calls, device)
     fused = _kinds_starting(calls, "tbe_backward")
     ordered = fused | (calls["sorted"] > 0) | calls.is_kind(*_DENSE)
-    dram = _dram_seconds(traffic, device, np.where(ordered, SORTED_WRITE_SHARE, SCATTERED_WRITE_SHARE))
-    l2 = _l2_seconds(traffic, device)
+    dram = _dram_seconds(
+        traffic, device, rates, np.where(ordered, rates.sorted_write_share, rates.scattered_write_share)
+    )
+    l2 = _l2_seconds(traffic, device, rates)
     lookups = np.maximum(calls["lookups"], 1.0)
     long = np.where(fused, calls["long_lookups"] / lookups, 0.0)
     blocks = np.clip(np.ceil(calls["long_lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
-    together = np.where(fused, LONG_ROW_SECONDS * calls["long_rows"] / blocks, 0.0)
+    together = np.where(fused, rates.long_row_seconds * calls["long_rows"] / blocks, 0.0)
     idle_warps = lookups - (calls["distinct_rows"] - calls["long_rows"])
-    empty = idle_warps / _LOOKUPS_PER_BLOCK * EMPTY_BLOCK_CYCLES / (device.num_sms * _clock(device))
-    working = together + l2 * (long / LONG_ROW_L2_SHARE + 1.0 - long)
-    start = np.where(fused, UPDATE_START_SECONDS, START_SECONDS)
+    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * _clock(device))
+    working = together + l2 * (long / rates.long_row_l2_share + 1.0 - long)
+    start = np.where(fused, rates.update_start_seconds, rates.start_seconds)
     busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device))
     return np.asarray(start + busy + np.where(fused, empty, 0.0))
 
 
-def _sums_seconds(calls: Calls, device: Device) -> FloatArray:
+def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """Rows read in order and added to sums with atomics, of which the L2 makes one sector a clock in any one line."""
     missing = _missing_bytes(calls, device)
     keys = calls["lookups"] * calls["index_bytes"]
@@ -112,8 +129,10 @@ def _sums_seconds(calls: Calls, device: Device) -> FloatArray:
     )
     row = calls["row_bytes"] / np.maximum(calls["lookups"], 1.0)
     hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / _clock(device)
-    moving = np.maximum(_dram_seconds(traffic, device, SCATTERED_WRITE_SHARE), _l2_seconds(traffic, device))
-    return np.asarray(START_SECONDS + np.maximum(moving, hottest))
+    moving = np.maximum(
+        _dram_seconds(traffic, device, rates, rates.scattered_write_share), _l2_seconds(traffic, device, rates)
+    )
+    return np.asarray(rates.start_seconds + np.maximum(moving, hottest))
 
 
 def _kinds_starting(calls: Calls, prefix: str) -> BoolArray:
@@ -124,13 +143,13 @@ def _clock(device: Device) -> float:
     return 1e6 * (device.clock_mhz or device.boost_clock_mhz)
 
 
-def _dram_seconds(traffic: _Traffic, device: Device, write_share: FloatArray | float) -> FloatArray:
-    streams = (traffic.dram_read + traffic.streamed) / READ_SHARE
+def _dram_seconds(traffic: _Traffic, device: Device, rates: Rates, write_share: FloatArray | float) -> FloatArray:
+    streams = (traffic.dram_read + traffic.streamed) / rates.read_share
     return np.asarray((streams + traffic.scattered / write_share) / device.dram_bandwidth)
 
 
-def _l2_seconds(traffic: _Traffic, device: Device) -> FloatArray:
-    return np.asarray(traffic.l2 / (L2_BYTES_PER_CLOCK * device.num_sms * _clock(device)))
+def _l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
+    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * _clock(device)))
 
 
 def _host_seconds(traffic: _Traffic, device: Device) -> FloatArray:
@@ -178,19 +197,21 @@ def _backward(calls: Calls, device: Device) -> _Traffic:
     """Gradients of the bags, rows read and written back, optimizer state with them.
 
     The table-batched kernel updates a row at every lookup; the others have sorted the lookups and touch it once.
+    State of every element is where the rows are, or in host memory behind a cache.
     """
     each, dense = calls.is_kind("batched_backward_sgd"), calls.is_kind(*_DENSE)
     rows = np.where(each, _missing_bytes(calls, device), calls["touched_bytes"])
     rows_of_state = np.array([_STATE_ROWS.get(kind, 0.0) for kind in calls.family.kinds])[calls.kind]
     scalars = np.array([_STATE_SCALARS.get(kind, 0.0) for kind in calls.family.kinds])[calls.kind]
-    state = calls["touched_fp32_bytes"] * rows_of_state + calls["distinct_rows"] * _SECTOR * scalars
+    state = calls["touched_fp32_bytes"] * rows_of_state
     in_host, state_in_host = calls["host"] == _ROWS_IN_HOST, calls["host"] == _STATE_IN_HOST
     on_host = np.where(in_host, rows + state, np.where(state_in_host, state, 0.0))
-    updated = rows + state - on_host
+    row_wise = calls["distinct_rows"] * _SECTOR * scalars  # FBGEMM keeps it on the device wherever the rows are
+    updated = rows + state - on_host + row_wise
     pooled = calls["batch"] * calls["columns"] * _FP32_BYTES
     one_table = pooled / np.maximum(calls["tables"], 1.0)  # all rows of a table meet its gradients before the next one
     spilled = np.clip(1.0 - L2_SHARE * device.l2_bytes / np.maximum(one_table, 1.0), 0.0, 1.0)
-    fetched = calls["row_bytes"] * _FP32_BYTES / calls["row_item_bytes"]
+    fetched = calls["row_bytes"] * _FP32_BYTES / np.maximum(calls["row_item_bytes"], 1.0)
     gradients = np.where(each, pooled, np.maximum(pooled, fetched * spilled))
     keys = calls["lookups"] * (calls["index_bytes"] + np.where(each, 0.0, 4.0))
     return _Traffic(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, unknown
 
 USER_FILES = (".toml", ".yaml", ".yml")
 _MAX_FILE_BYTES = 1 << 20
+_LARGEST = 1e18
 
 
 def read_table(path: Traversable) -> dict[str, Any]:
@@ -41,7 +43,14 @@ def number(key: str, table: dict[str, Any], field: str, *, integer: bool = False
     value = table.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (zero and value == 0)):
         raise TraincastError(f"platform '{key}' needs a positive number for '{field}', not {value!r}")
-    if value == float("inf") or (integer and int(value) != value):
-        kind = "whole" if integer else "finite"
+    if value > _LARGEST or (integer and int(value) != value):
+        kind = "whole" if integer and value <= _LARGEST else "finite"
         raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {value!r}")
     return int(value) if integer else float(value)
+
+
+def known_fields(key: str, table: dict[str, Any], known: Collection[str]) -> None:
+    """Refuses a field that nothing reads: it is misspelt, or its effect is only imagined."""
+    for field in table:
+        if field not in known:
+            raise unknown("field", str(field), known, f"Platform '{key}' may have {', '.join(known)}.")

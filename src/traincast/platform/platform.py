@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from traincast.errors import TraincastError, unknown
 from traincast.platform.device import Device
-from traincast.platform.files import USER_FILES, number, read_table
+from traincast.platform.files import USER_FILES, read_table
+from traincast.platform.sheet import device_from
 
 if TYPE_CHECKING:
     from traincast.platform.topology import Topology
 
 _DATA = files("traincast.platform") / "data"
-_DEFAULT_HOST = "server-2022"
-_DEFAULT_KERNEL_GAP = 1.5e-6  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +60,14 @@ def load_device(key: str) -> Device:
     """A built-in device by its key, e.g. `v100`."""
     if key not in device_keys():
         raise unknown("device", key, device_keys(), "See 'traincast platforms'.")
-    return _device_from(key, read_table(_DATA / "devices" / f"{key}.toml"))
+    return device_from(key, read_table(_DATA / "devices" / f"{key}.toml"))
 
 
 def device_by_name(name: str) -> Device:
     """The built-in device that `torch.cuda.get_device_name()` calls `name`."""
     by_name = _keys_by_name()
     if name not in by_name:
-        raise unknown("device", name, by_name, "Describe it in a .toml file.")
+        raise unknown("device", name, by_name, "Add its data sheet to the package: platform/data/devices/*.toml.")
     return load_device(by_name[name])
 
 
@@ -100,37 +99,9 @@ def _keys(folder: Traversable) -> tuple[str, ...]:
 
 def _platform_from(key: str, table: dict[str, Any]) -> Platform:
     if "device" not in table:
-        return Platform(key=key, device=_device_from(key, table))
+        return Platform(key=key, device=device_from(key, table))
     from traincast.platform.topology import topology_from
 
     device = load_device(str(table["device"]))
     topology = topology_from(key, table)
     return Platform(key=key, device=device, gpus_per_node=topology.gpus_per_node, topology=topology)
-
-
-def _device_from(key: str, table: dict[str, Any]) -> Device:
-    peaks = table.get("peak_tflops")
-    if not isinstance(peaks, dict) or "fp32" not in peaks:
-        raise TraincastError(f"platform '{key}' lacks [peak_tflops] with an fp32 entry")
-    boost = number(key, table, "boost_clock_mhz")
-    return Device(
-        key=key,
-        name=str(table.get("name", key)),
-        vendor=str(table.get("vendor", "nvidia")),
-        arch=str(table.get("arch", "")),
-        memory_bytes=1e9 * number(key, table, "memory_gb"),
-        dram_bandwidth=1e9 * number(key, table, "dram_bandwidth_gbs"),
-        num_sms=number(key, table, "num_sms", integer=True),
-        cores_per_sm=number(key, table, "cores_per_sm", integer=True),
-        boost_clock_mhz=boost,
-        sustained_clock_mhz=number(key, table, "sustained_clock_mhz") if "sustained_clock_mhz" in table else boost,
-        peak_flops={name: 1e12 * number(key, peaks, name) for name in peaks},
-        l2_bytes=1e6 * number(key, table, "l2_mb"),
-        smem_per_sm_bytes=1e3 * number(key, table, "smem_kb_per_sm"),
-        nvlink_bandwidth=1e9 * number(key, table, "nvlink_gbs", zero=True),
-        pcie_gen=number(key, table, "pcie_gen", integer=True),
-        source=str(table.get("source", "user")),
-        host=str(table.get("host", _DEFAULT_HOST)),
-        node=str(table.get("node", "")),
-        kernel_gap=1e-6 * number(key, table, "kernel_gap_us") if "kernel_gap_us" in table else _DEFAULT_KERNEL_GAP,
-    )

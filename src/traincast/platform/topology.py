@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from traincast.errors import TraincastError, unknown
-from traincast.platform.files import USER_FILES, number, read_table
+from traincast.platform.files import USER_FILES, known_fields, number, read_table
 from traincast.platform.mesh import Links, all_to_all_load, connected, ring_count
 from traincast.platform.platform import device_keys, load_device, node_keys
 
 PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
 _MAX_GPUS_PER_NODE = 1024
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
+_FIELDS = (
+    "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
+    "link_latency_us", "network_latency_us", "links", "curves", "source", "notes",
+)  # fmt: skip
 LINK_LATENCY_US = 1.5
 NETWORK_LATENCY_US = 5.0
 
@@ -99,6 +103,7 @@ def load_topology(name: str) -> Topology:
 
 def topology_from(key: str, table: dict[str, Any]) -> Topology:
     """A topology from the fields of a node file."""
+    known_fields(key, table, _FIELDS)
     gpus = number(key, table, "gpus_per_node", integer=True)
     if gpus > _MAX_GPUS_PER_NODE:
         raise TraincastError(f"platform '{key}': gpus_per_node is {gpus}; at most {_MAX_GPUS_PER_NODE} are supported")

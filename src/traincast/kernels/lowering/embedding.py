@@ -8,8 +8,9 @@ from math import expm1, log1p
 
 import numpy as np
 
+from traincast.embeddings.access import Access, Uniform, parse_access
 from traincast.embeddings.load import FIELDS as LOAD_FIELDS
-from traincast.embeddings.load import uniform_load
+from traincast.embeddings.load import table_load
 from traincast.kernels.call import KernelCall
 from traincast.kernels.families import EMBEDDING
 from traincast.kernels.lowering.common import (
@@ -92,15 +93,41 @@ def uniform_tables(
     ascending: bool = False,
 ) -> Tables:
     """Tables of these heights and dims, each with an equal part of the lookups, which want all its rows alike."""
-    count = len(rows)
+    pooling = lookups / max(1, batch * len(rows))
+    return pooled_tables(
+        batch=batch,
+        pooling=(pooling,) * len(rows),
+        access=(Uniform(),) * len(rows),
+        rows=rows,
+        dims=dims,
+        index_bytes=index_bytes,
+        row_item_bytes=row_item_bytes,
+        weighted=weighted,
+        ascending=ascending,
+    )
+
+
+def pooled_tables(
+    *,
+    batch: int,
+    pooling: Sequence[float],
+    access: Sequence[Access],
+    rows: Sequence[float],
+    dims: Sequence[float],
+    index_bytes: int,
+    row_item_bytes: int,
+    weighted: bool = False,
+    ascending: bool = False,
+) -> Tables:
+    """Tables of these heights and dims, each with its lookups a sample and the rows that those want."""
     load = np.zeros(len(LOAD_FIELDS))
-    for height, dim in zip(rows, dims, strict=True):
-        load += uniform_load(max(1, round(height)), lookups / count, dim, row_item_bytes)
+    for kind, height, length, dim in zip(access, rows, pooling, dims, strict=True):
+        load += table_load(kind, max(1, round(height)), batch * length, dim, row_item_bytes)
     return Tables(
         batch=batch,
         load=tuple(load.tolist()),
         rows=sum(rows),
-        longest_bag=lookups / max(1, batch * count),
+        longest_bag=max(pooling),
         index_bytes=index_bytes,
         row_item_bytes=row_item_bytes,
         weighted=weighted,
@@ -218,20 +245,30 @@ def _study_tables(signature: Signature, weights: TensorSpec, indices: TensorSpec
 def batched_tables(
     signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int, weighted: bool
 ) -> Tables:
-    """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given."""
+    """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given.
+
+    `pooling` (lookups a sample) and `access` say how tables differ; without, they share the lookups evenly and rows
+    are wanted alike.
+    """
     dims = whole_numbers(signature.scalar("dims")) or (weights.shape[-1],) * tables
     rows = whole_numbers(signature.scalar("rows"))
     if len(rows) != tables:
         rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
-    return uniform_tables(
+    pooling, access = whole_numbers(signature.scalar("pooling")), _texts(signature.scalar("access"))
+    return pooled_tables(
         batch=batch,
-        lookups=indices.numel,
+        pooling=pooling if len(pooling) == tables else (indices.numel / max(1, batch * tables),) * tables,
+        access=tuple(parse_access(text) for text in access) if len(access) == tables else (Uniform(),) * tables,
         rows=rows,
         dims=dims if len(dims) == tables else (sum(dims) / len(dims),) * tables,
         index_bytes=indices.itemsize,
         row_item_bytes=weights.itemsize,
         weighted=weighted,
     )
+
+
+def _texts(value: Scalar) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else ()
 
 
 def described_tables(

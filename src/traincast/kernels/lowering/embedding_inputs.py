@@ -9,6 +9,8 @@ from traincast.kernels.lowering.index import gather_call, index_bits, radix_sort
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.workload.ops import Signature, TensorSpec
 
+_WAYS = 32  # rows of a set of FBGEMM's cache
+
 
 def prefix_sum(spec: TensorSpec) -> tuple[Item, ...]:
     """CUB's prefix sum: a kernel that sets up, and one pass."""
@@ -73,13 +75,20 @@ def linearize(signature: Signature, context: LoweringContext) -> tuple[Item, ...
 def cache_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A warp compares each row number with the ways of its set: 8 bytes a way."""
     given = signature.inputs[0]
-    ways = signature.scalar("ways", 32)
-    tags = given.numel * 8 * (ways if isinstance(ways, int) else 32)
-    call = INDEX.call(
-        "gather", "int64", elements=given.numel, row_elements=1, bytes_read=given.nbytes + tags,
-        bytes_written=4 * given.numel,
-    )  # fmt: skip
-    return (call,)
+    ways = signature.scalar("ways", _WAYS)
+    return (_compare_tags(given.numel, ways if isinstance(ways, int) else _WAYS),)
+
+
+def _compare_tags(rows: int, ways: int) -> KernelCall:
+    """The tags of a set lie side by side; one place comes out."""
+    return INDEX.call(
+        "gather",
+        "int64",
+        elements=rows * ways,
+        row_elements=ways,
+        bytes_read=rows * 8 * (1 + ways),
+        bytes_written=4 * rows,
+    )
 
 
 @lowers("fbgemm::lru_cache_populate")
@@ -87,13 +96,11 @@ def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
     given = required(signature, "linear_cache_indices", 1)
     rows, nbytes, distinct = (_whole(signature, name) for name in ("fetched_rows", "fetched_bytes", "unique_rows"))
-    weights = required(signature, "weights", 0)
-    bits = index_bits(weights.numel)
-    missing = gather_call(distinct, 1, 8, 8 * 32 * distinct, "int64")
+    bits = index_bits(_whole(signature, "total_rows") or required(signature, "weights", 0).numel)
     return (
         *radix_sort(given.numel, bits, 8, 8),
         *prefix_sum(given),
-        missing,
+        _compare_tags(distinct, _WAYS),
         *radix_sort(distinct, 32, 4, 8),
         *((memcpy("h2d_pinned", nbytes),) if rows else ()),
     )

@@ -56,10 +56,10 @@ def kernel_of(device: Device) -> str:
 def kernel_features(calls: Calls, device: Device) -> FloatArray:
     """Seconds-like columns of the kernel itself, in the order of `FEATURES`."""
     kernel, sms, clock = KERNELS[kernel_of(device)], float(device.num_sms), 1e6 * device.effective_clock_mhz
-    queries, keys, dim = calls["q_len"], calls["kv_len"], calls["head_dim"]
+    queries, keys, dim = calls["q_len"], np.maximum(calls["kv_len"], 1.0), calls["head_dim"]
     size = np.searchsorted(np.array(kernel.dims), dim)
     rows, step = np.array(kernel.queries)[size], np.array(kernel.keys)[size]
-    shared = np.where(np.array(kernel.packed)[size], calls["q_heads"] / calls["kv_heads"], 1.0)
+    shared = np.where(np.array(kernel.packed)[size], calls["q_heads"] / np.maximum(calls["kv_heads"], 1.0), 1.0)
     load = calls["batch"] * calls["q_heads"] / shared * np.ceil(queries * shared / rows) / sms
     waves = np.ceil(load)
     most = np.ceil(keys / step)

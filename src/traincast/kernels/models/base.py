@@ -17,9 +17,6 @@ from traincast.platform.device import Device
 
 State = dict[str, npt.NDArray[Any]]
 
-PROFILE_DATE = "2026-11-15"
-"""When the shipped profiles were last fitted. Set by hand: a clock would give other bytes for the same data."""
-
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
@@ -56,7 +53,10 @@ class KernelModel(ABC):
 
 
 def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:
-    """Writes `path`.npz (numbers) and `path`.json (sources, licence, date, rows, errors); the same bytes every time."""
+    """Writes `path`.npz (numbers) and `path`.json (sources, licence, rows, errors); the same bytes every time.
+
+    The date comes later, from what is shipped: see `traincast.fit.dates`.
+    """
     import zipfile
 
     with zipfile.ZipFile(path.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
@@ -65,7 +65,7 @@ def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:
             info.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(info, "w") as member:
                 np.lib.format.write_array(member, np.ascontiguousarray(state[name]), allow_pickle=False)
-    text = json.dumps({**provenance, "date": PROFILE_DATE}, indent=1, sort_keys=True)
+    text = json.dumps(provenance, indent=1, sort_keys=True)
     path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -43,9 +43,10 @@ class Chips:
         )
 
     def find(self, device: Device) -> int:
-        """Row of the device, or of the card with its chip and the nearest DRAM rate; -1 when there is none."""
-        if device.key in self.keys:
-            return self.keys.index(device.key)
+        """Row of the device, or of the card with its chip and the nearest DRAM rate; -1 when there is none.
+
+        A name alone says nothing: a user's file may be called like another chip.
+        """
         same = [
             row
             for row, arch in enumerate(self.archs)
@@ -55,6 +56,9 @@ class Chips:
         ]
         if not same:
             return -1
+        named = [row for row in same if self.keys[row] == device.key]
+        if named:
+            return named[0]
         distance = np.abs(np.log(self.numbers[same, 2] / device.dram_bandwidth))
         return same[int(np.argmin(distance))]
 

@@ -11,19 +11,14 @@ import numpy.typing as npt
 from traincast.kernels.call import BoolArray, Calls, Estimate, Family, FloatArray
 from traincast.kernels.families import CONV
 from traincast.kernels.models.base import KernelModel, Measurements, State
-from traincast.kernels.models.boosting import Boosting
-from traincast.kernels.models.conv_fit import (
-    ConvParameters,
-    algorithm_seconds,
-    fit_residual,
-    fit_weights,
-    residual_features,
-)
+from traincast.kernels.models.conv_fit import ConvParameters, algorithm_seconds, fit_weights
 from traincast.kernels.models.conv_physics import Geometry, depthwise_seconds
+from traincast.kernels.models.conv_residual import ConvTrees, fit_trees, own_features, shared_features
 from traincast.platform.device import Device
 
 TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
 _LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
+_PIECE = 8192
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 _TENSOR_LAYOUT_ARCHS = ("ampere", "ada", "hopper", "blackwell")
 
@@ -36,14 +31,15 @@ class ConvModel(KernelModel):
     _DEPTHWISE: ClassVar[float] = 0.6
     _UNSEARCHED: ClassVar[float] = 1.0  # time of a plain implicit GEMM over that of the fastest one
 
-    def __init__(self, parameters: ConvParameters | None = None, residual: Boosting | None = None) -> None:
+    def __init__(self, parameters: ConvParameters | None = None, residual: ConvTrees | None = None) -> None:
         self.parameters_ = parameters
         self.residual_ = residual
 
     def fit(self, data: Measurements) -> Self:
         """From device times of any kinds and compute types."""
         self.parameters_ = fit_weights(data)
-        self.residual_ = fit_residual(self.parameters_, data)
+        tensor = data.calls.is_compute(*TENSOR_TYPES) & (data.calls["in_channels"] >= _LEAST_TENSOR_CHANNELS)
+        self.residual_ = fit_trees(self.parameters_, data, tensor)
         return self
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
@@ -55,11 +51,7 @@ class ConvModel(KernelModel):
         by_algorithm = algorithm_seconds(self.parameters_, calls, g, device, tensor)
         seconds = by_algorithm.min(axis=1)
         row = self.parameters_.chips.find(device)
-        learned = self._in_learned_domain(calls, g) & (row >= 0)
-        if self.residual_ is not None and learned.any():
-            some = Geometry.of(calls.take(learned))
-            features = residual_features(some, device, by_algorithm[learned])
-            seconds[learned] *= np.exp(self.residual_.predict(features))
+        learned = self._correct(seconds, by_algorithm, calls, g, device, tensor)
         unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
@@ -71,15 +63,33 @@ class ConvModel(KernelModel):
         sigma = np.where(depthwise, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
         return Estimate(seconds, sigma, learned & self.parameters_.within(g))
 
+    def _correct(
+        self, seconds: FloatArray, ways: FloatArray, calls: Calls, g: Geometry, device: Device, tensor: BoolArray
+    ) -> BoolArray:
+        """Multiplies `seconds` by what the trees say, in place; which calls were measured by the thousand."""
+        trees = self.residual_
+        own = trees.find(device) if trees is not None else None
+        learned = self._in_learned_domain(calls, g) & (own is not None)
+        for rows in _pieces(learned):
+            assert own is not None
+            features = own_features(Geometry.of(calls.take(rows)), device, ways[rows])
+            seconds[rows] *= np.exp(own.predict(features))
+        if trees is not None:
+            for rows in _pieces(~learned & trees.shares(calls, g, device, tensor)):
+                part = calls.take(rows)
+                features = shared_features(part, Geometry.of(part), device, ways[rows])
+                seconds[rows] *= np.exp(trees.shared.predict(features))
+        return learned
+
     def state(self) -> State:
         """Coefficients and trees."""
         assert self.parameters_ is not None and self.residual_ is not None, "the model has not been fitted"
-        return {**self.parameters_.state(), **self.residual_.state("residual")}
+        return {**self.parameters_.state(), **self.residual_.state()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
         """The model with these coefficients and trees."""
-        return cls(ConvParameters.from_state(state), Boosting.from_state(state, "residual"))
+        return cls(ConvParameters.from_state(state), ConvTrees.from_state(state))
 
     @staticmethod
     def _in_learned_domain(calls: Calls, g: Geometry) -> BoolArray:
@@ -93,6 +103,12 @@ class UnsearchedConvModel(ConvModel):
     ResNet-50 trace of V100."""
 
     _UNSEARCHED: ClassVar[float] = 1.36
+
+
+def _pieces(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
+    """The chosen rows, a few thousand at a time: their features then stay in cache."""
+    rows = np.flatnonzero(chosen)
+    return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
 def _layout_seconds(g: Geometry, device: Device, item: FloatArray, tensor: BoolArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""The weights of the convolution physics, how they are found, and the trees on top."""
+"""The weights of the convolution physics, and how they are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from traincast.kernels.call import BoolArray, Calls, FloatArray
 from traincast.kernels.models.base import Measurements, State
-from traincast.kernels.models.boosting import Boosting, boost
 from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.conv_physics import Geometry, gemm_features, nonfused_features, winograd_features
 from traincast.kernels.models.solve import relative_fit
@@ -26,7 +25,6 @@ _START = np.array([1.5, 1.0, 0.6, 2.0, 1.2, 0.6, 2.0, 1.0, 1.2, 1.35, 0.6, 3.0, 
 _MODEL_ERROR = 0.05
 _ROUNDS = 8
 _TIE = 0.002  # how strongly a device is tied to the pooled weights, against its own rows
-_MOST_RESIDUAL = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +88,6 @@ def algorithm_seconds(
     return np.stack([direct, fused, nonfused], axis=1)
 
 
-def residual_features(g: Geometry, device: Device, by_algorithm: FloatArray) -> FloatArray:
-    """What the trees may look at: sizes, how they divide, how close the ways are, and the device's balance."""
-    best = by_algorithm.min(axis=1)
-    log = np.log2
-    balance = device.sustained("fp32") / device.dram_bandwidth
-    return np.stack(
-        [
-            log(g.batch), log(g.channels), log(g.filters), log(g.height), log(g.batch * g.out_h * g.out_w),
-            log(best / by_algorithm[:, 0]), log(best / by_algorithm[:, 1]), log(best / by_algorithm[:, 2]),
-            g.height % 2, g.height % 4, g.channels % 4, g.filters % 4, g.channels % 8, g.filters % 32, log(best),
-            np.full(len(best), float(device.num_sms)), np.full(len(best), balance),
-        ],
-        axis=1,
-    )  # fmt: skip
-
-
 def fit_weights(data: Measurements) -> ConvParameters:
     """Weights by alternating: give every row to its fastest way, refit the ways to their rows."""
     tensor_row = data.calls.is_compute("tf32", "fp16", "bf16", "fp8")
@@ -125,24 +107,7 @@ def fit_weights(data: Measurements) -> ConvParameters:
     )
 
 
-def fit_residual(parameters: ConvParameters, data: Measurements) -> Boosting:
-    """Trees on what the weights leave over of 3x3 forward convolutions in fp32."""
-    learned = data.calls.is_kind("forward") & Geometry.of(data.calls).winograd
-    matrix, target, weight = [], [], []
-    for index, device in enumerate(data.devices):
-        mine = learned & (data.device == index)
-        if not mine.any():
-            continue
-        calls = data.calls.take(mine)
-        g = Geometry.of(calls)
-        seconds = algorithm_seconds(parameters, calls, g, device, np.zeros(len(calls), dtype=np.bool_))
-        matrix.append(residual_features(g, device, seconds))
-        target.append(np.clip(np.log(data.seconds[mine] / seconds.min(axis=1)), -_MOST_RESIDUAL, _MOST_RESIDUAL))
-        weight.append(_certainty(data)[mine])
-    return boost(np.concatenate(matrix), np.concatenate(target), np.concatenate(weight))
-
-
-def _certainty(data: Measurements) -> FloatArray:
+def certainty(data: Measurements) -> FloatArray:
     """Weight of a row's relative error: the model itself is good to some 5 %."""
     noise = np.broadcast_to(np.asarray(data.noise_seconds, dtype=np.float64), data.seconds.shape)
     return np.asarray(1.0 / np.hypot(_MODEL_ERROR, noise / data.seconds))
@@ -195,7 +160,7 @@ def _alternate(
         rate = _rate(some, device, some.is_compute("tf32", "fp16", "bf16", "fp8"))
         for part, block in zip(parts, _features(some, Geometry.of(some), device, rate), strict=True):
             part[mine] = block
-    sure = share * _certainty(data)[rows]
+    sure = share * certainty(data)[rows]
     weights = start.copy()
     for _ in range(_ROUNDS):
         way = _fastest(calls, g, parts, weights)

@@ -28,6 +28,9 @@ _WINOGRAD_BLOCKS = (
     (4, 2, 4),
     (1, 8, 4),
 )  # images, tile rows, cols
+# tiles of the kernels that cuDNN's forward searches chose most often
+_FORWARD_TILES = ((128, 32), (128, 64), (128, 128), (64, 64))
+_FORWARD_BATCHED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32))
 _WHOLE_WAVES = 0.6  # share of wave rounding that shows: blocks of a wave do not end at one time
 _FILL = 0.4  # blocks an SM needs before it runs at full rate, and after
 ALGORITHMS = ("gemm", "winograd", "winograd_nonfused")
@@ -134,7 +137,7 @@ def winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArr
         count = np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
         tiles = count if tiles is None else np.minimum(tiles, count)
     assert tiles is not None
-    block = 2 * 16 * 32 * 32 * (4 * np.ceil(inner / 4) + 8) / rate  # 32 tiles by 32 filters, 16 products each
+    block = _winograd_block(inner, rate)
     moved = 4.0 * (g.input_size + g.output_size + g.filter_size) / device.dram_bandwidth
     transform = 4.0 * 25 * g.channels * g.filters / device.dram_bandwidth
     return np.stack([_waves(tiles * np.ceil(outer / 32), device) * block, moved, transform], axis=1)
@@ -159,12 +162,49 @@ def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArr
     return np.stack([least, moved, np.where(even, transform, 0.0), np.where(even, 0.0, transform)], axis=1)
 
 
+def gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of a forward implicit GEMM in fp32 by each of its tiles, in whole waves at the sheet's rate."""
+    rate = np.full(len(g.batch), device.sustained("fp32") / device.num_sms)
+    seconds = []
+    for rows, cols in _FORWARD_TILES:
+        blocks = np.ceil(g.batch * g.out_h * g.out_w / rows) * np.ceil(g.filters / cols)
+        seconds.append(np.ceil(blocks / device.num_sms) * _tile(rows, cols, g.channels * g.taps, 1.0, rate))
+    return seconds
+
+
+def winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of the fused forward Winograd kernel by each shape of its blocks, in whole waves."""
+    rate = device.sustained("fp32") / device.num_sms
+    seconds = []
+    for images, down, side in _WINOGRAD_BLOCKS:
+        count = np.ceil(g.batch / images) * np.ceil(np.ceil(g.out_h / 2) / down) * np.ceil(np.ceil(g.out_w / 2) / side)
+        waves = np.ceil(count * np.ceil(g.filters / 32) / device.num_sms)
+        seconds.append(waves * _winograd_block(g.channels, rate))
+    return seconds
+
+
+def nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of the 36 products of forward four-kernel Winograd by each tile, in whole waves."""
+    rate = np.full(len(g.batch), device.sustained("fp32") / device.num_sms)
+    tiles = g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
+    seconds = []
+    for rows, cols in _FORWARD_BATCHED_TILES:
+        blocks = 36 * np.ceil(tiles / rows) * np.ceil(g.filters / cols)
+        seconds.append(np.ceil(blocks / device.num_sms) * _tile(rows, cols, g.channels, 1.0, rate))
+    return seconds
+
+
 def depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
     """Convolutions with one channel a group: every tap is a load from cache, so lanes or memory limit."""
     lanes = device.num_sms * device.cores_per_sm * 1e6 * device.effective_clock_mhz
     cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
     moved = (g.input_size + g.output_size + g.filter_size) * item / (0.6 * device.dram_bandwidth)
     return np.asarray(np.hypot(cycles / lanes, moved))
+
+
+def _winograd_block(channels: FloatArray, rate: FloatArray | float) -> FloatArray:
+    """Seconds of one block, 32 tiles by 32 filters of 16 products each."""
+    return np.asarray(2 * 16 * 32 * 32 * (4 * np.ceil(channels / 4) + 8) / rate)
 
 
 def _seen_from(g: Geometry) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:

@@ -45,22 +45,23 @@ _FITTED_TYPES = {"simt": ("fp32",), "half": ("bf16", "fp16"), "fp8": ("fp8",), "
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """What one engine learned. `sigma` (chip, class, duration) ends with two rows for chips never measured, old
-    and newer; `box` holds the least and most of batch, m, n, k measured, for single and for batched products;
-    `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers reach."""
+    """What one engine learned; the corrections of `nets` are averaged. `sigma` (chip, class, duration) ends with two
+    rows for chips never measured, old and newer; `box` holds the least and most of batch, m, n, k measured, for single
+    and for batched products; `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers
+    reach."""
 
-    net: ResidualNet
+    nets: tuple[ResidualNet, ...]
     chips: Chips
     sigma: FloatArray
     box: FloatArray
     ceiling: FloatArray
 
-    def code(self, row: int, device: Device) -> Float32Array:
-        """The code of a chip; for one never measured, the mean of its side of the Volta divide."""
-        if row >= 0:
-            return np.asarray(self.net.codes[row])
+    def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
+        """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
         alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == (device.arch in OLD_ARCHS)]
-        return np.asarray(self.net.codes[alike or slice(None)].mean(axis=0))
+        chosen = [row] if row >= 0 else alike or slice(None)
+        total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
+        return np.asarray(total / np.float32(len(self.nets)))
 
     def unseen_sigma(self, device: Device) -> FloatArray:
         """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
@@ -71,14 +72,17 @@ class EngineFit:
         """Arrays whose names start with the engine's."""
         own: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
         chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
-        return {**own, **chips, **self.net.state(name)}
+        nets = {key: value for i, net in enumerate(self.nets) for key, value in net.state(f"{name}_net{i}").items()}
+        return {**own, **chips, **nets}
 
     @staticmethod
     def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
         """What `state` wrote."""
         chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
         own = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
-        return EngineFit(ResidualNet.from_state(state, name), Chips.from_state(chips), *own)
+        count = sum(key.startswith(f"{name}_net") and key.endswith("_mean") for key in state)
+        nets = tuple(ResidualNet.from_state(state, f"{name}_net{i}") for i in range(count))
+        return EngineFit(nets, Chips.from_state(chips), *own)
 
 
 class GemmModel(KernelModel):
@@ -138,7 +142,7 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
     physical, features = describe(engine, problem)
     row = fit.chips.find(device)
     trust = 1.0 if row >= 0 else _UNSEEN_TRUST
-    factor = np.exp(trust * fit.net.correction(features, fit.code(row, device)))
+    factor = np.exp(trust * fit.correction(features, row, device))
     corrected = (physical - engine.least_seconds) * factor
     if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
         fastest = problem.flop / (fit.ceiling[row] * problem.rate)

@@ -38,7 +38,9 @@ class Engine:
     batch is seen as one tall product, and other layouts as that one. `power_limited` says that the sustained clock of
     a card is the one at which this engine uses up its power.
     `most` bounds (rows, columns, depth) of what was measured: beyond it only physics scales. `visits` is how many
-    measurements, repeats counted, a training shows the network.
+    measurements, repeats counted, a training shows a network, `nets` how many networks are averaged. `tail` is the log
+    error beyond which one of many measurements counts ever less: it may come from another clock state, or from a kernel
+    chosen by another rule.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Engine:
     most: tuple[float, float, float]
     visits: float
     power_limited: bool = False
+    nets: int = 1
+    tail: float = np.inf
 
     @property
     def vector_loads(self) -> bool:
@@ -69,7 +73,8 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (
         Engine(
-            "simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 5e-6, False, (8192, 65536, 65536), 6e6, power_limited=True
+            "simt", _SIMT_TILES, (2, 2, 8, 4, 2, 8), 8.0, 5e-6, False, (8192, 65536, 65536), 6e6,
+            power_limited=True, nets=3, tail=0.2,
         ),
         Engine("half", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 5e6),
         Engine("fp8", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 4e6),

@@ -72,10 +72,13 @@ class _Task:
     def examples(self, use: BoolArray) -> Examples:
         """What a training on a part of the measurements sees."""
         rows = self.rows[use]
+        group = self.watch.group[rows]
+        many = np.bincount(group, minlength=len(self.watch.floor)) >= _FEWEST_OWN  # elsewhere every one is needed
         return Examples(
             features=self.features[:, use], fixed=self.engine.least_seconds,
             physical=self.physical[use] - self.engine.least_seconds, device=self.chip[use],
-            measured=self.data.seconds[rows], weight=self.watch.weight[rows], group=self.watch.group[rows],
+            measured=self.data.seconds[rows], weight=self.watch.weight[rows],
+            tail=np.where(many[group], self.engine.tail, np.inf), group=group,
             floor=self.watch.floor, offset=self.watch.offset,
         )  # fmt: skip
 
@@ -134,9 +137,9 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
     everything = np.ones(len(task.rows), dtype=np.bool_)
     sizes = np.maximum(task.data.calls.values[task.rows, :4], 1.0)
     box = _box(sizes)
-    fit, fitted_watch = _train(task, everything, box, share=1.0)
+    fit, fitted_watch = _train(task, everything, box, share=1.0, nets=task.engine.nets)
     left_out = _shape_fifth(sizes)
-    trial, watch = _train(task, ~left_out, box, share=_TRIAL_SHARE)
+    trial, watch = _train(task, ~left_out, box, share=_TRIAL_SHARE, nets=task.engine.nets)
     errors, seconds = _log_errors(task, watch, trial, left_out)
     chip, kind = task.chip[left_out], spread_class(task.data.calls.take(task.rows[left_out]))
     bins = np.searchsorted(SIGMA_EDGES, seconds)
@@ -145,6 +148,7 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
     sigma = [
         [
             _spreads(errors, base, [[(chip == row) & (kind == c) & (bins == i), (chip == row) & few[row],
+                                     few[chip] & few[row],
                                      (kind == c) & (bins == i) & ~few[chip], kind == c, bins == i]
                                     for i in range(_BINS)])
             for c in range(_CLASSES)
@@ -154,13 +158,16 @@ def _fit_engine(task: _Task) -> tuple[EngineFit, Stopwatch]:
     return replace(fit, sigma=np.array([*sigma, *_unseen_spreads(task, box, fitted_watch)])), fitted_watch
 
 
-def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float) -> tuple[EngineFit, Stopwatch]:
-    """An engine without spreads yet, and the stopwatch as fitted beside it."""
+def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float, nets: int) -> tuple[EngineFit, Stopwatch]:
+    """An engine of so many networks without spreads yet, and the stopwatch as fitted beside them."""
     passes = share * np.clip(task.engine.visits / use.sum(), _FEWEST_PASSES, _MOST_PASSES)
-    net, floor, offset = train(task.examples(use), Schedule(passes=max(5, round(float(passes)))))
+    examples, rounds = task.examples(use), max(5, round(float(passes)))
+    runs = [train(examples, Schedule(passes=rounds, seed=seed)) for seed in range(nets)]
     spread = np.full((len(task.chips.keys) + 2, _CLASSES, _BINS), _UNKNOWN_SPREAD)
-    watch = replace(task.watch, floor=floor, offset=offset)
-    return EngineFit(net, task.chips, spread, box, _ceilings(task, use, watch)), watch
+    watch = replace(
+        task.watch, floor=np.mean([run[1] for run in runs], axis=0), offset=np.mean([run[2] for run in runs], axis=0)
+    )
+    return EngineFit(tuple(run[0] for run in runs), task.chips, spread, box, _ceilings(task, use, watch)), watch
 
 
 def _ceilings(task: _Task, use: BoolArray, watch: Stopwatch) -> FloatArray:
@@ -228,7 +235,7 @@ def _unseen_spreads(task: _Task, box: FloatArray, watch: Stopwatch) -> list[list
         if mine.sum() < _FEWEST_OWN or mine.all():
             continue
         others = _task(task.engine, task.data, task.watch, task.rows[~mine])
-        fit, _ = _train(others, np.ones(len(others.rows), dtype=np.bool_), box, share=_STRANGER_SHARE)
+        fit, _ = _train(others, np.ones(len(others.rows), dtype=np.bool_), box, share=_STRANGER_SHARE, nets=1)
         old = np.full(int(mine.sum()), float(chip[0] in OLD_ARCHS))
         predicted.append((*_log_errors(task, watch, fit, mine), old, kinds[mine], base[mine]))
     error, seconds, side, kind, clock = (np.concatenate(column) for column in zip(*predicted, strict=True))

@@ -30,7 +30,7 @@ class Examples:
     `features` has one column per measurement. `fixed` seconds of a kernel, and `physical` seconds that the network
     scales, make up its physical estimate. `device` is the row of the device's code, `group` the row of
     `floor` and `offset` (seconds): where to start looking for how this machine's stopwatch reads; both 0 when it
-    reads the kernel alone.
+    reads the kernel alone. A log error beyond `tail` counts ever less.
     """
 
     features: Float32Array
@@ -39,6 +39,7 @@ class Examples:
     device: IntArray
     measured: FloatArray
     weight: FloatArray
+    tail: FloatArray
     group: IntArray
     floor: FloatArray
     offset: FloatArray
@@ -158,7 +159,8 @@ def train(examples: Examples, schedule: Schedule) -> tuple[ResidualNet, FloatArr
             seconds = examples.fixed + scaled
             floor, offset = np.exp(run.timing[group]), np.exp(run.timing[groups + group])
             error = np.log(as_timed(seconds, floor, offset)) - log_measured[rows]
-            push = examples.weight[rows] * np.clip(error / schedule.knee, -1.0, 1.0) / size
+            heed = examples.weight[rows] / (1.0 + (error / examples.tail[rows]) ** 2)
+            push = heed * np.clip(error / schedule.knee, -1.0, 1.0) / size
             shown = offset + seconds
             on_device = 1.0 / (1.0 + (floor / shown) ** _EDGE)
             pull = np.where(on_device > 0.5, schedule.pull, schedule.pull_unseen)

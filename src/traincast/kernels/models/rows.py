@@ -18,7 +18,7 @@ from traincast.kernels.models.streaming_fit import DeviceView, StreamParameters
 from traincast.platform.device import Device
 
 _START_SPREAD = 0.25
-_DERIVED_SPREAD = 0.2  # log-sigma added to kernels that are derived from a measured relative
+_DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 
 
@@ -45,8 +45,8 @@ class SoftmaxModel(KernelModel):
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
         low, high = self.parameters_.cols_range
-        in_domain = ~derived & known & (cols >= low) & (cols <= high)
-        return Estimate(seconds, _spread(seconds, sigma, derived), in_domain)
+        measured = ~derived & (cols >= low) & (cols <= high)
+        return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
 
     def state(self) -> State:
         """The fitted parameters."""
@@ -87,8 +87,8 @@ class NormModel(KernelModel):
         seconds = np.select(kinds, [layer, self._LAYER_BACKWARD * layer, weights], _batch_norm(calls, device, view))
         derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
         low, high = self.parameters_.cols_range
-        in_domain = ~derived & known & (cols >= low) & (cols <= high)
-        return Estimate(seconds, _spread(seconds, sigma, derived), in_domain)
+        measured = ~derived & (cols >= low) & (cols <= high)
+        return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
 
     def state(self) -> State:
         """The fitted parameters of layer norm and of the memory system."""
@@ -108,11 +108,11 @@ def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
     backward, inference = calls.is_kind("batch_backward"), calls.is_kind("batch_inference")
     reads = np.select([backward, inference], [4.0, 1.0], 2.0)
     share = np.select([backward, inference], [0.85, 1.0], 0.9)  # passes of a block follow one another
-    busy = np.where(inference, 1.0, np.minimum(1.0, 1.15 * calls["rows"] / device.num_sms))
+    busy = np.where(inference, 1.0, np.minimum(1.0, 1.15 * np.maximum(calls["rows"], 1.0) / device.num_sms))
     stream = view.memory.seconds(reads * size, size)
     return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
 
 
-def _spread(seconds: FloatArray, sigma: float, derived: npt.NDArray[np.bool_]) -> FloatArray:
-    total = np.hypot(sigma, np.where(derived, _DERIVED_SPREAD, 0.0))
+def _spread(seconds: FloatArray, sigma: float, measured: npt.NDArray[np.bool_]) -> FloatArray:
+    total = np.hypot(sigma, np.where(measured, 0.0, _DERIVED_SPREAD))
     return np.asarray(np.hypot(total, _START_SPREAD * START_SECONDS / seconds))

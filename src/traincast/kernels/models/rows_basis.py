@@ -59,7 +59,7 @@ def _block_features(
     device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray, threads: FloatArray
 ) -> list[FloatArray]:
     stream = stream_seconds(device, rows, cols, item)
-    overflow = np.log2(in_flight_bytes(device, cols, item, threads) / device.l2_bytes)
+    overflow = np.log2(in_flight_bytes(device, np.maximum(cols, 1.0), item, threads) / device.l2_bytes)
     rise = [
         np.clip((overflow - low) / (high - low), 0.0, 1.0)
         for low, high in zip(_OVERFLOW[:-1], _OVERFLOW[1:], strict=True)

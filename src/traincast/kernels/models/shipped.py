@@ -24,6 +24,7 @@ _MODELS: dict[str, tuple[str, str]] = {
     "norm": ("rows", "NormModel"),
     "conv": ("conv", "UnsearchedConvModel"),
     "attention": ("attention", "AttentionModel"),
+    "embedding": ("embedding", "EmbeddingModel"),
 }
 # streaming families share one fitted memory system
 _PROFILE = dict.fromkeys(("copy", "reduction", "pool", "index", "memcpy"), "elementwise")

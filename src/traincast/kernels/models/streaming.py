@@ -36,7 +36,8 @@ _STARTS = {
 _OFFSET_CYCLES = 20.0  # an element's place in one of up to three such operands: integer divisions by multiplication
 _MOST_OFFSETS = 3.0
 _START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
-_UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind of kernel
+_UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind or type of kernel
+_BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/kernels/streaming.md
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,11 @@ class StreamingModel(KernelModel):
         work = self.work(calls, device, view.pow_cycles)
         memory = view.memory.seconds(work.bytes_read, work.bytes_written)
         seconds = work.start_seconds + overlapped(memory, lane_seconds(device, work.lane_cycles))
-        spread = np.where(work.measured, view.sigma, np.hypot(view.sigma, _UNMEASURED))
-        sigma = np.hypot(spread, _START_SPREAD * START_SECONDS / seconds)
-        within = work.bytes_read + work.bytes_written <= parameters.most_bytes
-        in_domain = work.measured & within & view.known & calls.is_compute("fp32")
-        return Estimate(seconds, sigma, in_domain)
+        fitted = work.measured & calls.is_compute("fp32")
+        spread = np.where(fitted, view.sigma, np.hypot(view.sigma, _UNMEASURED))
+        beyond = np.log2(np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0))
+        sigma = np.hypot(np.hypot(spread, _BEYOND * beyond), _START_SPREAD * START_SECONDS / seconds)
+        return Estimate(seconds, sigma, fitted & (beyond == 0.0) & view.known)
 
     def memory(self, device: Device) -> MemorySystem:
         """The memory system of this device as fitted."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, FloatArray
 from traincast.kernels.models.base import Measurements, State
 from traincast.kernels.models.chips import Chips, has_stacked_memory
@@ -115,6 +116,11 @@ def with_spread(parameters: StreamParameters, sigma: FloatArray, unseen_sigma: f
 def _dram_shares(calls: Calls, seconds: FloatArray, device: Device) -> tuple[float, float]:
     footprint = calls["bytes_read"] + calls["bytes_written"]
     use = ~calls.is_kind("pow") & (footprint > 1.5 * device.l2_bytes) & (seconds > 4 * START_SECONDS)
+    if not use.any():
+        raise TraincastError(
+            f"no element-wise measurement of '{device.name}' is larger than 1.5 x its L2 and longer than "
+            f"{4e6 * START_SECONDS:.0f} us; measure larger shapes, or leave the device out"
+        )
     features = np.stack([calls["bytes_read"][use], calls["bytes_written"][use]], axis=1) / device.dram_bandwidth
     target = seconds[use] - START_SECONDS
     inverse = relative_fit(features, target)
