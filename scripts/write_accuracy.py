@@ -38,9 +38,10 @@ V100 at 1297 MHz; cuDNN ran in deterministic mode in that study, which rules out
 clock stops before gradients are zeroed; so does ours here. The Inception-v3 point at
 batch 64 does not fit the other two; the data's own notes suspect a slip.""",
     "transformers": """\
-fp32, eager unless the case says compiled (docs/lowering.md). `train` is forward and backward without optimizer.
-P100 ran about 10 % slower inside the models than in the GEMM measurements of the same card, T4 and P4 vary with their temperature. NeuSight's and the
-roofline's predictions are those in the published file (no figures for Switch at 2048 tokens).""",
+fp32, eager unless the case says compiled (docs/lowering.md). `train` is forward and backward without
+optimizer. P100 ran about 10 % slower inside the models than in the GEMM measurements of the same card, T4 and
+P4 vary with their temperature. NeuSight's and the roofline's predictions are those in the published file (no
+figures for Switch at 2048 tokens).""",
     "multi-gpu": """\
 Every row from its published configuration; [parallel](parallel.md) says which programs stand behind them, what was
 corrected after their errors had been seen, and why HugeCTR's steps are compared with a lower bound only. `replay`

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from traincast.api import SCALINGS, load, load_on, predict
 from traincast.errors import TraincastError
+from traincast.parallel.hybrid import described_dlrm
 from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
 from traincast.simulate.scaling import ScalingCurve, ScalingPoint
@@ -47,12 +48,8 @@ def predict_scaling(
     if scaling not in SCALINGS:
         raise TraincastError(f"scaling '{scaling}' is unknown; choose {' or '.join(SCALINGS)}")
     counts = _checked(gpus)
-    base = load(workload, batch_size=batch_size, **variant)
-    if len(base.ranks) > 1:
-        raise TraincastError(
-            f"workload '{base.name}' was made for {len(base.ranks)} GPUs; a curve needs one made for one GPU"
-        )
-    batches = [_batch_of_one(base.batch_size, count, scaling) for count in counts]
+    whole = _whole_batch(workload, batch_size, variant)
+    batches = [_batch_of_one(whole, count, scaling) for count in counts]
     platform, _ = with_links(load_platform(on) if isinstance(on, str) else on)
     answers = []
     for count, batch in zip(counts, batches, strict=True):
@@ -66,6 +63,20 @@ def predict_scaling(
         nodes = -(-count // answer.platform.gpus_per_node)
         points.append(ScalingPoint(count, nodes, count * batch, throughput, throughput / count / alone, answer))
     return ScalingCurve(scaling, tuple(points))
+
+
+def _whole_batch(workload: str | Path, batch_size: int | None, variant: Variant) -> int:
+    """The batch size asked for, or the workload's own; one made for several GPUs is refused."""
+    if variant.get("mode") != "inference" and not variant.get("compiled"):
+        sharded = described_dlrm(str(workload))
+        if sharded is not None:
+            return sharded.batch_size if batch_size is None else batch_size
+    base = load(workload, batch_size=batch_size, **variant)
+    if len(base.ranks) > 1:
+        raise TraincastError(
+            f"workload '{base.name}' was made for {len(base.ranks)} GPUs; a curve needs one made for one GPU"
+        )
+    return base.batch_size
 
 
 def _checked(gpus: Sequence[int]) -> list[int]:

@@ -138,7 +138,6 @@ def test_a_table_too_large_for_one_gpu_is_split(capsys):
     ("option", "value", "said"),
     [
         ("--embedding", "bag", "FBGEMM"),
-        ("--dtype", "bf16", "bf16"),
         ("--seq-len", 8, "sequences"),
         ("--batch-size", 0, "0"),
     ],
@@ -147,8 +146,40 @@ def test_what_a_sharded_dlrm_does_not_have(capsys, option, value, said):
     assert said in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 2, option, value)
 
 
-def test_a_recommender_without_a_sharded_program_is_refused(capsys):
-    assert "fused embedding tables" in refusal(capsys, "predict", "dlrm-v2", "--on", "dgx-a100", "--gpus", 2)
+def test_a_saved_step_with_fused_tables_cannot_be_averaged(capsys, tmp_path):
+    path = tmp_path / "saved.tc"
+    save_workload(load_model("dlrm-v2"), path)
+    assert "fused embedding tables" in refusal(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 2)
+
+
+def test_dlrm_v2_shards_its_tables(capsys):
+    eight = answer(capsys, "predict", "dlrm-v2", "--on", "dgx-h100", "--gpus", 8)
+    assert (eight["gpus"], eight["batch_size"]) == (8, 8192)
+    assert "MLPs and cross network under DDP" in eight["warnings"][0]
+    rows = answer(capsys, "predict", "dlrm-v2", "--on", "dgx-h100", "--gpus", "2,8")["rows"]
+    assert rows[1]["iteration_ms"] == pytest.approx(eight["iteration_ms"])
+
+
+@pytest.mark.parametrize("model", ["dlrm-default", "dlrm-v2"])
+def test_mixed_precision_of_a_sharded_dlrm(capsys, model):
+    full, bf16, fp16 = (
+        answer(capsys, "predict", model, "--on", "dgx-a100", "--gpus", 4, "--batch-size", 8192, "--dtype", dtype)
+        for dtype in ("fp32", "bf16", "fp16")
+    )
+    assert bf16["per_family"]["gemm"] < 0.5 * full["per_family"]["gemm"]
+    assert bf16["per_family"]["embedding"] == pytest.approx(full["per_family"]["embedding"], rel=0.01)
+    assert bf16["per_family"]["collective"] == pytest.approx(full["per_family"]["collective"], rel=0.05)
+    assert bf16["iteration_ms"] == pytest.approx(fp16["iteration_ms"], rel=0.02)
+
+
+def test_a_curve_of_a_described_dlrm_in_mixed_precision(capsys, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "bottom_mlp: [13, 64, 32]\ntop_mlp: [64, 1]\nnum_tables: 4\nrows_per_table: 1000\nlookups_per_table: 3\n"
+        "embedding_dim: 32\nbatch_size: 4096\n"
+    )
+    curve = answer(capsys, "predict", path, "--on", "dgx-a100", "--gpus", "1,4", "--dtype", "bf16")
+    assert [row["global_batch"] for row in curve["rows"]] == [4096, 16384]
 
 
 def test_a_cluster_of_your_own(capsys, tmp_path):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.evaluate.embedding_access import PUBLISHED, error_rows, published_points, zipf_points
-from traincast.fit.embedding_sets import read_locality
+from traincast.evaluate.embedding_access import (
+    beginning_points,
+    drawn_points,
+    error_rows,
+    published_sets,
+    zipf_points,
+)
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.0, 1.2, 1.4])
@@ -20,11 +25,22 @@ def test_zipf_within_three_percent(exponent, rows):
         assert abs(row.worst) < limit, row
 
 
-@pytest.mark.parametrize(("file", "name"), PUBLISHED, ids=[name for _, name in PUBLISHED])
-def test_published_histograms_within_three_percent(shared_data, file, name):
-    published = read_locality(shared_data / "embedding_access" / file)[name]
-    rows_of_errors = error_rows(published_points(published, name, seed=17))
-    assert len(rows_of_errors) == 6
+def test_whole_batches_from_their_published_histogram_within_three_percent(shared_data):
+    """Given only three decimals, when the first lookups of a batch that shows them are counted, then hits of
+    caches and different rows are as estimated: a whole batch has hot rows enough for their mean to be sharp."""
+    batch = published_sets(shared_data)["2021"][3]
+    rows_of_errors = error_rows(beginning_points(batch, "2021", "published", seed=17, lookups=1_000_000))
+    assert [row.n for row in rows_of_errors] == [5, 4]
     for row in rows_of_errors:
-        limit = 6 if "three decimals" in row.group and "below" in row.group else 3
-        assert abs(row.worst) < limit, row
+        assert abs(row.worst) < 3, row
+
+
+def test_parts_of_published_batches_within_three_percent(shared_data):
+    """Given a table's own histogram in three decimals, single draws differ in how few rows are the hottest, by more
+    than 3 % in the smallest caches; their mean is as estimated. With exact shares every draw is."""
+    batches = published_sets(shared_data)["2021"]
+    rows_of_errors = error_rows(drawn_points([(batches[i], 17 + i) for i in range(6)], "2021", "published"))
+    assert len(rows_of_errors) == 12
+    for row in rows_of_errors:
+        blurred = "three decimals, hits, caches below" in row.group and "mean" not in row.group
+        assert abs(row.worst) < (10 if blurred else 3), row

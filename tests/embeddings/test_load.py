@@ -15,8 +15,8 @@ from traincast.embeddings.load import (
     hottest_row,
     longest_bag,
     part_load,
+    table_load,
     total_load,
-    uniform_load,
 )
 
 BATCH = 2048
@@ -70,10 +70,10 @@ def test_an_empty_block_of_rows_asks_for_nothing_but_its_bags():
 
 def test_long_runs_are_counted():
     lookups = 20 * 1000.0
-    load = uniform_load(10, lookups, 16, 4)  # every row is wanted 2000 times
+    load = table_load(Uniform(), 10, lookups, 16, 4)  # every row is wanted 2000 times
     assert field(load, "long_rows") == pytest.approx(10)
     assert field(load, "long_lookups") == pytest.approx(lookups)
-    assert LONG_RUN == 32 and field(uniform_load(10**7, lookups, 16, 4), "long_rows") < 1e-3
+    assert LONG_RUN == 32 and field(table_load(Uniform(), 10**7, lookups, 16, 4), "long_rows") < 1e-3
 
 
 def test_half_precision_rows_are_half_the_bytes_and_gradients_are_not():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.embeddings.lru import LruCounter, earlier_and_greater, stack_distances
+from traincast.errors import TraincastError
 
 
 def _simulated_hits(indices, cache_rows):
@@ -55,5 +56,5 @@ def test_counter_keeps_no_more_than_its_largest_cache():
 
 
 def test_counter_refuses_a_cache_it_did_not_count():
-    with pytest.raises(AssertionError, match="up to 8"):
+    with pytest.raises(TraincastError, match="up to 8"):
         LruCounter(largest=8).hits(9)

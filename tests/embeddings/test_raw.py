@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 
 from traincast.embeddings.measure import measure
-from traincast.embeddings.raw import from_arrays, from_npz, from_parquet
+from traincast.embeddings.raw import from_arrays
+from traincast.embeddings.raw_files import from_npz, from_parquet
 from traincast.errors import TraincastError
 
 INDICES = np.array([4, 4, 1, 0, 2, 4, 4], dtype=np.int32)
@@ -55,17 +59,64 @@ def test_offsets_in_npz(tmp_path):
     ("arrays", "message"),
     [
         ({"indices": INDICES}, "needs arrays"),
-        ({"indices": INDICES, "lengths": np.array([9])}, "ends too early"),
-        ({"indices": INDICES * 1.0, "lengths": LENGTHS}, "give integers"),
-        ({"indices": INDICES, "lengths": np.array([8, -1])}, "below 0"),
+        ({"indices": INDICES, "lengths": LENGTHS, "offsets": [0, 7]}, "either 'lengths' or 'offsets'"),
+        ({"indices": INDICES, "lengths": np.array([9])}, "lengths sum to 9 for 7 indices"),
+        ({"indices": INDICES, "lengths": np.array([6])}, "lengths sum to 6 for 7 indices"),
+        ({"indices": INDICES, "lengths": np.array([[3, 1], [1, 1]])}, "lengths sum to 6 for 7 indices"),
+        ({"indices": INDICES, "lengths": np.array([2**62] * 3 + [2**62 + 7])}, "sum to 18446744073709551623 for 7"),
+        ({"indices": INDICES * 1.0, "lengths": LENGTHS}, "indices: float64 numbers; give integers"),
+        ({"indices": np.array([np.nan]), "lengths": [1]}, "indices: float64 numbers; give integers"),
+        ({"indices": INDICES, "lengths": LENGTHS * 1.0}, "lengths: float64 numbers; give integers"),
+        ({"indices": INDICES, "lengths": np.array([8, -1])}, "lengths: -1; a sample makes 0"),
+        ({"indices": INDICES, "lengths": np.array([[8, -1], [0, 0]])}, "lengths: -1 in table 0"),
         ({"indices": INDICES, "lengths": np.zeros((1, 1, 1), dtype=int)}, "give one dimension"),
-        ({"indices": np.array([object()]), "lengths": LENGTHS}, "give integers"),
+        ({"indices": INDICES.reshape(7, 1), "lengths": LENGTHS}, "indices have 2 dimensions"),
+        ({"indices": INDICES, "offsets": [0, 4, 2, 7]}, "offsets fall from 4 to 2"),
+        ({"indices": INDICES, "offsets": [2, 4, 7]}, "offsets begin with 2"),
+        ({"indices": INDICES, "offsets": [0, 9]}, "offsets reach 9 for 7 indices"),
+        ({"indices": np.array([object()]), "lengths": LENGTHS}, "indices: object numbers; give integers"),
+        ({"indices": INDICES, "lengths": np.array([7, None])}, "lengths: object numbers; give integers"),
+        ({"indices": np.array([2**63], dtype=np.uint64), "lengths": [1]}, "9223372036854775808 is too large"),
     ],
 )
 def test_a_wrong_npz_is_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "a.npz", **arrays)
-    with pytest.raises(TraincastError, match=message):
+    with pytest.raises(TraincastError, match=message) as caught:
         list(from_npz(tmp_path / "a.npz"))
+    assert str(tmp_path / "a.npz") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (1",
+        "{'descr': " + "[" * 500,
+        "__import__('os').abort()",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (-5,)}",
+        "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000,)}",
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path, header):
+    text = header.encode() + b"\n"
+    member = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
+    np.savez(tmp_path / "a.npz", lengths=np.array([1]))
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("indices.npy", member)
+    with pytest.raises(TraincastError, match=r"a\.npz: ") as caught:
+        list(from_npz(tmp_path / "a.npz"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_large_file_is_read_in_bounded_memory(tmp_path):
+    """Given 32 MB of indices, when they are measured in small batches, then memory stays far below that."""
+    np.savez(tmp_path / "a.npz", indices=np.arange(4_000_000) % 5000, lengths=np.full(40_000, 100))
+    tracemalloc.start()
+    measured = measure(from_npz(tmp_path / "a.npz", batch_size=100), rows=5000, largest_cache=1 << 10)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (measured.batches, measured.unique_rows) == (400, 5000)
+    assert peak < 5e6
 
 
 def test_what_is_no_npz_is_refused(tmp_path):
@@ -88,6 +139,15 @@ def test_a_column_of_lists_is_a_table(tmp_path):
         list(from_parquet(path, column="users", batch_size=3))
     with pytest.raises(TraincastError, match="give whole numbers"):
         list(from_parquet(path, column="text", batch_size=3))
+    with pytest.raises(TraincastError, match="batch_size 0"):
+        list(from_parquet(path, column="user", batch_size=0))
+
+
+def test_a_null_inside_a_list_is_refused(tmp_path):
+    pl = pytest.importorskip("polars")
+    pl.DataFrame({"user": [[4, None], [1]]}).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(TraincastError, match="column 'user' has a null inside a list"):
+        list(from_parquet(tmp_path / "a.parquet", column="user", batch_size=3))
 
 
 @pytest.mark.parametrize(
@@ -95,14 +155,34 @@ def test_a_column_of_lists_is_a_table(tmp_path):
     [
         ({}, "either lengths or offsets"),
         ({"lengths": [1], "offsets": [0]}, "either lengths or offsets"),
-        ({"lengths": [1, 2]}, "sum to 3 for 7"),
-        ({"lengths": [8, -1]}, "none below 0"),
-        ({"lengths": [7.0]}, "give integers"),
+        ({"lengths": [1, 2]}, "lengths sum to 3 for 7"),
+        ({"lengths": [8, -1]}, "lengths: -1; a sample makes 0"),
+        ({"lengths": [7.0]}, "lengths: float64 numbers; give integers"),
+        ({"lengths": [[7]]}, "lengths: 2 dimensions"),
+        ({"lengths": 7}, "lengths: 0 dimensions"),
+        ({"lengths": [[3], [2, 2]]}, "lengths: no array"),
+        ({"lengths": np.ma.array([7], mask=[1])}, "lengths: a masked array"),
+        ({"offsets": np.array([0, 4, 2, 7], dtype=np.uint64)}, "offsets fall from 4 to 2"),
+        ({"offsets": [1, 7]}, "offsets begin with 1"),
+        ({"offsets": [0, 8]}, "offsets reach 8 for 7"),
+        ({"offsets": [0.0, 7.0]}, "offsets: float64"),
+        ({"lengths": [7], "batch_size": 0}, "batch_size 0"),
+        ({"lengths": [7], "batch_size": 2.5}, "batch_size 2.5"),
     ],
 )
 def test_arrays_that_disagree_are_refused(given, message):
     with pytest.raises(TraincastError, match=message):
         list(from_arrays(INDICES, **given))
+
+
+def test_tensors_are_taken_from_the_host_only():
+    torch = pytest.importorskip("torch")
+    indices, lengths = torch.tensor(INDICES), torch.tensor(LENGTHS)
+    assert _bags(from_arrays(indices, lengths=lengths)) == [(INDICES.tolist(), LENGTHS.tolist())]
+    with pytest.raises(TraincastError, match="indices: no array of integers in host memory"):
+        list(from_arrays(indices.to("meta"), lengths=lengths))
+    with pytest.raises(TraincastError, match="indices: float32 numbers"):
+        list(from_arrays(indices.float(), lengths=lengths))
 
 
 @pytest.mark.parametrize(("indices", "wrong"), [([0, 5], "index 5"), ([-1, 0], "index -1")])

@@ -59,6 +59,25 @@ def test_distributions_from_raw_indices(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("access", "message"),
+    [
+        ("{indices: raw.npz}", "index 7 lies outside the table .batch 1, lookup 2.; row numbers run from 0 to 4"),
+        ("{indices: raw.npz, column: a}", "give a .npz file"),
+        ("{indices: raw.npz, batchsize: 3}", "unknown field 'batchsize'. Did you mean batch_size"),
+        ("{indices: raw.npz, table: 1}", "no table 1"),
+        ("{indices: raw.npz, batch_size: 0}", "batch_size 0"),
+        ("{indices: bags.parquet, column: user, table: 0, batch_size: 2}", "give a .npz file"),
+    ],
+)
+def test_wrong_raw_indices_are_refused_by_table_and_file(tmp_path, access, message):
+    np.savez(tmp_path / "raw.npz", indices=np.array([1, 2, 7]), lengths=[3])
+    (tmp_path / "bags.parquet").write_bytes(b"")
+    path = _write(tmp_path, f"tables: [{{name: user, rows: 5, dim: 4, access: {access}}}]")
+    with pytest.raises(TraincastError, match=f"tables.yaml: table 'user': .*{message}"):
+        load_tables(path)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tables: [{name: a, rows: 10, dim: 0}]", "table 'a': dim 0"),
@@ -77,6 +96,8 @@ def test_distributions_from_raw_indices(tmp_path):
         ("tables: [{name: a, rows: 10, dim: 2, access: 3}]", "access 3"),
         ("tables: [{name: a, rows: 10, dim: 2, access: {reuse: {lookups: 3}}}]", "access reuse: give lookups"),
         ("tables: [{name: a, rows: 10, dim: 2, access: {indices: none.npz}}]", "no file"),
+        ("tables: [{name: [a], rows: 10, dim: 2}]", r"table 1: name \['a'\]; give a printable word"),
+        ('tables: [{name: "a\\nb", rows: 10, dim: 2}]', "table 1: name 'a.*give a printable word"),
         ("tables: [a]", "table 1: give a mapping"),
         ("tables: []", "no tables"),
         ("tables: {}", "give one key, 'tables'"),

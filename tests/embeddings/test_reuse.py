@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from traincast.embeddings.classes import NUM_BINS
+from traincast.embeddings.hot import HotBin
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.errors import TraincastError
 
@@ -66,6 +67,14 @@ def test_a_larger_batch_is_extrapolated_from_the_rows_still_unseen():
         ({"access_shares": _shares(0.5)}, "access_shares must be shares"),
         ({"row_shares": _shares(1.5, -0.5)}, "row_shares must be shares"),
         ({"row_shares": _shares(float("nan"))}, "row_shares must be shares"),
+        ({"lookups": float("inf")}, "lookups inf, which must be finite"),
+        ({"precision": float("nan")}, "precision nan"),
+        ({"precision": 0.5}, "precision 0.5"),
+        ({"access_shares": _shares(0.0, 1.0)}, "rows of bin 1 are wanted 0 times each.*the bin is 1 to 1"),
+        (
+            {"lookups": 30, "row_shares": _shares(0.0, 1.0), "access_shares": _shares(0.0, 1.0)},
+            "bin 2 are wanted 3 times",
+        ),
     ],
 )
 def test_a_wrong_histogram_is_refused(wrong, message):
@@ -77,3 +86,23 @@ def test_a_wrong_histogram_is_refused(wrong, message):
 def test_a_batch_without_lookups_has_no_histogram():
     with pytest.raises(TraincastError, match="no lookups"):
         ReuseHistogram.of_counts(np.zeros(3, dtype=np.int64))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_few_hot_rows_are_whole_and_share_their_lookups(number):
+    """Given a bin whose rows round to nothing, then it keeps its lookups and has enough."""
+    hot = HotBin(lower=1024, upper=2048, rows=1.3, lookups=2040.0 * number, fewest=0, most=50, blur=1e-6)
+    rows, counts = hot.classes()
+    assert rows @ counts == pytest.approx(2040 * number)
+    assert rows.sum() >= number
+    assert counts.min() >= 1024 and counts.max() <= 2048
+    if number == 1:
+        assert counts == pytest.approx([2040, 2040])
+
+
+def test_several_numbers_of_hot_rows_are_weighed():
+    """Given 3000 lookups of rows wanted 1025 to 2048 times, then they are those of two rows, never one or three."""
+    rows, _ = HotBin(lower=1024, upper=2048, rows=2.1, lookups=3000, fewest=0, most=50, blur=30).classes()
+    assert rows.sum() == 2
+    rows, _ = HotBin(lower=1024, upper=2048, rows=6.0, lookups=8600, fewest=0, most=50, blur=30).classes()
+    assert 5 < rows.sum() < 7 and rows.sum() != pytest.approx(6, abs=1e-3)

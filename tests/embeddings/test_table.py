@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from traincast.embeddings import MemoryLevel, Pooling, Reuse, Table, Uniform, Zipf, bytes_by_level, check_tables
+from traincast.embeddings.access import access_text, parse_access
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.errors import TraincastError
 
@@ -100,3 +101,38 @@ def test_short_rows_move_whole_sectors():
 def test_a_table_that_fits_nowhere_is_refused_by_name():
     with pytest.raises(TraincastError, match=r"table 'user'.*do not fit"):
         bytes_by_level(_table(), 16, [MemoryLevel("device", 1000)])
+
+
+@pytest.mark.parametrize(
+    "access",
+    [Uniform(), Zipf(1.05), Zipf(1 / 3), Reuse(ReuseHistogram.of_counts(np.array([1, 1, 2, 3, 9, 70_000])))],
+    ids=["uniform", "zipf", "third", "histogram"],
+)
+def test_an_access_is_what_its_text_says(access):
+    assert parse_access(access_text(access)) == access
+
+
+@pytest.mark.parametrize("text", ["reuse:", "reuse:1,2", "reuse:1,1,0,x", "reuse:" + "1," * 9000, "uniform:1", "zipf:"])
+def test_a_wrong_access_text_is_refused_on_one_short_line(text):
+    with pytest.raises(TraincastError) as caught:
+        parse_access(text)
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda table: table.unique_rows(-1), "batch of -1 samples"),
+        (lambda table: table.hit_rate(float("nan")), "a cache of nan rows"),
+        (lambda table: table.hit_rate(-5, 10), "a cache of -5 rows"),
+        (lambda table: bytes_by_level(table, 8, [MemoryLevel("l2", float("nan"))]), "'l2': nan bytes"),
+    ],
+)
+def test_a_question_without_an_answer_is_refused(ask, message):
+    with pytest.raises(TraincastError, match=message):
+        ask(_table())
+
+
+def test_an_empty_cache_and_an_empty_batch_have_answers():
+    assert _table().hit_rate(0) == pytest.approx(0, abs=1e-6)
+    assert _table().unique_rows(0) == _table().hit_rate(100, 0) == 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from traincast.embeddings.access import Reuse, parse_access
 from traincast.errors import TraincastError
 from traincast.models.dlrm_yaml import load_dlrm_yaml, parse_dlrm, read_dlrm
 from traincast.workload import Phase
@@ -118,3 +120,50 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("absent.yaml", "binary.yaml", "long.yaml"):
         with pytest.raises(TraincastError, match=name):
             read_dlrm(tmp_path / name)
+
+
+def _lookups(text: str, tmp_path: Path):
+    path = tmp_path / "model.yaml"
+    path.write_text(text, encoding="utf-8")
+    (program,) = load_dlrm_yaml(path).programs
+    return [op.signature for op in program.ops if "embedding" in op.name]
+
+
+def test_access_is_what_every_lookup_and_update_says(tmp_path: Path) -> None:
+    forward, backward = _lookups(GOOD + 'access: "zipf:1.05"\n', tmp_path)
+
+    assert forward.scalar("access") == backward.scalar("access") == ("zipf:1.05",) * 4
+    assert forward.scalar("pooling") == (3,) * 4
+    assert parse_dlrm(GOOD + "access: [uniform, zipf:1, zipf:0.5, uniform]\n").access[1] == "zipf:1.0"
+
+
+def test_tables_with_different_poolings_say_so_and_even_ones_need_not(tmp_path: Path) -> None:
+    uneven = GOOD.replace("lookups_per_table: 3", "lookups_per_table: [1, 2, 3, 6]")
+
+    assert _lookups(GOOD, tmp_path)[0].scalar("access") is None
+    assert _lookups(uneven, tmp_path)[0].scalar("pooling") == (1, 2, 3, 6)
+
+
+def test_access_may_come_from_raw_indices_beside_the_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "raw.npz", indices=np.arange(60) % 7, lengths=np.full(20, 3))
+
+    forward, _ = _lookups(GOOD + "access: {indices: raw.npz}\n", tmp_path)
+
+    access = parse_access(forward.scalar("access")[0])
+    assert isinstance(access, Reuse)
+    assert (access.histogram.lookups, access.histogram.unique_rows) == (60, 7)
+
+
+@pytest.mark.parametrize(
+    ("access", "message"),
+    [
+        ("zipf", "table 0: access 'zipf'"),
+        ("[uniform, zipf:1]", "'access' has 2 entries for 4 tables"),
+        ("[uniform, uniform, 'zipf:-1', uniform]", "table 2: Zipf exponent -1"),
+        ("{indices: none.npz}", "table 0: access: no file"),
+        ("3", "table 0: access 3"),
+    ],
+)
+def test_wrong_access_is_refused_by_table(access: str, message: str) -> None:
+    with pytest.raises(TraincastError, match=message):
+        parse_dlrm(GOOD + f"access: {access}\n")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from traincast.errors import TraincastError
+from traincast.models.dcn_config import DLRM_V2
 from traincast.models.dlrm_config import DLRM_DEFAULT, DLRM_MLPERF
-from traincast.parallel.hybrid import described_dlrm, dlrm_tables, hybrid_dlrm, hybrid_variant
+from traincast.parallel.hybrid import BALANCED, described_dlrm, dlrm_tables, hybrid_dlrm, hybrid_variant
+from traincast.parallel.sharded_config import Dense
 from traincast.platform import load_platform
-from traincast.workload import Phase
+from traincast.sharding.baselines import WEIGHTS, greedy_plan
+from traincast.sharding.memory import MemoryLimits, memory_need
+from traincast.workload import Phase, peak_memory
 
 
 def exchanged(workload, kind):
@@ -64,3 +70,28 @@ def test_other_models_are_none():
 def test_unknown_optimizers_are_refused():
     with pytest.raises(TraincastError, match="adamm"):
         hybrid_variant(DLRM_DEFAULT, 2, load_platform("dgx-a100"), optimizer="adamm")
+
+
+@pytest.mark.parametrize("gpus", [0, 4097, 65536])
+def test_numbers_of_gpus_that_cannot_be_walked_are_refused(gpus):
+    with pytest.raises(TraincastError, match=f"over {gpus} GPUs .* from 1 to 4096"):
+        hybrid_variant(DLRM_DEFAULT, gpus, load_platform("dgx-a100"))
+
+
+@pytest.mark.parametrize(("config", "batch"), [(DLRM_V2, 8192), (DLRM_MLPERF, 2048), (DLRM_DEFAULT, 2048)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+def test_the_memory_that_plans_are_made_with_is_enough_for_the_step(config, batch, optimizer):
+    # Given what the planner counts for each rank: its tables, its part of the exchanges, the dense part
+    config = replace(config, optimizer=optimizer)
+    tables, platform = dlrm_tables(config), load_platform("dgx-h100")
+    dense = Dense.of(config).memory_bytes(sum(table.dim for table in tables), batch)
+    limits = MemoryLimits(device=platform.device.memory_bytes, dense=dense)
+    plan = greedy_plan(tables, WEIGHTS[BALANCED], limits, 8, batch_size=batch)
+    need = memory_need(plan, tables, limits, batch_size=batch).device
+
+    workload, _ = hybrid_dlrm(config, 8, platform, batch_size=batch)
+
+    # then the peaks of the step by lifetimes are below it, but not far where tables are most of it
+    peaks = [peak_memory(workload.programs[program]).peak_bytes for program in workload.ranks]
+    assert all(peak <= 1.01 * counted for peak, counted in zip(peaks, need, strict=True))
+    assert max(peaks) > 0.5 * max(need)

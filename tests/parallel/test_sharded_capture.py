@@ -9,13 +9,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
+from tests.parallel.lives import Life, lives
 from traincast.capture import capture_distributed
 from traincast.embeddings import Pooling, Table
 from traincast.models.build.hybrid_dlrm import hybrid_dlrm_step
 from traincast.models.dlrm_config import DlrmConfig
+from traincast.parallel.sharded_config import Dense
 from traincast.parallel.sharded_dlrm import sharded_dlrm
 from traincast.sharding import Placement, Plan
-from traincast.workload import Program, Signature
+from traincast.workload import Program, Signature, StorageKind, Workload
 
 BATCH = 16
 CONFIG = DlrmConfig(
@@ -53,6 +57,23 @@ def _steps(program: Program, skipped: Sequence[str] = ()) -> Iterator[tuple[obje
         scope = program.scopes[op.scope].name
         if op.name not in _HOST_ONLY and not views and scope not in skipped:
             yield _plain(op.signature), op.stream, op.thread, op.phase, scope
+
+
+def _lives(program: Program) -> list[Life]:
+    """Lives of all storages, counted in the ops above, the largest first.
+
+    Two kinds are named otherwise there: DDP's buckets, and optimizer state that is a buffer of the tables' module.
+    """
+    views = ("aten::view", "aten::_unsafe_view", "aten::lift_fresh")
+    seen = [op.index for op in program.ops if op.name not in (*_HOST_ONLY, *views)]
+    kept = (StorageKind.OPTIMIZER_STATE, StorageKind.GRADIENT)
+    found = [
+        life._replace(kind=StorageKind.BUFFER)
+        if life.kind in kept and life.alloc < 0 and life.free == len(seen)
+        else life
+        for life in lives(program, seen)
+    ]
+    return sorted(found, reverse=True)
 
 
 def _scopes(program: Program, skipped: Sequence[str]) -> list[tuple[str, int]]:
@@ -109,3 +130,46 @@ def test_other_optimizers_step_as_captured(optimizer: str) -> None:
     written = sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
     for mine, recorded in zip(_steps(written.programs[0]), _steps(captured.programs[0]), strict=True):
         assert mine == recorded
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "interaction", "loss", "index_dtype"),
+    [("sgd", "dot", "bce", "int32"), ("adagrad", "cat", "mse", "int64"), ("adam", "dot", "mse", "int32")],
+)
+def test_storages_live_as_captured(optimizer: str, interaction: str, loss: str, index_dtype: str) -> None:
+    config = replace(WIDE, optimizer=optimizer, interaction=interaction, loss=loss, index_dtype=index_dtype)
+    captured = capture_distributed(
+        hybrid_dlrm_step(config, OWNERS["dealt"]), world_size=2, batch_size=BATCH, name="captured", rebatch=False
+    )
+    tables = [replace(table, optimizer=optimizer) for table in _tables(config)]
+    plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (i % 2,)) for i in range(5)), 2)
+    written = sharded_dlrm(config, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype=index_dtype)
+    _check_lives(written, captured, pooled_by=7 if index_dtype == "int32" else 5)
+
+
+@pytest.mark.parametrize(("interaction", "loss"), [("dot", "bce"), ("cat", "mse")])
+def test_under_autocast_it_is_what_a_capture_records(interaction: str, loss: str) -> None:
+    config = replace(WIDE, interaction=interaction, loss=loss)
+    captured = capture_distributed(
+        hybrid_dlrm_step(config, OWNERS["dealt"], half=torch.bfloat16),
+        world_size=2, batch_size=BATCH, name="captured", rebatch=False,
+    )  # fmt: skip
+    tables = _tables(config)
+    plan = Plan(tuple(t.name for t in tables), tuple(Placement("table_wise", (i % 2,)) for i in range(5)), 2)
+    dense = replace(Dense.of(config), half="bfloat16")
+    written = sharded_dlrm(dense, tables, plan, batch_size=BATCH, redistribute_inputs=False, index_dtype="int32")
+    for rank in range(2):
+        ours, theirs = written.programs[written.ranks[rank]], captured.programs[captured.ranks[rank]]
+        for mine, recorded in zip(_steps(ours), _steps(theirs), strict=True):
+            assert mine == recorded
+    _check_lives(written, captured, pooled_by=7)
+
+
+def _check_lives(written: Workload, captured: Workload, *, pooled_by: int) -> None:
+    for rank in range(2):
+        ours, theirs = _lives(written.programs[written.ranks[rank]]), _lives(captured.programs[captured.ranks[rank]])
+        differing = set(ours) ^ set(theirs)
+        # the pooled embeddings that are sent: NCCL holds them until they are waited for, the fake group does not
+        pooled = 4 * BATCH * 2 * 32 * (3 - rank)
+        assert {(life.nbytes, life.alloc) for life in differing} == {(pooled, pooled_by)}
+        assert len(ours) == len(theirs)

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from tests.parallel.lives import lives
 from traincast.embeddings import Pooling, Table, Uniform, Zipf, load_tables
 from traincast.errors import TraincastError
 from traincast.parallel.sharded_config import Dense
@@ -15,7 +16,7 @@ from traincast.parallel.sharded_dlrm import sharded_dlrm
 from traincast.platform import load_platform
 from traincast.sharding import Placement, Plan
 from traincast.simulate.prediction import predict_step
-from traincast.workload import Program
+from traincast.workload import Program, StorageKind
 from traincast.workload.validate import validate_workload
 
 BATCH, WORLD, NODE = 64, 4, 2
@@ -111,6 +112,45 @@ def test_data_parallel_tables_are_reduced_whole_and_stepped():
 
     adam = build(None, [replace(TABLES[0], optimizer="adam")], (Placement.data_parallel(WORLD),))
     assert any(op.name == "aten::_foreach_addcdiv_" for op in adam.programs[0].ops)
+
+
+def test_copied_tables_are_dense_parameters_whose_gradients_are_views_of_their_bucket():
+    """As TorchRec 1.8 has them: DDP with `gradient_as_bucket_view`, no fused optimizer, whatever the table's own."""
+    table = replace(TABLES[0], optimizer="rowwise_adagrad")
+    (program,) = build(DENSE, [table], (Placement.data_parallel(WORLD),)).programs
+    elements = table.rows * table.dim
+    whole = [op for op in program.ops if any(spec.numel == elements for spec in op.signature.inputs)]
+    assert [op.name for op in whole if op.name not in ("aten::detach", "aten::as_strided")] == [
+        "fbgemm::dense_embedding_codegen_forward_unweighted_cuda",
+        "fbgemm::split_embedding_backward_codegen_dense_unweighted_exact_cuda",
+        "aten::mul",
+        "c10d::allreduce_",
+        "aten::_foreach_addcmul_",
+        "aten::_foreach_sqrt",
+        "aten::_foreach_add_",
+        "aten::_foreach_mul",
+        "aten::_foreach_addcdiv_",
+    ]
+    # weights, bucket and a moment for every element stay; the gradient itself goes once it is in the bucket
+    lasting = [life for life in lives(program, range(program.num_ops)) if life.nbytes == 4 * elements]
+    assert sorted(life.kind.name for life in lasting if life.alloc < 0) == ["BUFFER", "OPTIMIZER_STATE", "PARAMETER"]
+    (gradient,) = [life for life in lasting if life.alloc == whole[1].index]
+    assert gradient.free == next(op.index for op in whole if op.name == "aten::mul") + 1
+
+
+def test_state_of_copied_tables_has_their_type():
+    table = replace(TABLES[0], dtype="fp16", optimizer="adam")
+    (program,) = build(None, [table], (Placement.data_parallel(WORLD),)).programs
+    states = [life for life in lives(program, range(program.num_ops)) if life.kind == StorageKind.OPTIMIZER_STATE]
+    assert [life.nbytes for life in states] == [2 * table.rows * table.dim] * 2
+
+
+@pytest.mark.parametrize(("optimizer", "items"), [("rowwise_adagrad", 1), ("adagrad", 0), ("sgd", 0)])
+def test_only_row_wise_state_of_tables_in_host_memory_is_on_the_device(optimizer, items):
+    table = replace(TABLES[0], optimizer=optimizer)
+    program = build(None, [table], (Placement("table_wise", (0,), "fused_uvm"),)).programs[0]
+    states = [life for life in lives(program, range(program.num_ops)) if life.kind == StorageKind.OPTIMIZER_STATE]
+    assert sum(life.nbytes for life in states) == 4 * table.rows * items
 
 
 def test_equal_ranks_share_a_program_and_others_a_template():

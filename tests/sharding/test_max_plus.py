@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from traincast.sharding.max_plus import Open, compile_walk
+from traincast.sharding.max_plus import Open, Skip, compile_walk
 from traincast.simulate.clocks import Clocks
 from traincast.simulate.schedule import Code, Schedule
 from traincast.simulate.walk import walk
@@ -53,6 +55,54 @@ def test_a_compiled_walk_is_the_walk(seed):
         for at, own in opened.items():
             longer[at] += open_seconds[plan, own.slot]
         assert found[plan] == pytest.approx(_walked(schedule, host, longer), abs=1e-9)
+
+
+def _without(schedule, host, kernel, keep, instead):
+    """The schedule without some instructions; `instead` is a host instruction in place of the first of them."""
+    gone = np.flatnonzero(~keep)
+    kept = keep.copy()
+    kept[gone[0]] = True
+    columns = {
+        name: getattr(schedule, name)[kept].copy()
+        for name in ("code", "thread", "target", "event", "name", "part", "runtime", "call", "op", "scope")
+    }
+    place = int(kept[: gone[0]].sum())
+    columns["code"][place] = Code.HOST
+    host, kernel = host[kept].copy(), kernel[kept].copy()
+    host[place] = instead
+    return replace(schedule, **columns), host, kernel
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_skip_what_they_do_not_have(seed):
+    random = np.random.default_rng(100 + seed)
+    schedule = _schedule(random, 60)
+    host = np.where(schedule.code == Code.HOST, random.uniform(0, 2, size=60), 0.0)
+    kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
+    first = int(random.integers(0, 50))
+    last = int(random.integers(first + 1, 61))
+    code = compile_walk(schedule, host, kernel, {}, gap=GAP, skips=[Skip(first, last, 0, 0.7)])
+    keep = (np.arange(60) < first) | (np.arange(60) >= last)
+    for held, expected in (
+        (1.0, _walked(schedule, host, kernel)),
+        (0.0, _walked(*_without(schedule, host, kernel, keep, 0.7))),
+    ):
+        assert code.seconds([np.full((1, 2), held)], 2, (1, 2))[0] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_host_may_have_more_to_do_before_an_instruction(seed):
+    random = np.random.default_rng(200 + seed)
+    schedule = _schedule(random, 60)
+    host = np.where(schedule.code == Code.HOST, random.uniform(0, 2, size=60), 0.0)
+    kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
+    places = random.choice(60, size=3, replace=False).tolist()
+    code = compile_walk(schedule, host, kernel, {}, gap=GAP, late={at: slot for slot, at in enumerate(places)})
+    more = random.uniform(0, 9, size=3)
+    busier = host.copy()
+    busier[places] += more
+    found = code.seconds([np.full((1, 1), each) for each in more], 2, (1, 2))[0]
+    assert found == pytest.approx(_walked(schedule, busier, kernel), abs=1e-9)
 
 
 def _meeting(kind):

@@ -64,9 +64,21 @@ def test_activations_grow_with_the_batch_of_all_ranks():
 def test_tables_in_host_memory_leave_only_their_cache_on_the_device():
     need = _need(_table(optimizer="adam"), Placement("table_wise", (1,), "fused_uvm_caching", 0.25))
     assert _term(need, "weights")[1] == 64e6
-    assert _term(need, "optimizer")[1] == 128e6
+    assert _term(need, "optimizer")[1] == 0
     assert need.host.tolist() == [0, 768e6, 0, 0]
     assert _term(_need(_table(), Placement("table_wise", (1,), "fused_uvm")), "weights")[1] == 0
+
+
+def test_state_of_a_row_is_on_the_device_wherever_the_table_is():
+    need = _need(_table(optimizer="rowwise_adagrad"), Placement("table_wise", (1,), "fused_uvm"))
+    assert _term(need, "optimizer").tolist() == [0, 4e6, 0, 0]
+    assert need.host.tolist() == [0, 256e6, 0, 0]
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("adagrad", 1), ("rowwise_adagrad", 1), ("adam", 2)])
+def test_copied_tables_have_the_state_of_a_dense_optimizer(optimizer, copies):
+    table = _table(optimizer=optimizer, dtype="fp16")
+    assert _term(_need(table, Placement.data_parallel(4)), "optimizer").tolist() == [copies * 128e6] * 4
 
 
 def test_what_is_missing_is_said():

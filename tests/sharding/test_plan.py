@@ -6,10 +6,13 @@ import pytest
 
 from traincast.embeddings import Pooling, Table
 from traincast.errors import TraincastError
+from traincast.platform.platform import load_platform
 from traincast.sharding import Placement, Plan, check_plan
 from traincast.sharding.memory import MemoryLimits
 from traincast.sharding.options import Option, option_of, table_options
+from traincast.sharding.plan import plain
 from traincast.sharding.plan_file import load_plans, plan_from_json, plan_to_json
+from traincast.sharding.task import make_task
 
 
 def _table(name="user", **changes):
@@ -152,3 +155,18 @@ def test_host_memory_is_an_option_only_when_devices_are_full():
     tight = table_options([big], MemoryLimits(device=8e9), 8, 8)[0]
     assert not any(option.kernel.startswith("fused_uvm") for option in roomy)
     assert Option("table_wise", 1, "fused_uvm") in tight
+
+
+def test_single_slices_of_columns_are_whole_tables():
+    one, two = Placement("column_wise", (1,)), Placement("column_wise", (0, 1))
+    copied = Placement.data_parallel(2)
+    alone = Plan(("a", "b"), (one, copied), 2)
+    assert plain(alone).placements == (Placement("table_wise", (1,)), copied)
+    beside = Plan(("a", "b"), (one, two), 2)
+    assert plain(beside) == beside
+
+
+def test_a_table_without_an_optimizer_is_refused_by_name():
+    table = Table(name="user", rows=1000, dim=16, pooling=Pooling.constant(2), optimizer="none")
+    with pytest.raises(TraincastError, match=r"'user' has optimizer 'none'.*rowwise_adagrad"):
+        make_task([table], load_platform("dgx-a100"), gpus=2, batch_size=128)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ from traincast.embeddings import Pooling, Table, Zipf
 from traincast.errors import TraincastError
 from traincast.platform.platform import load_platform
 from traincast.sharding import Placement, Plan, check_plan
+from traincast.sharding.assignment import Assignment, Changes, best_of
 from traincast.sharding.cost import FastCost
+from traincast.sharding.memory import memory_need
 from traincast.sharding.search import FOUND, rank_plans, search
 from traincast.sharding.task import make_task
 
@@ -38,12 +40,73 @@ def _all_plans(task):
 
 @pytest.mark.parametrize(
     ("tables", "gpus", "seed"),
-    [(3, 2, 12), (2, 3, 13)],
+    [(2, 4, 12), (2, 3, 13)],
 )
 def test_small_searches_are_within_two_percent_of_the_best_of_all_plans(tables, gpus, seed):
     task = make_task(skewed_tables(seed, tables, pooling=4.0), NODE, gpus=gpus, batch_size=8192)
     best = min(full_walk(task, plan) for plan in _all_plans(task))
     assert search(task).best.seconds <= 1.02 * best
+
+
+def _best_by_fast_cost(task, count):
+    """The fastest of all plans by the full walk, of the `count` that the fast cost puts first; and how many there are.
+    Slices of a table are put on ranks of their own."""
+    cost = FastCost(task)
+    choices, names = cost.choices, [table.name for table in task.tables]
+    every = [
+        [
+            (row, [*places, *[-1] * (choices.most_slices - len(places))])
+            for row in rows
+            for places in combinations(range(task.gpus), choices.options[row].slices)
+        ]
+        for rows in choices.rows
+    ]
+    plans = []
+    for chosen in product(*every):
+        named = [rank for _, places in chosen for rank in places if rank >= 0]
+        if all(rank <= max([-1, *named[:i]]) + 1 for i, rank in enumerate(named)):  # ranks are alike
+            plans.append(chosen)
+    tables = len(names)
+    base = Assignment(choices, cost, *(np.array(part) for part in zip(*plans[0], strict=True)))
+    changes = Changes(
+        np.repeat(np.arange(len(plans)), tables),
+        np.tile(np.arange(tables), len(plans)),
+        np.array([row for chosen in plans for row, _ in chosen]),
+        np.array([places for chosen in plans for _, places in chosen]),
+        len(plans),
+    )
+    order = np.argsort(best_of(cost, [base.pending(changes)])[0].scores)[:count]
+    best = [plans[number] for number in order.tolist()]
+    walked = [
+        full_walk(task, Assignment(choices, cost, *(np.array(p) for p in zip(*own, strict=True))).plan(names))
+        for own in best
+    ]
+    return min(walked), len(plans)
+
+
+@pytest.mark.parametrize(
+    ("tables", "gpus", "seed", "platform", "batch"),
+    [
+        (6, 2, 3, "dgx2-v100", 1024),
+        (4, 3, 6, "dgx-h100", 8192),
+        (4, 4, 7, "dgx-a100", 4096),
+        (5, 2, 8, "dgx-a100", 16384),
+    ],
+)
+def test_small_searches_are_within_two_percent_of_brute_force(tables, gpus, seed, platform, batch):
+    given = skewed_tables(seed, tables, pooling=3.5)
+    task = make_task(given, load_platform(platform), gpus=gpus, batch_size=batch)
+    best, count = _best_by_fast_cost(task, 12)
+    assert count > 500
+    assert search(task).best.seconds <= 1.02 * best
+
+
+def test_a_small_search_finds_what_fits_when_memory_is_short():
+    tables = skewed_tables(41, 4, pooling=3.0)
+    roomy = make_task(tables, NODE, gpus=2, batch_size=2048)
+    least = min(memory_need(plan, tables, roomy.limits, batch_size=2048).device.max() for plan in _all_plans(roomy))
+    task = replace(roomy, limits=replace(roomy.limits, device=1.02 * least / (1.0 - roomy.limits.headroom)))
+    assert search(task).best.memory.fits
 
 
 def test_a_search_is_never_worse_than_what_it_is_compared_with():

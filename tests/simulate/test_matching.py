@@ -32,6 +32,28 @@ def test_other_sizes():
     assert "8 and 16 bytes" in text
 
 
+def test_several_ranks_that_disagree():
+    a, b = (
+        RankProgram().collective(nbytes=8, group=(0, 1, 2, 3)),
+        RankProgram().collective(nbytes=16, group=(0, 1, 2, 3)),
+    )
+
+    text = refusal(a, b, ranks=(0, 1, 0, 1))
+
+    assert "ranks 0, 2 call c10d::allreduce_ (op 2) while ranks 1, 3 call c10d::allreduce_ (op 2)" in text
+
+
+def test_several_ranks_that_never_come():
+    a, b = RankProgram().collective(group=(0, 1, 2, 3)), RankProgram().compute(64)
+
+    text = refusal(a, b, ranks=(0, 0, 1, 1))
+
+    assert text.startswith(
+        "ranks 2, 3 never take part in the group of ranks 0 to 3 (communicator 0), where ranks 0, 1 at"
+    )
+    assert text.endswith("wait for ever")
+
+
 def test_other_roots():
     text = refusal(RankProgram().collective("broadcast", root=0), RankProgram().collective("broadcast", root=1))
 
@@ -59,7 +81,7 @@ def test_a_rank_outside_the_group():
     text = refusal(RankProgram().collective(group=(0, 1)), ranks=(0, 0, 0))
 
     assert "rank 2 calls c10d::allreduce_ (op 2)" in text
-    assert "does not belong" in text
+    assert "without belonging to it" in text
 
 
 def test_a_group_larger_than_the_world():

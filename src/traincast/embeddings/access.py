@@ -14,6 +14,7 @@ from traincast.embeddings.zipf import zipf_classes
 from traincast.errors import TraincastError
 
 MAX_EXPONENT = 10.0
+_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,38 @@ def row_classes(access: Access, rows: int) -> RowClasses:
 
 
 def parse_access(text: str) -> Access:
-    """`uniform`, or `zipf:EXPONENT`."""
+    """`uniform`, `zipf:EXPONENT`, or a histogram as `access_text` writes it."""
     name, _, value = text.strip().partition(":")
-    if name == "uniform" and not value:
-        return Uniform()
-    if name == "zipf":
-        try:
+    try:
+        if name == "uniform" and not value:
+            return Uniform()
+        if name == "zipf":
             return Zipf(float(value))
-        except ValueError as error:
-            if isinstance(error, TraincastError):
-                raise
-    raise TraincastError(f"access '{text}'; give 'uniform' or 'zipf:EXPONENT', such as zipf:1.05")
+        if name == "reuse":
+            lookups, unique_rows, precision, *shares = (float(number) for number in value.split(","))
+            half = len(shares) // 2
+            return Reuse(
+                ReuseHistogram(
+                    lookups=lookups,
+                    unique_rows=unique_rows,
+                    precision=precision,
+                    row_shares=tuple(shares[:half]),
+                    access_shares=tuple(shares[half:]),
+                )
+            )
+    except ValueError as error:
+        if isinstance(error, TraincastError):
+            raise
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    raise TraincastError(f"access '{shown}'; give 'uniform' or 'zipf:EXPONENT', such as zipf:1.05")
+
+
+def access_text(access: Access) -> str:
+    """The distribution as `parse_access` reads it; of a histogram lookups, different rows, precision, both shares."""
+    if isinstance(access, Uniform):
+        return "uniform"
+    if isinstance(access, Zipf):
+        return f"zipf:{access.exponent!r}"
+    shown = access.histogram
+    numbers = (shown.lookups, shown.unique_rows, shown.precision, *shown.row_shares, *shown.access_shares)
+    return "reuse:" + ",".join(repr(float(number)) for number in numbers)

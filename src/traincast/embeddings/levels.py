@@ -20,6 +20,10 @@ class MemoryLevel:
     capacity_bytes: float
     kept: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.capacity_bytes >= 0:
+            raise TraincastError(f"memory level '{self.name}': {self.capacity_bytes:g} bytes; give 0 or more")
+
 
 @dataclass(frozen=True, slots=True)
 class LevelBytes:

@@ -15,7 +15,7 @@ from math import ceil, log2
 import numpy as np
 import numpy.typing as npt
 
-from traincast.embeddings.access import Access, Uniform, row_classes
+from traincast.embeddings.access import Access, row_classes
 from traincast.embeddings.poisson import at_most
 from traincast.embeddings.table import ITEM_BYTES, Table
 
@@ -71,9 +71,9 @@ def part_load(part: Part, batch: int) -> FloatArray:
 
 
 @lru_cache(maxsize=8192)
-def uniform_load(rows: int, lookups: float, columns: float, item_bytes: int) -> FloatArray:
-    """The load of a table of which only sizes are known: all rows are wanted alike. Not to be written to."""
-    return _load(Uniform(), rows, lookups, columns, item_bytes, 1.0)
+def table_load(access: Access, rows: int, lookups: float, columns: float, item_bytes: int) -> FloatArray:
+    """The load of a whole table for so many lookups. Not to be written to."""
+    return _load(access, rows, lookups, columns, item_bytes, 1.0)
 
 
 def longest_bag(parts: Iterable[Part]) -> float:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from traincast.errors import TraincastError
+
 IntArray = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
 FIRST_TOUCH = -1
 DEFAULT_LARGEST = 1 << 20
 MAX_INDEX = (1 << 34) - 1
-MAX_PIECE = (1 << 28) - 1
+MAX_PIECE = (1 << 26) - 1
+"""Lookups counted at once; sorting so many takes about 3 GB."""
 _BLOCK_BITS = 18
 
 
@@ -93,29 +96,42 @@ def _moved(values: Int32Array, target: Int32Array) -> Int32Array:
 class LruCounter:
     """Hits of every LRU cache of up to `largest` rows over a stream fed in pieces.
 
-    Memory is bounded by the largest piece and `largest`: between pieces only the most recent rows are kept.
+    Memory is bounded by the largest piece and `largest`: between pieces only the most recent rows are kept, and small
+    pieces wait for each other, since each count sorts those rows again.
     """
 
     def __init__(self, largest: int = DEFAULT_LARGEST) -> None:
+        if not 1 <= largest <= MAX_PIECE:
+            raise TraincastError(f"largest cache of {largest} rows; give 1 to {MAX_PIECE}")
         self.largest = largest
         self.lookups = 0
         self._at_distance = np.zeros(largest, dtype=np.int64)
         self._recent = np.empty(0, dtype=np.int64)  # distinct rows, the most recent last
+        self._waiting: list[IntArray] = []
+        self._counted = 0  # lookups that do not wait
 
     def feed(self, indices: IntArray) -> None:
         """Takes the next lookups of the stream."""
-        stream = np.concatenate([self._recent, indices])
+        self.lookups += len(indices)
+        self._waiting.append(indices)
+        if self.lookups - self._counted >= self.largest:
+            self._count()
+
+    def _count(self) -> None:
+        stream = np.concatenate([self._recent, *self._waiting])
         previous, last = _neighbours(stream)
         distances = _distances(previous)[len(self._recent) :]
         within = distances[(distances >= 0) & (distances < self.largest)]
         self._at_distance += np.bincount(within, minlength=self.largest)
-        self.lookups += len(indices)
         self._recent = stream[last][-self.largest :]
+        self._waiting, self._counted = [], self.lookups
 
     def hits(self, cache_rows: int) -> int:
         """Lookups so far that hit a cache of so many rows."""
         if cache_rows > self.largest:
-            raise AssertionError(f"counted caches of up to {self.largest} rows, asked for {cache_rows}")
+            raise TraincastError(f"a cache of {cache_rows} rows; those of up to {self.largest} were counted")
+        if self._waiting:
+            self._count()
         return int(self._at_distance[:cache_rows].sum())
 
     def hit_rate(self, cache_rows: int) -> float:

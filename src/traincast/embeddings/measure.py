@@ -11,7 +11,7 @@ from traincast.embeddings.access import Reuse
 from traincast.embeddings.classes import NUM_BINS
 from traincast.embeddings.lru import DEFAULT_LARGEST, MAX_INDEX, IntArray, LruCounter
 from traincast.embeddings.raw import Bags
-from traincast.embeddings.reuse import ReuseHistogram
+from traincast.embeddings.reuse import ReuseHistogram, by_bin
 from traincast.embeddings.table import MAX_POOLING, Pooling
 from traincast.errors import TraincastError
 
@@ -39,30 +39,25 @@ class Measured:
 
 def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: int = DEFAULT_LARGEST) -> Measured:
     """Counts batches as they come. `rows` is the height of the table where known, `largest_cache` in rows."""
+    if rows is not None and rows < 1:
+        raise TraincastError(f"rows {rows}; a table has 1 or more")
     lru, lengths = LruCounter(largest_cache), np.zeros(0, dtype=np.int64)
     in_bin, from_bin = np.zeros(NUM_BINS), np.zeros(NUM_BINS)
-    number, lookups, unique, largest = 0, 0, 0, -1
+    number, largest = 0, -1
     for bags in batches:
         number += 1
         lengths = _added(lengths, bags.lengths)
         if not len(bags.indices):
             continue
-        _check(int(bags.indices.min()), int(bags.indices.max()), rows)
+        _check(bags.indices, rows, number)
         largest = max(largest, int(bags.indices.max()))
-        counts = np.unique(bags.indices, return_counts=True)[1]
-        histogram = ReuseHistogram.of_counts(counts)
-        in_bin += np.array(histogram.row_shares) * histogram.unique_rows
-        from_bin += np.array(histogram.access_shares) * histogram.lookups
-        lookups, unique = lookups + len(bags.indices), unique + len(counts)
+        rows_of_batch, lookups_of_batch = by_bin(np.unique(bags.indices, return_counts=True)[1])
+        in_bin += rows_of_batch
+        from_bin += lookups_of_batch
         lru.feed(bags.indices)
-    if not lookups:
+    if not lru.lookups:
         raise TraincastError("no lookups in the indices; give at least one batch with some")
-    histogram = ReuseHistogram(
-        lookups=lookups / number,
-        unique_rows=unique / number,
-        row_shares=tuple(float(n) for n in in_bin / unique),
-        access_shares=tuple(float(n) for n in from_bin / lookups),
-    )
+    histogram = ReuseHistogram.of_bins(in_bin, from_bin, number)
     samples = lengths.sum()
     seen = np.flatnonzero(lengths)
     pooling = Pooling(tuple(float(n) for n in seen), tuple(float(n) for n in lengths[seen] / samples))
@@ -80,7 +75,7 @@ def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: 
 def _added(first: IntArray, lengths: IntArray) -> IntArray:
     """Samples by length, with those of one more batch."""
     if len(lengths) and lengths.max() > MAX_POOLING:
-        raise TraincastError(f"a sample of {lengths.max()} lookups; {MAX_POOLING} are the most")
+        raise TraincastError(f"lengths: a sample of {lengths.max()} lookups; {MAX_POOLING} are the most")
     second = np.bincount(lengths)
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     total = longer.copy()
@@ -88,8 +83,12 @@ def _added(first: IntArray, lengths: IntArray) -> IntArray:
     return total
 
 
-def _check(smallest: int, largest: int, rows: int | None) -> None:
+def _check(indices: IntArray, rows: int | None, batch: int) -> None:
+    smallest, largest = int(indices.min()), int(indices.max())
     most = MAX_INDEX if rows is None else rows - 1
     if smallest < 0 or largest > most:
         wrong = smallest if smallest < 0 else largest
-        raise TraincastError(f"index {wrong} lies outside the table; row numbers run from 0 to {most}")
+        place = int(np.flatnonzero(indices == wrong)[0])
+        raise TraincastError(
+            f"index {wrong} lies outside the table (batch {batch}, lookup {place}); row numbers run from 0 to {most}"
+        )

@@ -1,21 +1,18 @@
-"""Raw indices with lengths or offsets, batch by batch: from arrays, `.npz` files (streamed) and Parquet (sliced)."""
+"""Raw indices with lengths or offsets, batch by batch, from arrays or tensors; what is wrong with them by name."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.embeddings.lru import MAX_PIECE, IntArray
+from traincast.embeddings.lru import IntArray
 from traincast.errors import TraincastError
 
-_PIECE_ITEMS = 1 << 20
-_MAX_SAMPLES = 1 << 24
+_LARGEST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,126 +31,85 @@ def from_arrays(
     batch_size: int | None = None,
 ) -> Iterator[Bags]:
     """Batches from arrays (or tensors on the host); one batch when `batch_size` is not given."""
-    flat = np.asarray(indices)
     if (lengths is None) == (offsets is None):
         raise TraincastError("indices need either lengths or offsets; give one of them")
-    if offsets is not None:
-        ends = np.asarray(offsets)
-        with_end = ends if len(ends) and ends[-1] == len(flat) else np.append(ends, len(flat))
-        each = np.diff(with_end)
-    else:
-        each = np.asarray(lengths)
-    _whole("indices", flat.dtype)
-    _whole("lengths", each.dtype)
-    if flat.ndim != 1 or each.ndim != 1 or int(each.sum()) != len(flat) or (len(each) and each.min() < 0):
-        raise TraincastError(f"lengths sum to {int(each.sum())} for {len(flat)} indices; they must agree, none below 0")
-    step = batch_size or max(len(each), 1)
+    flat = _array(indices, "indices")
+    each = _array(lengths, "lengths") if offsets is None else lengths_of(_array(offsets, "offsets"), len(flat))
+    check_lengths(each, len(flat))
+    step = samples_of(batch_size, len(each))
     start = 0
     for first in range(0, len(each), step):
         part = each[first : first + step].astype(np.int64)
         stop = start + int(part.sum())
-        yield Bags(flat[start:stop].astype(np.int64), part)
+        yield Bags(whole(flat[start:stop], "indices"), part)
         start = stop
 
 
-def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> Iterator[Bags]:
-    """Batches of one table of a `.npz` file, read piece by piece.
-
-    The file holds `indices` and `lengths`: one length a sample, or [tables, samples] with the indices of one table
-    after those of another, as FBGEMM orders them. `offsets` stand in for one-dimensional lengths.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            if "indices.npy" not in names or not names & {"lengths.npy", "offsets.npy"}:
-                raise TraincastError(f"{path}: needs arrays 'indices' and 'lengths' (or 'offsets')")
-            skipped, each = _lengths(archive, names, path, table)
-            with archive.open("indices.npy") as file:
-                member = _Member(file, f"{path}: indices")
-                member.skip(skipped)
-                step = batch_size or max(len(each), 1)
-                for first in range(0, len(each), step):
-                    part = each[first : first + step]
-                    yield Bags(member.take(int(part.sum())), part)
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        raise TraincastError(f"{path}: not a readable .npz file ({error})") from error
+def check_lengths(lengths: IntArray, count: int, label: str = "lengths") -> None:
+    """Refuses lengths below 0, and those that do not sum to the number of indices."""
+    if len(lengths) and int(lengths.min()) < 0:
+        raise TraincastError(f"{label}: {int(lengths.min())}; a sample makes 0 lookups or more")
+    total = sum_of(lengths)
+    if total != count:
+        raise TraincastError(f"{label} sum to {total} for {count} indices; they must agree")
 
 
-def _lengths(archive: zipfile.ZipFile, names: set[str], path: Path, table: int) -> tuple[int, IntArray]:
-    """Indices before those of the table, and the lengths of its samples."""
-    name = "lengths" if "lengths.npy" in names else "offsets"
-    with archive.open(f"{name}.npy") as file:
-        member = _Member(file, f"{path}: {name}")
-        tables, samples = member.shape if len(member.shape) == 2 else (1, member.shape[0])
-        if samples > _MAX_SAMPLES:
-            raise TraincastError(f"{path}: {samples} samples; split the file ({_MAX_SAMPLES} are the most)")
-        if not 0 <= table < tables or (name == "offsets" and tables > 1):
-            raise TraincastError(f"{path}: no table {table}; {name} describe {tables}")
-        skipped = sum(int(member.take(samples).sum()) for _ in range(table))
-        values = member.take(samples)
-    each = np.diff(values) if name == "offsets" else values
-    if len(each) and each.min() < 0:
-        raise TraincastError(f"{path}: {name} hold lengths below 0; bags have 0 lookups or more")
-    return skipped, each
+def sum_of(lengths: IntArray) -> int:
+    """The sum of numbers at or above 0, whatever their type could hold."""
+    if len(lengths) and int(lengths.max()) > _LARGEST // len(lengths):
+        return sum(int(length) for length in lengths)
+    return int(lengths.sum(dtype=np.int64))
 
 
-class _Member:
-    """An integer array inside a zip file, taken from its beginning on."""
-
-    def __init__(self, file: IO[bytes], label: str) -> None:
-        self._file, self._label = file, label
-        try:
-            version = np.lib.format.read_magic(file)
-            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, fortran, self._dtype = reader(file)
-        except ValueError as error:
-            raise TraincastError(f"{label}: not an array ({error})") from error
-        _whole(label, self._dtype)
-        if len(self.shape) not in (1, 2) or (fortran and len(self.shape) == 2):
-            raise TraincastError(f"{label}: give one dimension, or [tables, samples] in C order")
-
-    def take(self, count: int) -> IntArray:
-        """The next `count` numbers."""
-        if count > MAX_PIECE:
-            raise TraincastError(f"{self._label}: {count} numbers in one batch; give a smaller batch_size")
-        data = self._file.read(count * self._dtype.itemsize)
-        if len(data) < count * self._dtype.itemsize:
-            raise TraincastError(f"{self._label}: ends too early; lengths and indices must agree")
-        return np.frombuffer(data, dtype=self._dtype).astype(np.int64)
-
-    def skip(self, count: int) -> None:
-        """Passes over `count` numbers."""
-        while count > 0:
-            count -= len(self.take(min(count, _PIECE_ITEMS)))
+def lengths_of(offsets: IntArray, count: int, label: str = "offsets") -> IntArray:
+    """Lengths from where every sample begins; the end of the last may be there or not."""
+    if not len(offsets):
+        return np.zeros(0, dtype=np.int64)
+    if int(offsets[0]) != 0:
+        raise TraincastError(f"{label} begin with {int(offsets[0])}; the first sample begins at 0")
+    falling = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if len(falling):
+        place = int(falling[0])
+        raise TraincastError(f"{label} fall from {int(offsets[place])} to {int(offsets[place + 1])}; they may not")
+    if int(offsets[-1]) > count:
+        raise TraincastError(f"{label} reach {int(offsets[-1])} for {count} indices; they must agree")
+    given = whole(offsets, label)
+    return np.diff(given if given[-1] == count else np.append(given, count))
 
 
-def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
-    """Batches of one column of a Parquet file: a sample a row, a list of row numbers (or a single one) a sample."""
-    import polars as pl
-
-    frame = pl.scan_parquet(path)
-    try:
-        schema = frame.collect_schema()
-        if column not in schema:
-            raise TraincastError(f"{path}: no column '{column}'; it has {', '.join(schema.names()[:10])}")
-        kind = schema[column]
-        inner = kind.inner if isinstance(kind, pl.List) else kind
-        if not inner.is_integer():
-            raise TraincastError(f"{path}: column '{column}' is {kind}; give whole numbers or lists of them")
-        start = 0
-        while True:
-            bags = frame.select(column).slice(start, batch_size).collect().get_column(column)
-            if not len(bags):
-                return
-            single = bags.is_not_null().cast(pl.Int64)
-            each = bags.list.len().fill_null(0) if isinstance(kind, pl.List) else single
-            flat = bags.explode() if isinstance(kind, pl.List) else bags
-            yield Bags(flat.drop_nulls().cast(pl.Int64).to_numpy(), each.cast(pl.Int64).to_numpy())
-            start += batch_size
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
+def samples_of(batch_size: int | None, samples: int) -> int:
+    """Samples of one batch; all of them where no size was given."""
+    if batch_size is None:
+        return max(samples, 1)
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise TraincastError(f"batch_size {batch_size!r}; give a whole number from 1")
+    return int(batch_size)
 
 
-def _whole(label: str, dtype: np.dtype[np.generic]) -> None:
+def whole(values: npt.NDArray[Any], label: str) -> IntArray:
+    """The numbers as int64."""
+    if values.dtype.kind == "u" and len(values) and int(values.max()) > _LARGEST:
+        raise TraincastError(f"{label}: {int(values.max())} is too large for a row number")
+    return values.astype(np.int64)
+
+
+def check_integers(label: str, dtype: np.dtype[Any]) -> None:
+    """Refuses what is not a type of integers."""
     if dtype.kind not in "iu":
         raise TraincastError(f"{label}: {dtype} numbers; give integers")
+
+
+def _array(given: Any, label: str) -> npt.NDArray[Any]:
+    if isinstance(given, np.ma.MaskedArray):
+        raise TraincastError(f"{label}: a masked array; give the numbers that count")
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise TraincastError(f"{label}: no array of integers in host memory ({reason})") from error
+    if array.ndim != 1:
+        raise TraincastError(f"{label}: {array.ndim} dimensions; give one, the numbers of one sample after another")
+    if not array.size and array.dtype.kind == "f" and isinstance(given, list | tuple):
+        return np.zeros(0, dtype=np.int64)
+    check_integers(label, array.dtype)
+    return array

@@ -10,7 +10,7 @@ from typing import Any
 from traincast.embeddings.access import Access, Reuse, parse_access
 from traincast.embeddings.builtin import BUILTIN_SETS, builtin_tables
 from traincast.embeddings.measure import Measured, measure
-from traincast.embeddings.raw import from_npz, from_parquet
+from traincast.embeddings.raw_files import from_npz, from_parquet
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.embeddings.table import Pooling, Table, check_tables
 from traincast.errors import TraincastError, unknown
@@ -19,6 +19,7 @@ MAX_BYTES = 1 << 25
 MAX_TABLES = 100_000
 _FIELDS = ("name", "rows", "dim", "pooling", "access", "dtype", "weighted", "optimizer")
 _REUSE_FIELDS = ("lookups", "unique_rows", "row_shares", "access_shares", "precision")
+_RAW_FIELDS = ("indices", "table", "column", "batch_size")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no", "")
 _ACCESS_HELP = "give 'uniform', 'zipf:EXPONENT', or a mapping with 'reuse' or 'indices'"
 
@@ -87,8 +88,11 @@ def table_from_fields(entry: Any, label: str, folder: Path) -> Table:
     """
     if not isinstance(entry, Mapping):
         raise TraincastError(f"{label}: give a mapping with name, rows and dim")
-    if isinstance(entry.get("name"), str):
-        label = f"{label.rpartition(' ')[0]} '{entry['name']}'"
+    if "name" in entry:
+        name = entry["name"]
+        if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).isprintable():
+            raise TraincastError(f"{label}: name {name!r}; give a printable word")
+        label = f"{label.rpartition(' ')[0]} '{name}'"
     for field in entry:
         if field not in _FIELDS:
             raise unknown("field", str(field), _FIELDS, f"{label} may have {', '.join(_FIELDS)}.")
@@ -97,7 +101,7 @@ def table_from_fields(entry: Any, label: str, folder: Path) -> Table:
             raise TraincastError(f"{label}: no {field}; give one")
     try:
         rows = _whole(entry["rows"], "rows")
-        access, measured = _access(entry.get("access", "uniform"), folder, rows)
+        access, measured = access_from_field(entry.get("access", "uniform"), folder, rows)
         return Table(
             name=str(entry["name"]),
             rows=rows,
@@ -109,20 +113,23 @@ def table_from_fields(entry: Any, label: str, folder: Path) -> Table:
             optimizer=str(entry.get("optimizer", "sgd")),
         )
     except TraincastError as error:
-        message = str(error)
+        message = str(error).removeprefix(f"table '{entry['name']}': ")
         raise TraincastError(message if label in message else f"{label}: {message}") from error
 
 
-def _access(value: Any, folder: Path, rows: int) -> tuple[Access, Measured | None]:
-    """The distribution, and what was measured where it came from raw indices."""
+def access_from_field(value: Any, folder: Path, rows: int) -> tuple[Access, Measured | None]:
+    """The distribution of a table of `rows`, and what was measured where it came from raw indices in `folder`."""
     if isinstance(value, str):
         return parse_access(value), None
     if not isinstance(value, Mapping) or len(value) == 0:
         raise TraincastError(f"access {value!r}; {_ACCESS_HELP}")
     if set(value) == {"reuse"} and isinstance(value["reuse"], Mapping):
         return Reuse(_histogram(value["reuse"])), None
-    if "indices" not in value or set(value) - {"indices", "table", "column", "batch_size"}:
+    if "indices" not in value:
         raise TraincastError(f"access with {', '.join(map(str, value))}; {_ACCESS_HELP}")
+    for field in value:
+        if field not in _RAW_FIELDS:
+            raise unknown("field", str(field), _RAW_FIELDS, f"Raw indices may have {', '.join(_RAW_FIELDS)}.")
     measured = _measured(value, folder, rows)
     return measured.access, measured
 
@@ -153,11 +160,20 @@ def _measured(value: Mapping[Any, Any], folder: Path, rows: int) -> Measured:
     size = _whole(value["batch_size"], "batch_size") if "batch_size" in value else None
     if size is not None and size < 1:
         raise TraincastError(f"access: batch_size {size}; give 1 or more")
-    if path.suffix == ".npz":
-        return measure(from_npz(path, table=_whole(value.get("table", 0), "table"), batch_size=size), rows=rows)
-    if path.suffix == ".parquet" and size is not None and "column" in value:
-        return measure(from_parquet(path, column=str(value["column"]), batch_size=size), rows=rows)
-    raise TraincastError(f"access: {path.name}; give a .npz file, or a .parquet file with 'column' and 'batch_size'")
+    if path.suffix == ".npz" and "column" not in value:
+        batches = from_npz(path, table=_whole(value.get("table", 0), "table"), batch_size=size)
+    elif path.suffix == ".parquet" and size is not None and "column" in value and "table" not in value:
+        batches = from_parquet(path, column=str(value["column"]), batch_size=size)
+    else:
+        raise TraincastError(
+            f"access: {path.name}; give a .npz file (with 'table' where it has several), or a .parquet file with "
+            "'column' and 'batch_size'"
+        )
+    try:
+        return measure(batches, rows=rows)
+    except TraincastError as error:
+        message = str(error)
+        raise TraincastError(f"access: {message if str(path) in message else f'{path}: {message}'}") from error
 
 
 def _pooling(value: Any, measured: Measured | None) -> Pooling:

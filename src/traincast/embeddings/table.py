@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 from traincast.embeddings.access import Access, Reuse, Uniform, row_classes
 from traincast.errors import TraincastError, unknown
@@ -99,6 +99,8 @@ class Table:
 
     def lookups(self, batch: int) -> float:
         """Expected lookups of a batch of `batch` samples."""
+        if not 0 <= batch < inf:
+            raise TraincastError(f"batch of {batch} samples; give 0 or more")
         return batch * self.pooling.mean
 
     def unique_rows(self, batch: int) -> float:
@@ -114,6 +116,8 @@ class Table:
 
         With `batch` the cache is empty when the batch begins; without it, it has been in use for long.
         """
+        if not cache_rows >= 0:
+            raise TraincastError(f"a cache of {cache_rows:g} rows; give 0 or more")
         classes = row_classes(self.access, self.rows)
         if batch is None:
             return 1.0 if cache_rows >= self.rows else classes.steady_hit_rate(cache_rows)

@@ -1,21 +1,33 @@
 """Analytic estimates of different rows and cache hits against exact counts, on drawn indices.
 
-Zipf indices are drawn from the law itself, row by row; the published histograms become batches with exactly those
-counts, in random order. Neither knows the classes that the estimates sum over.
+An estimate is an expectation. Where a histogram leaves open how few rows are the hottest, single draws from it differ
+by more than the estimate can be wrong: they are shown, and so is their mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from traincast.embeddings.access import Reuse, Zipf
-from traincast.embeddings.classes import BIN_EDGES, NUM_BINS, RowClasses
+from traincast.embeddings.classes import RowClasses
 from traincast.embeddings.lru import IntArray, LruCounter
 from traincast.embeddings.reuse import ReuseHistogram
+from traincast.evaluate.embedding_draws import (
+    CACHES,
+    FEWEST_EVENTS,
+    LOG_UNIFORM,
+    THINNING,
+    Exact,
+    count_exactly,
+    draw_beginning,
+    draw_part,
+    draw_zipf,
+)
 from traincast.evaluate.metrics import ErrorRow, error_row
 from traincast.fit.embedding_sets import Locality, read_locality
 
@@ -23,21 +35,19 @@ SUITE = "embedding-access"
 EXPONENTS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 HEIGHTS = (10_000, 1_000_000)
 LOOKUPS = 1_000_000
-CACHES = tuple(4**power for power in range(3, 10))  # rows
-SMALL_CACHE = 1024  # below, three decimals of a histogram say too little about the hottest rows
-FEWEST_EVENTS = 10_000  # an exact count of fewer says little to 3 %
-PUBLISHED = (
-    ("locality_2021.csv", "fbgemm_t856_bs65536"),
-    ("locality_2021.csv", "fbgemm_t856_bs65536_0"),
-    ("locality_2022.csv", "fbgemm_t788_bs131072_0"),
-)
+SMALL_CACHE = 1024  # rows; below, three decimals of a histogram leave much open
+DRAWS = 16  # of each published set: one a batch, where it has so many
+LAWS = {"published": (THINNING, DRAWS), "log-uniform": (LOG_UNIFORM, 4)}
+"""Names of groups, with how counts lie within bins and how many parts of each set are drawn so."""
 _SEED = 9000
-_SHRUNK = 400  # of so many published rows one is drawn, with the published counts
+_ONE_IN = 400  # of so many published rows one is drawn, with the published counts
+BEGINNING = 4_000_000  # lookups drawn of a whole published batch
+_PRECISION = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One estimate beside the exact count."""
+    """One estimate beside the exact count. Several of one name are draws of the same thing."""
 
     group: str
     name: str
@@ -45,16 +55,33 @@ class Point:
     exact: float
 
 
+def published_sets(data: Path) -> dict[str, list[Locality]]:
+    """The published batches by set: 16 alike of 2021, the one of 2021 twice as large, 16 alike of 2022."""
+    sets: dict[str, list[Locality]] = {"2021": [], "2021 large": [], "2022": []}
+    for year in ("2021", "2022"):
+        for name, batch in read_locality(data / "embedding_access" / f"locality_{year}.csv").items():
+            numbered = name.rpartition("_")[2].isdecimal()
+            sets[year if numbered else f"{year} large"].append(batch)
+    return sets
+
+
 def evaluate_embedding_access(data: Path, progress: Callable[[float], None] = lambda _: None) -> list[ErrorRow]:
     """Error tables by kind of distribution and question."""
+    sets = published_sets(data)
+    tasks: list[Callable[[], Iterable[Point]]] = [
+        partial(zipf_points, exponent, rows, seed=_SEED + number)
+        for number, exponent in enumerate(EXPONENTS)
+        for rows in HEIGHTS
+    ]
+    for law, (_, draws) in LAWS.items():
+        for name, batches in sets.items():
+            tasks.append(partial(beginning_points, batches[0], name, law, seed=_SEED))
+            several = [(batches[number % len(batches)], _SEED + number) for number in range(draws)]
+            tasks.append(partial(drawn_points, several, name, law))
     points: list[Point] = []
-    for number, exponent in enumerate(EXPONENTS):
-        for rows in HEIGHTS:
-            points += zipf_points(exponent, rows, seed=_SEED + number)
-        progress((number + 1) / (len(EXPONENTS) + len(PUBLISHED)))
-    for number, (file, name) in enumerate(PUBLISHED):
-        points += published_points(read_locality(data / "embedding_access" / file)[name], name, seed=_SEED + number)
-        progress((len(EXPONENTS) + number + 1) / (len(EXPONENTS) + len(PUBLISHED)))
+    for done, task in enumerate(tasks, start=1):
+        points += task()
+        progress(done / len(tasks))
     return error_rows(points)
 
 
@@ -84,77 +111,64 @@ def zipf_points(exponent: float, rows: int, *, seed: int, lookups: int = LOOKUPS
     yield from _hit_points("histogram of a Zipf batch, hits over 4 x", label, seen, exact)
 
 
-def published_points(published: Locality, name: str, *, seed: int) -> Iterator[Point]:
-    """Indices with the counts of a published histogram, judged from their histogram in three decimals and exact."""
-    indices = draw_published(published, np.random.default_rng(seed))
-    exact = count_exactly(indices)
-    shares = ReuseHistogram.of_counts(np.bincount(indices))
-    rounded = ReuseHistogram(
-        lookups=shares.lookups,
-        unique_rows=shares.unique_rows,
-        row_shares=tuple(round(share, 3) for share in shares.row_shares),
-        access_shares=tuple(round(share, 3) for share in shares.access_shares),
-        precision=0.001,
-    )
-    for kind, histogram in (("exact shares", shares), ("three decimals", rounded)):
-        for rows_per_unique in (1, 4):
-            classes = Reuse(histogram).classes(int(rows_per_unique * shares.unique_rows))
-            label = f"{name}, {rows_per_unique} x rows"
-            yield from _unique_points(f"published, {kind}, different rows", label, classes, exact)
-            yield from _hit_points(f"published, {kind}, hits", label, classes, exact, SMALL_CACHE)
-
-
-@dataclass(frozen=True, slots=True)
-class Exact:
-    """Counts of one stream: mean different rows by batch size, hits by cache size, where there are enough of them."""
-
-    lookups: int
-    unique_rows: dict[int, float]
-    hits: dict[int, int]
-
-
-def count_exactly(indices: IntArray) -> Exact:
-    """Batches of several sizes, each the mean of up to 32; the whole stream through caches that begin empty."""
-    unique = {}
-    for share in (1, 4, 16, 64, 256):
-        size = len(indices) // share
-        counts = [len(np.unique(indices[i * size : (i + 1) * size])) for i in range(min(share, 32))]
-        if sum(counts) >= FEWEST_EVENTS:
-            unique[size] = float(np.mean(counts))
-    counter = LruCounter(max(CACHES))
-    counter.feed(indices)
-    hits = {cache: counter.hits(cache) for cache in CACHES if counter.hits(cache) >= FEWEST_EVENTS}
-    return Exact(len(indices), unique, hits)
-
-
-def draw_zipf(exponent: float, rows: int, lookups: int, rng: np.random.Generator) -> IntArray:
-    """Row numbers by inversion of the law's distribution function, one entry a row."""
-    cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
-    return np.asarray(np.searchsorted(cumulative, rng.random(lookups) * cumulative[-1]), dtype=np.int64)
-
-
-def draw_published(published: Locality, rng: np.random.Generator) -> IntArray:
-    """Row numbers in random order, each as often as a count drawn log-uniformly from its bin says."""
+def beginning_points(
+    published: Locality, name: str, law: str, *, seed: int, lookups: int = BEGINNING
+) -> Iterator[Point]:
+    """The first lookups of a whole batch with a published histogram, judged from that histogram as it was published."""
     histogram = ReuseHistogram(
         lookups=published.lookups,
         unique_rows=published.unique_rows,
         row_shares=tuple(published.row_shares),
         access_shares=tuple(published.access_shares),
-        precision=0.001,
+        precision=_PRECISION,
     )
-    counts = []
-    for number, rows in enumerate(histogram.counts()[0]):
-        low = BIN_EDGES[number] + 1
-        high = BIN_EDGES[number + 1] if number + 1 < NUM_BINS else 2 * BIN_EDGES[number]
-        drawn = low * ((high + 1) / low) ** rng.random(round(rows / _SHRUNK))
-        counts.append(np.minimum(np.floor(drawn), high).astype(np.int64))
-    each = np.concatenate(counts)
-    return rng.permutation(np.repeat(np.arange(len(each)), each))
+    classes = Reuse(histogram).classes(round(published.unique_rows))
+    exact = count_exactly(draw_beginning(published, lookups, LAWS[law][0], np.random.default_rng(seed)))
+    yield from _unique_points(f"{law}, whole batch, different rows", name, classes, exact)
+    yield from _hit_points(f"{law}, whole batch, hits", name, classes, exact, SMALL_CACHE)
 
 
-def _unique_points(group: str, label: str, classes: RowClasses, exact: Exact) -> Iterator[Point]:
+def drawn_points(batches: Sequence[tuple[Locality, int]], name: str, law: str) -> list[Point]:
+    """Parts of these batches, each with its seed; and the mean estimate beside the mean exact count."""
+    draws = [point for batch, seed in batches for point in part_points(batch, name, law, seed=seed)]
+    same: dict[tuple[str, str], list[Point]] = {}
+    for point in draws:
+        same.setdefault((point.group, point.name), []).append(point)
+    for (group, what), own in same.items():
+        estimate, exact = (float(np.mean(column)) for column in zip(*((p.estimate, p.exact) for p in own), strict=True))
+        draws.append(Point(f"{group}, mean of draws", f"{what}, {len(own)} draws", estimate, exact))
+    return draws
+
+
+def part_points(published: Locality, name: str, law: str, *, seed: int) -> Iterator[Point]:
+    """A part of a batch, as few rows as a large table has, judged from its own histogram, exact and rounded."""
+    indices = draw_part(published, _ONE_IN, LAWS[law][0], np.random.default_rng(seed))
+    exact = count_exactly(indices)
+    shares = ReuseHistogram.of_counts(np.bincount(indices))
+    for kind, histogram in (("exact shares", shares), ("three decimals", rounded(shares))):
+        for rows_per_unique in (1, 4):
+            classes = Reuse(histogram).classes(int(rows_per_unique * shares.unique_rows))
+            label = f"{name}, {rows_per_unique} x rows"
+            yield from _unique_points(f"{law}, {kind}, different rows", label, classes, exact, len(indices))
+            yield from _hit_points(f"{law}, {kind}, hits", label, classes, exact, SMALL_CACHE)
+
+
+def rounded(histogram: ReuseHistogram) -> ReuseHistogram:
+    """The histogram in three decimals."""
+    return ReuseHistogram(
+        lookups=histogram.lookups,
+        unique_rows=histogram.unique_rows,
+        row_shares=tuple(round(share, 3) for share in histogram.row_shares),
+        access_shares=tuple(round(share, 3) for share in histogram.access_shares),
+        precision=_PRECISION,
+    )
+
+
+def _unique_points(group: str, label: str, classes: RowClasses, exact: Exact, whole: int = 0) -> Iterator[Point]:
+    """Batches are named by size, or by their share of a `whole` that differs from draw to draw."""
     for size, count in exact.unique_rows.items():
-        yield Point(group, f"{label}, {size} lookups", classes.unique_rows(size), count)
+        what = f"1 / {round(whole / size)} of the lookups" if whole else f"{size} lookups"
+        yield Point(group, f"{label}, {what}", classes.unique_rows(size), count)
 
 
 def _hit_points(group: str, label: str, classes: RowClasses, exact: Exact, small: int = 0) -> Iterator[Point]:

@@ -22,7 +22,8 @@ class DlrmConfig:
 
     `bottom_mlp` runs from the number of dense features to the width of its output, `top_mlp` lists layer outputs
     after the interaction. `rows_per_table` and `lookups_per_table` (lookups per sample) have one entry per table.
-    `resident_rows` caps the rows of a table that occupy device memory (0: all of them).
+    `resident_rows` caps the rows of a table that occupy device memory (0: all of them). `access` says for each table
+    which rows are wanted (`embeddings.access.parse_access` reads it); without it all alike, and tables share lookups.
     """
 
     name: str
@@ -38,6 +39,7 @@ class DlrmConfig:
     batch_size: int = 2048
     index_dtype: str = "int32"
     resident_rows: int = 0
+    access: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.bottom_mlp[-1] != self.embedding_dim and self.interaction == "dot":
@@ -49,6 +51,10 @@ class DlrmConfig:
             raise TraincastError(
                 f"lookups_per_table has {len(self.lookups_per_table)} entries for {self.num_tables} tables; "
                 "give one number or one per table"
+            )
+        if self.access and len(self.access) != self.num_tables:
+            raise TraincastError(
+                f"access has {len(self.access)} entries for {self.num_tables} tables; give one, or one per table"
             )
 
     @property

@@ -22,6 +22,8 @@ class Interaction:
     view_op: int
     cat_op: int
     flipped: Ref | None = None
+    factor: Ref | None = None  # what is multiplied with `flipped`: `joined`, cast under autocast
+    casts: tuple[int, int] = (-1, -1)  # of `joined` and `flipped`
     positions: tuple[Ref, Ref] | None = None
     transpose_op: int = -1
     bmm_op: int = -1
@@ -58,22 +60,25 @@ def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
     tape.scope("aten::transpose")
     done.flipped, done.transpose_op = _transpose(tape, joined, MODULE)
     tape.scope("aten::bmm")
-    products = tape.new((batch, features, features))
-    done.bmm_op = tape.op("aten::bmm", [("self", joined), ("mat2", done.flipped)], [products], module=MODULE)
+    done.flipped, flipped_cast = tape.autocast(done.flipped, MODULE)
+    done.factor, joined_cast = tape.autocast(joined, MODULE)
+    done.casts, dtype = (joined_cast, flipped_cast), done.factor.spec.dtype
+    products = tape.new((batch, features, features), dtype)
+    done.bmm_op = tape.op("aten::bmm", [("self", done.factor), ("mat2", done.flipped)], [products], module=MODULE)
     pairs = features * (features - 1) // 2
     done.positions = (_position(tape, pairs), _position(tape, pairs))
     tape.scope("aten::slice", Phase.FORWARD)
     whole = tape.view(products, products.shape)
     done.slice_op = _slice(tape, products, whole, (0, 0, batch), MODULE, -1)
     tape.scope("aten::index")
-    triangle = tape.new((batch, pairs))
+    triangle = tape.new((batch, pairs), dtype)
     done.index_op = tape.op(
         "aten::index", [("self", whole), ("indices", done.positions)], [triangle],
         [("indices_given", (False, True, True))], overload="Tensor", module=MODULE,
     )  # fmt: skip
-    result = tape.new((batch, dim + pairs))
+    result = tape.new((batch, dim + pairs), dtype)
     done.outer_cat_op = _cat(tape, (dense, triangle), result, MODULE)
-    tape.free(triangle, products)
+    tape.free(triangle, products, *([joined] if joined_cast >= 0 else []))
     if not keep:
         tape.free(joined, *done.positions)
     return result
@@ -139,15 +144,15 @@ def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
     batch, features, _ = done.joined.shape
     shape = (batch, features, features)
     tape.scope("IndexBackward0")
-    zeros = tape.new(shape)
-    size: Scalars = [("size", shape), ("dtype", "float32")]
+    zeros = tape.new(shape, triangle.spec.dtype)
+    size: Scalars = [("size", shape), ("dtype", triangle.spec.dtype)]
     tape.op("aten::new_zeros", [("self", triangle)], [zeros], size, module=MODULE, forward=done.index_op)
     arguments: Arguments = [("self", zeros), ("indices", done.positions), ("values", triangle)]
     scalars: Scalars = [("indices_given", (False, True, True)), ("accumulate", True), ("unsafe", False)]
     tape.op("aten::_index_put_impl_", arguments, [zeros], scalars, module=MODULE, forward=done.index_op)
     tape.free(*done.positions)
     tape.scope("SliceBackward0")
-    square = tape.new(shape)
+    square = tape.new(shape, zeros.spec.dtype)
     scalars = [("input_sizes", shape), ("dim", 0), ("start", 0), ("end", batch), ("step", 1)]
     tape.op("aten::slice_backward", [("grad_output", zeros)], [square], scalars, module=MODULE, forward=done.slice_op)
     tape.free(zeros)
@@ -156,17 +161,20 @@ def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
 
 def _products_backward(tape: Tape, done: Interaction, square: Ref, sums_apart: bool) -> Ref:
     """From the dot products back to the joined vectors, which enter them twice."""
-    assert done.flipped is not None
+    assert done.flipped is not None and done.factor is not None
     batch, features, dim = done.joined.shape
+    dtype, (joined_cast, flipped_cast) = square.spec.dtype, done.casts
     op = partial(tape.op, module=MODULE, forward=done.bmm_op)
     tape.scope("BmmBackward0")
-    left, _ = _transpose(tape, done.joined, MODULE, done.bmm_op)
-    right_grad = tape.new((batch, dim, features))
+    left, _ = _transpose(tape, done.factor, MODULE, done.bmm_op)
+    right_grad = tape.new((batch, dim, features), dtype)
     op("aten::bmm", [("self", left), ("mat2", square)], [right_grad])
     right, _ = _transpose(tape, done.flipped, MODULE, done.bmm_op)
-    left_grad = tape.new((batch, features, dim))
+    left_grad = tape.new((batch, features, dim), dtype)
     op("aten::bmm", [("self", square), ("mat2", right)], [left_grad])
-    tape.free(square, done.joined)
+    tape.free(square, done.factor, *([done.flipped] if flipped_cast >= 0 else []))
+    left_grad = tape.cast_backward(left_grad, joined_cast, module=MODULE)
+    right_grad = tape.cast_backward(right_grad, flipped_cast, module=MODULE)
     tape.scope("TransposeBackward0")
     turned, _ = _transpose(tape, right_grad, MODULE, done.transpose_op)
     _add(tape, left_grad, turned, left_grad, MODULE, done.transpose_op, apart=sums_apart)

@@ -10,11 +10,16 @@ from traincast.models.tape import Ref, Scalars, Tape
 from traincast.workload.ops import Phase, StorageKind
 
 LEARNING_RATE = 0.01
+_ACTIVATION_BACKWARD: dict[str, tuple[str, str, str, Scalars]] = {
+    "sigmoid": ("SigmoidBackward0", "aten::sigmoid_backward", "output", ()),
+    "relu": ("ReluBackward0", "aten::threshold_backward", "self", (("threshold", 0),)),
+}
 
 
 @dataclass(slots=True)
 class Layer:
-    """A linear layer and its activation. Ops are indices of the program, set by `forward`."""
+    """A linear layer and its activation (`relu`, `sigmoid`, "" for none). Ops are indices of the program, set by
+    `forward`."""
 
     weight: Ref
     bias: Ref
@@ -22,15 +27,17 @@ class Layer:
     bias_grad: Ref | None
     module: str  # of the linear layer; the activation's is one further
     activation_module: str
-    sigmoid: bool
+    activation: str
     transposed: Ref | None = None
     given: Ref | None = None
     result: Ref | None = None
     ops: tuple[int, int, int] = (-1, -1, -1)  # t, addmm, activation
+    casts: tuple[int, int, int] = (-1, -1, -1)  # of bias, weight and input under autocast
+    cast_bias: Ref | None = None
 
 
-def layers(tape: Tape, name: str, widths: Sequence[int], *, sigmoid_last: bool, gradients: bool) -> list[Layer]:
-    """The parameters of an MLP, with gradients from the step before when training."""
+def layers(tape: Tape, name: str, widths: Sequence[int], *, last: str = "relu", gradients: bool = False) -> list[Layer]:
+    """The parameters of an MLP whose last activation is `last`; with `gradients` those of the step before are there."""
     pairs = list(zip(widths, widths[1:], strict=False))
     return [
         Layer(
@@ -40,7 +47,7 @@ def layers(tape: Tape, name: str, widths: Sequence[int], *, sigmoid_last: bool, 
             bias_grad=tape.resident((fan_out,), StorageKind.GRADIENT) if gradients else None,
             module=f"{name}.{2 * i}",
             activation_module=f"{name}.{2 * i + 1}",
-            sigmoid=sigmoid_last and i == len(pairs) - 1,
+            activation=last if i == len(pairs) - 1 else "relu",
         )
         for i, (fan_in, fan_out) in enumerate(pairs)
     ]
@@ -51,24 +58,31 @@ def forward(tape: Tape, mlp: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
     for number, layer in enumerate(mlp):
         fan_out, fan_in = layer.weight.shape
         tape.scope("aten::linear", Phase.FORWARD)
-        transposed = tape.view(layer.weight, (fan_in, fan_out), (1, fan_in))
-        t = tape.op("aten::t", [("self", layer.weight)], [transposed], module=layer.module)
-        linear = tape.new((x.shape[0], fan_out))
+        operands = [tape.autocast(each, layer.module) for each in (layer.bias, layer.weight, x)]
+        (bias, bias_cast), (weight, weight_cast), (given, given_cast) = operands
+        layer.casts, layer.cast_bias = (bias_cast, weight_cast, given_cast), bias if bias_cast >= 0 else None
+        transposed = tape.view(weight, (fan_in, fan_out), (1, fan_in))
+        t = tape.op("aten::t", [("self", weight)], [transposed], module=layer.module)
+        linear = tape.new((x.shape[0], fan_out), weight.spec.dtype)
         addmm = tape.op(
-            "aten::addmm", [("self", layer.bias), ("mat1", x), ("mat2", transposed)], [linear],
+            "aten::addmm", [("self", bias), ("mat1", given), ("mat2", transposed)], [linear],
             [("beta", 1), ("alpha", 1)], module=layer.module,
         )  # fmt: skip
         if not keep and number:
             tape.free(x)
-        kind = "aten::sigmoid" if layer.sigmoid else "aten::relu"
-        tape.scope(kind)
-        result = tape.new(linear.shape)
-        activation = tape.op(kind, [("self", linear)], [result], module=layer.activation_module)
-        tape.free(linear)
-        layer.transposed, layer.given, layer.result = transposed, x, result
-        layer.ops = (t, addmm, activation)
-        x = result
+        layer.transposed, layer.given = transposed, given
+        activation, x = _activation(tape, layer, linear) if layer.activation else (-1, linear)
+        layer.result, layer.ops = x, (t, addmm, activation)
     return x
+
+
+def _activation(tape: Tape, layer: Layer, linear: Ref) -> tuple[int, Ref]:
+    name = f"aten::{layer.activation}"
+    tape.scope(name)
+    result = tape.new(linear.shape, linear.spec.dtype)
+    op = tape.op(name, [("self", linear)], [result], module=layer.activation_module)
+    tape.free(linear)
+    return op, result
 
 
 def backward(tape: Tape, mlp: Sequence[Layer], grad: Ref, *, input_grad: bool) -> Ref:
@@ -76,29 +90,27 @@ def backward(tape: Tape, mlp: Sequence[Layer], grad: Ref, *, input_grad: bool) -
     for number in reversed(range(len(mlp))):
         layer = mlp[number]
         assert layer.result is not None
-        t, addmm, activation = layer.ops
-        node, name, saved = (
-            ("SigmoidBackward0", "aten::sigmoid_backward", "output")
-            if layer.sigmoid
-            else ("ReluBackward0", "aten::threshold_backward", "self")
-        )
-        tape.scope(node, Phase.BACKWARD)
-        inner = tape.new(grad.shape)
-        tape.op(
-            name, [("grad_output", grad), (saved, layer.result)], [inner],
-            () if layer.sigmoid else [("threshold", 0)], module=layer.activation_module, forward=activation,
-        )  # fmt: skip
-        tape.free(grad)
-        if not layer.sigmoid:  # the sigmoid's result is still held by the training loop
+        inner = activation_backward(tape, layer, grad, layer.result)
+        if layer.activation == "relu":  # the sigmoid's result is still held by the training loop
             tape.free(layer.result)
-        grad = _linear_backward(tape, layer, inner, t, addmm, first=not number, input_grad=input_grad or number > 0)
+        grad = _linear_backward(tape, layer, inner, first=not number, input_grad=input_grad or number > 0)
     return grad
+
+
+def activation_backward(tape: Tape, layer: Layer, grad: Ref, result: Ref) -> Ref:
+    """The gradient of what the activation was given; `result` is what it gave."""
+    node, name, saved, scalars = _ACTIVATION_BACKWARD[layer.activation]
+    tape.scope(node, Phase.BACKWARD)
+    inner = tape.new(grad.shape, grad.spec.dtype)
+    arguments = [("grad_output", grad), (saved, result)]
+    tape.op(name, arguments, [inner], scalars, module=layer.activation_module, forward=layer.ops[2])
+    tape.free(grad)
+    return inner
 
 
 def products_backward(
     tape: Tape,
     op: Callable[..., int],
-    weight: Ref,
     transposed: Ref,
     given: Ref,
     grad: Ref,
@@ -107,31 +119,30 @@ def products_backward(
 ) -> tuple[Ref, Ref, Ref]:
     """The products of a linear layer's backward: gradients of its input (`grad` when not wanted) and of its weight,
     and the latter transposed."""
-    (batch, fan_out), fan_in = grad.shape, weight.shape[1]
+    (batch, fan_out), fan_in, dtype = grad.shape, transposed.shape[0], grad.spec.dtype
     below = grad
     if input_grad:
-        straight = tape.view(weight, (fan_out, fan_in))
+        straight = tape.view(transposed, (fan_out, fan_in))
         op("aten::t", [("self", transposed)], [straight])
-        below = tape.new((batch, fan_in))
+        below = tape.new((batch, fan_in), dtype)
         op("aten::mm", [("self", grad), ("mat2", straight)], [below])
     flipped = tape.view(grad, (fan_out, batch), (1, fan_out))
     op("aten::t", [("self", grad)], [flipped])
-    weight_grad = tape.new((fan_out, fan_in))
+    weight_grad = tape.new((fan_out, fan_in), dtype)
     op("aten::mm", [("self", flipped), ("mat2", given)], [weight_grad])
     turned = tape.view(weight_grad, (fan_in, fan_out), (1, fan_in))
     op("aten::t", [("self", weight_grad)], [turned])
     return below, weight_grad, turned
 
 
-def _linear_backward(tape: Tape, layer: Layer, grad: Ref, t: int, addmm: int, *, first: bool, input_grad: bool) -> Ref:
+def _linear_backward(tape: Tape, layer: Layer, grad: Ref, *, first: bool, input_grad: bool) -> Ref:
     assert layer.transposed is not None and layer.given is not None
     assert layer.weight_grad is not None and layer.bias_grad is not None
+    t, addmm, _ = layer.ops
     fan_out, fan_in = layer.weight.shape
     op = partial(tape.op, module=layer.module, forward=addmm)
     tape.scope("AddmmBackward0")
-    below, weight_grad, turned = products_backward(
-        tape, op, layer.weight, layer.transposed, layer.given, grad, input_grad=input_grad
-    )
+    below, weight_grad, turned = products_backward(tape, op, layer.transposed, layer.given, grad, input_grad=input_grad)
     tape.scope("aten::sum")
     summed = tape.new((1, fan_out))
     scalars: Scalars = [("dim", (0,)), ("keepdim", True), ("dtype", None)]

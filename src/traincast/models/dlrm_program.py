@@ -63,9 +63,9 @@ class _Writer:
     def __init__(self, tape: Tape, config: DlrmConfig, batch: int, *, training: bool) -> None:
         self.tape, self.config, self.batch, self.training = tape, config, batch, training
         widths = (config.top_input, *config.top_mlp)
-        self.bottom = dlrm_layers.layers(tape, "Dlrm.bottom", config.bottom_mlp, sigmoid_last=False, gradients=training)
+        self.bottom = dlrm_layers.layers(tape, "Dlrm.bottom", config.bottom_mlp, gradients=training)
         self.tables = dlrm_tables.tables(tape, config)
-        self.top = dlrm_layers.layers(tape, "Dlrm.top", widths, sigmoid_last=True, gradients=training)
+        self.top = dlrm_layers.layers(tape, "Dlrm.top", widths, last="sigmoid", gradients=training)
         self.stepped = dlrm_optimizers.with_state(tape, config.optimizer, self._parameters()) if training else []
 
     def _parameters(self) -> list[tuple[Ref, Ref]]:

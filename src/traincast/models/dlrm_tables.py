@@ -108,6 +108,8 @@ def _arguments(held: Tables) -> list[tuple[str, Ref]]:
 def _forms(config: DlrmConfig) -> list[tuple[str, Scalar]]:
     dims = (config.embedding_dim,) * config.num_tables
     forms: list[tuple[str, Scalar]] = [("rows", config.rows_per_table), ("dims", dims)]
+    if config.access:
+        forms += [("pooling", config.lookups_per_table), ("access", config.access)]
     if config.embedding == "fbgemm":
         return [("total_D", sum(dims)), ("max_D", max(dims)), *forms]
     return forms

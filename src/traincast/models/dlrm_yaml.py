@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from traincast.embeddings.access import Uniform, access_text
 from traincast.errors import TraincastError, unknown
 from traincast.models.dlrm_config import (
     EMBEDDINGS,
@@ -78,7 +79,7 @@ def read_dlrm(path: str | Path) -> DlrmConfig:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise TraincastError(f"larger than {MAX_BYTES} bytes; a DLRM description is a few lines")
-        return parse_dlrm(file.read_text(encoding="utf-8"), default_name=file.stem)
+        return parse_dlrm(file.read_text(encoding="utf-8"), default_name=file.stem, folder=file.parent)
     except TraincastError as error:
         raise TraincastError(f"{file}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -86,8 +87,8 @@ def read_dlrm(path: str | Path) -> DlrmConfig:
         raise TraincastError(f"{file}: cannot read it ({reason})") from None
 
 
-def parse_dlrm(text: str, *, default_name: str = "dlrm") -> DlrmConfig:
-    """The DLRM described by YAML text."""
+def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) -> DlrmConfig:
+    """The DLRM described by YAML text; files of raw indices are looked for in `folder`."""
     import yaml
 
     try:
@@ -100,10 +101,10 @@ def parse_dlrm(text: str, *, default_name: str = "dlrm") -> DlrmConfig:
         raise TraincastError("not a DLRM description: nested too deeply") from None
     if not isinstance(given, dict):
         raise TraincastError("not a DLRM description: expected fields such as 'bottom_mlp: [13, 512, 128]'")
-    return _config(given, default_name)
+    return _config(given, default_name, folder)
 
 
-def _config(given: dict[Any, Any], default_name: str) -> DlrmConfig:
+def _config(given: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:
     for key in given:
         if key not in _FIELDS:
             raise unknown("field", str(key), _FIELDS, f"Known fields: {', '.join(_FIELDS)}.")
@@ -120,6 +121,7 @@ def _config(given: dict[Any, Any], default_name: str) -> DlrmConfig:
     tables = _num_tables(given)
     for key in ("rows_per_table", "lookups_per_table"):
         known[key] = _per_table(key, given[key], tables)
+    known["access"] = _access(given.get("access"), known["rows_per_table"], known["lookups_per_table"], folder)
     for key in ("embedding_dim", "batch_size", "resident_rows"):
         if key in given:
             known[key] = _whole(key, given[key], least=0 if key == "resident_rows" else 1)
@@ -146,6 +148,26 @@ def _num_tables(given: dict[Any, Any]) -> int:
     if not 1 <= number <= MAX_TABLES:
         raise TraincastError(f"a DLRM has from 1 to {MAX_TABLES} tables, got {number}")
     return number
+
+
+def _access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder: Path) -> tuple[str, ...]:
+    """Which rows each table's lookups want. Even tables that want all alike need not say so."""
+    if value is None:
+        return () if len(set(lookups)) == 1 else (access_text(Uniform()),) * len(rows)
+    from traincast.embeddings.read import access_from_field
+
+    given = value if isinstance(value, list) else [value] * len(rows)
+    if len(given) != len(rows):
+        raise TraincastError(
+            f"field 'access' has {len(given)} entries for {len(rows)} tables; give one or one per table"
+        )
+    texts = []
+    for number, (each, height) in enumerate(zip(given, rows, strict=True)):
+        try:
+            texts.append(access_text(access_from_field(each, folder, height)[0]))
+        except TraincastError as error:
+            raise TraincastError(f"field 'access', table {number}: {error}") from error
+    return tuple(texts)
 
 
 def _per_table(key: str, value: Any, tables: int) -> tuple[int, ...]:

@@ -40,8 +40,11 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 class Tape:
     """A `ProgramBuilder` that makes tensors from shapes and fills in signatures.
 
-    Backward scopes are on thread 1; changes of thread are tied together as autograd's are.
+    Backward scopes are on thread 1; changes of thread are tied together as autograd's are. `half` is the type that
+    autocast turns operands of matrix products into ("" without autocast).
     """
+
+    half: str = ""
 
     def __init__(self, batch_size: int, *, builder: ProgramBuilder | None = None) -> None:
         self.builder = ProgramBuilder(batch_size=batch_size) if builder is None else builder
@@ -121,6 +124,29 @@ class Tape:
         """The op by which autograd undoes a view: a view again, without a copy."""
         scalars: Scalars = [("size", result.shape), ("stride", result.spec.stride)]
         self.op("aten::_reshape_alias", [("self", given)], [result], scalars, module=module, forward=forward)
+
+    def cast(self, given: Ref, dtype: str, *, module: str = "", forward: int = -1) -> tuple[Ref, int]:
+        """The tensor in another type, and the op that makes it in the open scope."""
+        spec = given.spec
+        dense = spec.numel == 1 + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
+        result = self.new(given.shape, dtype, stride=spec.stride if dense else None)
+        scalars: Scalars = [("dtype", dtype), ("non_blocking", False), ("memory_format", None)]
+        return result, self.op("aten::_to_copy", [("self", given)], [result], scalars, module=module, forward=forward)
+
+    def autocast(self, given: Ref, module: str) -> tuple[Ref, int]:
+        """An operand of a matrix product, and the op that cast it (-1: none)."""
+        if not self.half or given.spec.dtype != "float32":
+            return given, -1
+        return self.cast(given, self.half, module=module)
+
+    def cast_backward(self, grad: Ref, forward: int, *, dtype: str = "float32", module: str = "") -> Ref:
+        """The gradient of what the op `forward` cast, from that of its result; the same when it is -1."""
+        if forward < 0:
+            return grad
+        self.scope("ToCopyBackward0", Phase.BACKWARD)
+        result, _ = self.cast(grad, dtype, module=module, forward=forward)
+        self.free(grad)
+        return result
 
     def free(self, *refs: Ref) -> None:
         """Releases storages after the last op so far."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from traincast.models.dlrm_interaction import Interaction, dot_products, dot_products_backward
 from traincast.models.tape import Ref, Scalars
 from traincast.parallel.sharded_config import Dense
-from traincast.parallel.sharded_mlp import Mlp
+from traincast.parallel.sharded_cross import CrossNetwork
+from traincast.parallel.sharded_mlp import Mlp, Reducer
 from traincast.parallel.sharded_optimizer import optimizer_step, with_state, zero_grad
 from traincast.parallel.sharded_tape import RankTape
 from traincast.workload.ops import Phase
@@ -20,10 +21,23 @@ class EagerDense:
 
     def __init__(self, tape: RankTape, dense: Dense, columns: int, batch: int) -> None:
         self.tape, self.dense, self.batch = tape, dense, batch
-        self.bottom = Mlp(tape, f"{MODULE}.bottom", dense.bottom_mlp, sigmoid_last=False)
-        widths = (dense.top_input(columns), *dense.top_mlp)
-        self.top = Mlp(tape, f"{MODULE}.top", widths, sigmoid_last=True)
-        self.stepped = with_state(tape, dense.optimizer, [*self.bottom.parameters(), *self.top.parameters()])
+        tape.half = dense.half
+        self.bottom = Mlp(tape, f"{MODULE}.bottom", dense.bottom_mlp, input_grad=False)
+        self.float_op = -1
+        self.modules: list[Mlp | CrossNetwork] = [self.bottom, *self._above(dense.top_input(columns))]
+        self.reducers = self._under_ddp()
+        self.stepped = with_state(tape, dense.optimizer, [ref for each in self.modules for ref in each.parameters()])
+
+    def _above(self, width: int) -> list[Mlp | CrossNetwork]:
+        """Modules after the interaction, whose result is so wide."""
+        self.top = Mlp(self.tape, f"{MODULE}.top", (width, *self.dense.top_mlp), last="sigmoid", input_grad=True)
+        return [self.top]
+
+    def _under_ddp(self) -> list[Reducer]:
+        """Each module is under a DDP of its own."""
+        for module in self.modules:
+            module.reducer = Reducer(self.tape, module.arriving())
+        return [module.reducer for module in reversed(self.modules)]
 
     def inputs(self) -> None:
         """Dense features and targets, copied from the host."""
@@ -32,6 +46,8 @@ class EagerDense:
         self.tape.scope("aten::to", Phase.INPUT)
         self.target = self.tape.copied_in((self.batch, 1), "float32")
         zero_grad(self.tape, self.dense.optimizer)
+        for reducer in self.reducers:
+            reducer.drop()
 
     def bottom_forward(self) -> None:
         """The bottom MLP."""
@@ -53,7 +69,17 @@ class EagerDense:
             self.dot = Interaction(self.x, features, features, self.view_op, self.cat_op)
             joined = dot_products(tape, self.dot, keep=True)
         self.probabilities = self.top.forward(joined)
+        if tape.half:
+            tape.free(*([] if self.dense.interaction == "dot" else [joined]))
+            self.leave_autocast()
+            tape.scope("aten::to", Phase.LOSS)
+            self.probabilities, self.float_op = tape.cast(self.probabilities, "float32")
         self._loss()
+
+    def leave_autocast(self) -> None:
+        """Casts of weights that nothing but autocast's cache holds are let go."""
+        for module in self.modules:
+            module.leave_autocast()
 
     def _loss(self) -> None:
         tape, mse = self.tape, self.dense.loss == "mse"
@@ -68,11 +94,20 @@ class EagerDense:
 
     def backward_top(self) -> list[Ref]:
         """Back to the pooled embeddings: their gradients, in the order they were given."""
-        tape, mse = self.tape, self.dense.loss == "mse"
+        tape = self.tape
         tape.scope("aten::ones_like", Phase.BACKWARD)
-        one = tape.new(())
+        self.one = tape.new(())
         scalars: Scalars = [("dtype", None), ("memory_format", "preserve_format")]
-        tape.op("aten::ones_like", [("self", self.loss)], [one], scalars)
+        tape.op("aten::ones_like", [("self", self.loss)], [self.one], scalars)
+        grad = self._loss_backward(self.one)
+        if tape.half:
+            tape.free(self.probabilities)
+        grad = self.top.backward(tape.cast_backward(grad, self.float_op, dtype=tape.half))
+        return self._interaction_backward(grad)
+
+    def _loss_backward(self, one: Ref) -> Ref:
+        """The gradient of the top MLP's result."""
+        tape, mse = self.tape, self.dense.loss == "mse"
         tape.scope("MseLossBackward0" if mse else "BinaryCrossEntropyBackward0")
         grad = tape.new((self.batch, 1))
         tape.op(
@@ -81,9 +116,7 @@ class EagerDense:
             [("reduction", 1)] if mse else [("weight", None), ("reduction", 1)],
             module="MSELoss" if mse else "BCELoss", forward=self.loss_op,
         )  # fmt: skip
-        grad = self.top.backward(grad, input_grad=True)
-        tape.free(one, self.loss, self.target, self.features)
-        return self._interaction_backward(grad)
+        return grad
 
     def _interaction_backward(self, grad: Ref) -> list[Ref]:
         tape = self.tape
@@ -103,22 +136,27 @@ class EagerDense:
                     forward=self.cat_op)  # fmt: skip
             pieces.append(piece)
             start += width
-        self.x_grad = pieces[0]
+        self.x_grad, cast = tape.autocast(pieces[0], MODULE)
         if to_x is not None:
-            self.x_grad = tape.new(pieces[0].shape)
-            arguments = [("self", to_x), ("other", pieces[0])]
+            arguments = [("self", to_x), ("other", self.x_grad)]
+            narrow = [self.x_grad] if cast >= 0 else []
+            self.x_grad = tape.new(pieces[0].shape, to_x.spec.dtype)
             tape.op("aten::add", arguments, [self.x_grad], [("alpha", 1)], overload="Tensor", module=MODULE,
                     forward=self.cat_op)  # fmt: skip
+            tape.free(to_x, *narrow)
         return pieces[1:]
 
     def backward_bottom(self) -> None:
         """Back through the bottom MLP."""
-        self.bottom.backward(self.x_grad, input_grad=False)
+        self.bottom.backward(self.x_grad)
 
-    def finish(self) -> None:
-        """What follows the backward pass: reduced gradients come back, and the optimizer steps."""
-        self.top.reducer.finish()
-        self.bottom.reducer.finish()
-        grads = [*self.bottom.grads(), *self.top.grads()]
+    def end_backward(self) -> None:
+        """Reduced gradients come back."""
+        for reducer in self.reducers:
+            reducer.finish()
+        self.tape.free(self.one, self.loss)
+
+    def step(self) -> None:
+        """The optimizer's."""
+        grads = [ref for module in self.modules for ref in module.grads()]
         optimizer_step(self.tape, self.dense.optimizer, self.stepped, grads)
-        self.tape.free(self.probabilities, *grads)

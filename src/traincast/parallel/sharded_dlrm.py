@@ -9,7 +9,8 @@ from traincast.embeddings.table import Table, check_tables
 from traincast.errors import TraincastError
 from traincast.models.dlrm_config import DlrmConfig
 from traincast.models.tape import Ref, Scalars
-from traincast.parallel.sharded_config import Dense
+from traincast.parallel.sharded_config import DcnDense, Dense
+from traincast.parallel.sharded_dcn import EagerDcn
 from traincast.parallel.sharded_dense import EagerDense
 from traincast.parallel.sharded_inputs import Features, copy_features, offsets_of, ordered, redistribute, split
 from traincast.parallel.sharded_layout import Layout, Section, lay_out
@@ -25,9 +26,12 @@ from traincast.workload.template import share_templates
 from traincast.workload.workload import Workload
 
 FRAMEWORK = "2.13"
+MAX_RANKS = 4096
+"""Every rank exchanges with every other: time and memory of a prediction grow with the square of the ranks."""
 MODULE = "Dlrm"
 DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
-"""The optimizer of a copied table, whose gradient is dense, by that of the table."""
+"""The optimizer of a copied table, by that of the table. TorchRec fuses optimizers into sharded tables only: a copied
+one is a parameter like any other, and a row-wise one becomes that of the dense part's kind."""
 _RIGID = "how often rows repeat depends on the batch size; build it anew for another one"
 
 
@@ -47,6 +51,7 @@ def sharded_dlrm(
     Without a dense part it is the lookups, their exchange, and the way back from gradients that are there. Without
     `redistribute_inputs` every rank is fed the row numbers of its own parts, as facebookresearch/dlrm does.
     """
+    check_ranks(plan.world_size)
     tables = check_tables(tables)
     dense = Dense.of(dense) if isinstance(dense, DlrmConfig) else dense
     layout = lay_out(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
@@ -56,11 +61,12 @@ def sharded_dlrm(
                 f"table '{table.name}' has optimizer '{table.optimizer}'; a training step needs one of "
                 f"{', '.join(DENSE_OPTIMIZERS)}"
             )
-    if dense is not None and dense.interaction == "dot":
+    if dense is not None and dense.equal_widths:
         wrong = [table for table in tables if table.dim != dense.bottom_mlp[-1]]
         if wrong:
             raise TraincastError(
-                f"table '{wrong[0].name}' has dim {wrong[0].dim}; the dot interaction needs the bottom MLP's "
+                f"table '{wrong[0].name}' has dim {wrong[0].dim}; the "
+                f"{'dot interaction' if dense.interaction == 'dot' else 'cross network'} needs the bottom MLP's "
                 f"{dense.bottom_mlp[-1]}"
             )
     first: dict[tuple[object, ...], int] = {}
@@ -83,6 +89,14 @@ def sharded_dlrm(
         framework_version=FRAMEWORK,
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
     )
+
+
+def check_ranks(ranks: int) -> None:
+    """Refuses numbers of GPUs that tables cannot be sharded over here."""
+    if not 1 <= ranks <= MAX_RANKS:
+        raise TraincastError(
+            f"tables sharded over {ranks} GPUs are out of range; give a whole number from 1 to {MAX_RANKS}"
+        )
 
 
 def rank_program(
@@ -116,11 +130,14 @@ class _Writer:
         names = TORCHREC if redistributed else REFERENCE
         self.outputs = [Outputs(tape, layout, section, names) for section in self.sections]
         columns = sum(output.columns for output in self.outputs)
-        self.dense = None if dense is None else EagerDense(tape, dense, columns, layout.batch_size)
+        self.dense = None
+        if dense is not None:
+            eager = EagerDcn if isinstance(dense, DcnDense) else EagerDense
+            self.dense = eager(tape, dense, columns, layout.batch_size)
         self.reshapes: dict[str, int] = {}  # by kind of sharding
         self.copies = self._data_parallel()
         forms = [lookup.weights.spec for lookup in self.copies]
-        self.reducer = Reducer(tape, forms) if forms else None
+        self.reducer = Reducer(tape, forms, as_views=True) if forms else None
         self.stepped: list[Stepped] = [
             each
             for lookup in self.copies
@@ -140,6 +157,8 @@ class _Writer:
         features = self._inputs()
         if self.dense is not None:
             self.dense.inputs()
+        if self.reducer is not None:
+            self.reducer.drop()
         if self.redistributed:
             features = self._redistributed(features[0][0])
         for section, lookups, output, given in zip(self.sections, self.lookups, self.outputs, features, strict=True):
@@ -242,18 +261,24 @@ class _Writer:
         if self.dense is not None:
             self.dense.backward_bottom()
         dense_grads: list[Ref] = []
+        came: list[Ref] = []
         for section, lookups, output, given in reversed(together):
             if section.kind == "data_parallel":
                 dense_grads = self._update(lookups, given[0])
+                tape.free(given[0])
             else:
                 flat = output.finish_backward()
                 if lookups:
                     self._update(lookups, self._shaped(flat, lookups, self.reshapes[section.kind]))
                 tape.free(flat)
+                came += [flat] if output.names.keeps else []
         if self.reducer is not None:
             self.reducer.finish()
         if self.dense is not None:
-            self.dense.finish()
+            self.dense.end_backward()
+        tape.free(*came)
+        if self.dense is not None:
+            self.dense.step()
         for lookup, stepped, grad in zip(self.copies, self.stepped, dense_grads, strict=True):
             optimizer_step(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 

@@ -91,6 +91,7 @@ def offsets_of(tape: RankTape, lengths: Ref, dtype: str) -> Ref:
     tape.scope("fbgemm::asynchronous_complete_cumsum", Phase.FORWARD)
     offsets = tape.new((lengths.shape[0] + 1,), dtype)
     tape.op("fbgemm::asynchronous_complete_cumsum", [("t_in", lengths)], [offsets], module=MODULE)
+    tape.free(lengths)
     return offsets
 
 

@@ -30,7 +30,7 @@ def with_state(tape: RankTape, optimizer: str, parameters: Sequence[Ref]) -> lis
         Stepped(
             parameter,
             tape.resident((), kind, device="cpu") if _STATES[optimizer] else None,
-            tuple(tape.resident(parameter.shape, kind) for _ in range(_STATES[optimizer])),
+            tuple(tape.resident(parameter.shape, kind, parameter.spec.dtype) for _ in range(_STATES[optimizer])),
         )
         for parameter in parameters
     ]
@@ -71,7 +71,7 @@ def _scalar(tape: RankTape, name: str, on: Sequence[Ref], value: float) -> None:
 
 
 def _root(tape: RankTape, moments: Sequence[Ref]) -> list[Ref]:
-    roots = [tape.new(moment.shape) for moment in moments]
+    roots = [tape.new(moment.shape, moment.spec.dtype) for moment in moments]
     tape.op("aten::_foreach_sqrt", [("self", moments)], roots)
     return roots
 
@@ -85,7 +85,7 @@ def _adagrad(
     tape.op("aten::_foreach_addcmul_", squares, [], [("value", 1)], overload="Scalar")
     roots = _root(tape, moments)
     _scalar(tape, "add_", roots, 1e-10)
-    scaled = [tape.new(grad.shape) for grad in grads]
+    scaled = [tape.new(grad.shape, grad.spec.dtype) for grad in grads]
     factors: Scalars = [("scalars", (-LEARNING_RATE,) * len(grads))]
     tape.op("aten::_foreach_mul", [("self", grads)], scaled, factors, overload="ScalarList")
     quotient = [("self", parameters), ("tensor1", scaled), ("tensor2", roots)]

@@ -14,18 +14,23 @@ MODULE = "Dlrm"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Host ops of an exchange: sending, waiting, and both of the gradients' way back."""
+    """Host ops of an exchange: sending, waiting, and both of the gradients' way back.
+
+    `keeps`: what came is kept until gradients come, and those until backward ends.
+    """
 
     send: str
     wait: str
     send_back: str
     wait_back: str
+    keeps: bool
 
 
 TORCHREC = Names(
-    "All2All_Pooled_Req", "All2All_Pooled_Wait", "All2All_Pooled_WaitBackward", "All2All_Pooled_ReqBackward"
-)
-REFERENCE = Names("ExchangeRequest", "ExchangeWait", "ExchangeWaitBackward", "ExchangeRequestBackward")
+    "All2All_Pooled_Req", "All2All_Pooled_Wait", "All2All_Pooled_WaitBackward", "All2All_Pooled_ReqBackward",
+    keeps=False,
+)  # fmt: skip
+REFERENCE = Names("ExchangeRequest", "ExchangeWait", "ExchangeWaitBackward", "ExchangeRequestBackward", keeps=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +44,7 @@ class Outputs:
     names: Names
     parts: list[int] = field(init=False)
     _event: int = -1
+    _sent: Ref | None = None
     _received: Ref | None = None
     _ops: dict[str, int] = field(default_factory=dict)
     _part_ops: list[int] = field(default_factory=list)
@@ -64,7 +70,7 @@ class Outputs:
         elif kind == "table_row_wise":
             event, summed = self._reduce_scatter(tape.within, pooled, "ReduceScatterBase_Req")
             tape.scope("ReduceScatterBase_Wait")
-            tape.wait(event, module=MODULE)
+            self._wait(event, module=MODULE)
             self._start_all_to_all(tape.across, summed)
         else:
             self._start_all_to_all(tape.world, pooled)
@@ -75,7 +81,7 @@ class Outputs:
         assert self._received is not None
         reduced = self.section.kind == "row_wise"
         tape.scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
-        tape.wait(self._event, module=MODULE)
+        self._wait(self._event, module=MODULE)
         flat = tape.view(self._received, self._received.shape)
         scalars: Scalars = [("size", flat.shape)]
         self._ops["wait"] = tape.op("aten::view", [("self", self._received)], [flat], scalars, module=MODULE)
@@ -100,6 +106,8 @@ class Outputs:
         """Sends the gradients of what `finish` gave on their way back."""
         tape, kind = self.tape, self.section.kind
         flat = self._joined(grads)
+        if self.names.keeps and self._received is not None:
+            tape.free(self._received)
         if kind == "row_wise":
             tape.scope("ReduceScatterBase_WaitBackward")
             self._event, self._received = self._all_gather(tape.world, flat)
@@ -112,21 +120,26 @@ class Outputs:
         self._event = tape.all_to_all(
             group, flat, self._received, send, receive, module=MODULE, forward=self._ops["wait"]
         )
-        tape.free(flat)
+        self._sent = flat
 
     def finish_backward(self) -> Ref:
         """Waits; gives the gradients of this rank's pooled embeddings (flat)."""
         tape = self.tape
         assert self._received is not None
         tape.scope(self.names.wait_back, Phase.BACKWARD)
-        tape.wait(self._event)
+        self._wait(self._event)
         if self.section.kind == "table_row_wise":
             tape.scope("ReduceScatterBase_ReqBackward")
             event, gathered = self._all_gather(tape.within, self._received)
-            tape.free(self._received)
-            tape.wait(event)
+            self._wait(event)
             return gathered
         return self._received
+
+    def _wait(self, event: int, *, module: str = "") -> None:
+        """Waits for an exchange; NCCL holds what it sends until then."""
+        self.tape.wait(event, module=module)
+        if self._sent is not None:
+            self.tape.free(self._sent)
 
     def _own_columns(self) -> int:
         return self.section.columns[self.tape.rank]
@@ -144,7 +157,7 @@ class Outputs:
         tape.scope(self.names.send, Phase.FORWARD)
         self._received = self._empty_like(pooled, sum(receive))
         self._event = tape.all_to_all(group, pooled, self._received, send, receive, module=MODULE)
-        tape.free(pooled)
+        self._sent = pooled
 
     def _reduce_scatter(self, group: Communicator, pooled: Ref, scope: str) -> tuple[int, Ref]:
         tape = self.tape
@@ -154,7 +167,7 @@ class Outputs:
         event = tape.collective(
             "_reduce_scatter_base_", "reduce_scatter", group, arguments, part, nbytes=pooled.spec.nbytes, module=MODULE
         )
-        tape.free(pooled)
+        self._sent = pooled
         return event, part
 
     def _all_gather(self, group: Communicator, part: Ref) -> tuple[int, Ref]:
@@ -164,6 +177,7 @@ class Outputs:
         event = tape.collective(
             "_allgather_base_", "all_gather", group, arguments, whole, nbytes=whole.spec.nbytes, module=MODULE
         )
+        self._sent = part
         return event, whole
 
     def _joined(self, grads: list[Ref]) -> Ref:
@@ -177,6 +191,7 @@ class Outputs:
             tape.op("aten::clone", [("self", grad)], [whole], scalars, module=MODULE, forward=op)
             line = tape.view(whole, (grad.shape[0] * grad.shape[1],))
             tape.op("aten::_unsafe_view", [("self", whole)], [line], [("size", line.shape)], module=MODULE, forward=op)
+            tape.free(grad)
             copies.append(line)
         copies.reverse()
         if self.section.kind == "row_wise":

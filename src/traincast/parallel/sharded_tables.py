@@ -43,7 +43,9 @@ class Lookup:
         cached = batch.kernel == "fused_uvm_caching"
         count = 0 if batch.kernel == "dense" else _STATES[batch.optimizer]
         shape = (batch.state_elements // max(count, 1),)
-        states = tuple(tape.resident(shape, StorageKind.OPTIMIZER_STATE, device=place) for _ in range(count))
+        # FBGEMM keeps the small row-wise state on the device, also of tables in host memory
+        beside = "cuda" if batch.optimizer == "rowwise_adagrad" else place
+        states = tuple(tape.resident(shape, StorageKind.OPTIMIZER_STATE, device=beside) for _ in range(count))
         return Lookup(
             tape=tape,
             batch=batch,
@@ -94,7 +96,7 @@ class Lookup:
             outputs = [result]
         scalars = [*self._forms(), ("learning_rate", LEARNING_RATE)]
         tape.op(name, arguments, outputs, scalars, module=MODULE, forward=self.op)
-        tape.free(self.indices, self.offsets)
+        tape.free(self.indices, self.offsets, *([] if self.per_sample is None else [self.per_sample]))
         return result
 
     def _fill_cache(self) -> None:
@@ -108,7 +110,7 @@ class Lookup:
         tape.scope("fbgemm::lru_cache_populate")
         arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", self.cache)]
         scalars: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
-                            ("unique_rows", batch.load[2])]  # fmt: skip
+                            ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
         tape.op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
         tape.scope("fbgemm::lxu_cache_lookup")
         places = tape.new((count,), "int32")

@@ -38,6 +38,7 @@ class RankTape(Tape):
         # as `new_group` numbers them: a group a node, then a group of equal places in all nodes
         self.within = Communicator(1 + node, tuple(mates))
         self.across = Communicator(1 + nodes + local, tuple(peers))
+        self._held: set[int] = set()
         self._streams: dict[int, int] = {}
         self._events = 0
 
@@ -99,9 +100,14 @@ class RankTape(Tape):
         )  # fmt: skip
 
     def copied_in(self, shape: tuple[int, ...], dtype: str) -> Ref:
-        """An input copied from pinned host memory, without waiting for it."""
+        """An input copied from pinned host memory, without waiting for it. The training loop holds it to the end."""
         host = self.resident(shape, StorageKind.INPUT, dtype, "cpu:pinned")
         copied = self.new(shape, dtype)
         scalars: Scalars = [("dtype", None), ("non_blocking", True), ("memory_format", None)]
         self.op("aten::_to_copy", [("self", host)], [copied], scalars)
+        self._held.add(copied.storage)
         return copied
+
+    def free(self, *refs: Ref) -> None:
+        """Releases storages after the last op so far, but not what the training loop holds."""
+        super().free(*(ref for ref in refs if ref.storage not in self._held))

@@ -98,13 +98,23 @@ def _footer(p: Prediction) -> str:
     )
     lines = [
         f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",
-        f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {p.platform.device.memory_bytes / 1e9:.0f} GB",
+        _memory(p),
     ]
     if p.estimated_ops:
         lines.append(_marked("without a kernel model (costed from bytes)", p.estimated_ops, p.estimated_seconds, p))
     if p.out_of_domain_ops:
         lines.append(_marked("outside what was fitted", p.out_of_domain_ops, p.out_of_domain_seconds, p))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
+
+
+def _memory(p: Prediction) -> str:
+    """The peak of the fullest rank, and what it is made of as far as two decimals show it."""
+    shown = {
+        kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda each: -each[1])
+    }
+    parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
+    capacity = f"{p.platform.device.memory_bytes / 1e9:.0f} GB"
+    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {capacity}" + (f": {parts}" if parts else "")
 
 
 def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:

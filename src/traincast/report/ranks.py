@@ -35,6 +35,7 @@ def _rank_json(answer: RankAnswer) -> dict[str, Any]:
         "exposed_comm_ms": 1e3 * answer.exposed_comm,
         "waiting_ms": 1e3 * answer.waiting,
         "memory_gb": answer.memory.peak_bytes / 1e9,
+        "memory_by_kind_gb": {kind: nbytes / 1e9 for kind, nbytes in answer.memory.by_kind.items()},
     }
 
 

@@ -123,8 +123,8 @@ def _headline(answer: SearchAnswer) -> str:
     task, best = answer.task, answer.best
     size = sum(each.memory_bytes for each in task.tables) / 1e9
     lines = [
-        f"{len(task.tables)} tables, {size:,.1f} GB with optimizer state, on {task.gpus} x {task.device.name}, "
-        f"batch {task.batch_size} a GPU",
+        f"{len(task.tables)} table{'s' * (len(task.tables) > 1)}, {size:,.1f} GB with optimizer state, "
+        f"on {task.gpus} x {task.device.name}, batch {task.batch_size} a GPU",
         f"{milliseconds(best.seconds)} ms a step ({best.name}); "
         f"{answer.scored:,} plans scored, {len(answer.plans)} compared in {answer.seconds:.1f} s",
     ]

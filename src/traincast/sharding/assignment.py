@@ -81,6 +81,18 @@ class Changes:
         """One candidate a change."""
         return Changes(np.arange(len(table)), table, option, places, len(table))
 
+    @staticmethod
+    def joined(parts: Sequence[Changes]) -> Changes:
+        """The candidates of all, one after the other."""
+        begin = np.cumsum([0, *(part.count for part in parts)])
+        return Changes(
+            np.concatenate([part.candidate + start for part, start in zip(parts, begin.tolist(), strict=False)]),
+            np.concatenate([part.table for part in parts]),
+            np.concatenate([part.option for part in parts]),
+            np.concatenate([part.places for part in parts]),
+            int(begin[-1]),
+        )
+
     def take(self, first: int, last: int) -> Changes:
         """The changes of candidates [first, last)."""
         own = np.flatnonzero((self.candidate >= first) & (self.candidate < last))
@@ -121,10 +133,11 @@ class Pending:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Best:
-    """The best of some candidates: its number, its score, and what it makes of the assignment."""
+    """The best of some candidates: its number, its score, and what it makes of the assignment; `scores` are all."""
 
     candidate: int
     score: float
+    scores: FloatArray
     place: IntArray
     sums: FloatArray
     stages: FloatArray
@@ -149,7 +162,7 @@ def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
         best = int(np.argmin(scores))
         rows = np.flatnonzero(each.candidate == best)
         place = each.rank[rows] * each.before.shape[1] + each.group[rows]
-        found.append(Best(best, float(scores[best]), place, each.sums[rows], own[best], each.memory[best]))
+        found.append(Best(best, float(scores[best]), scores, place, each.sums[rows], own[best], each.memory[best]))
     return found
 
 

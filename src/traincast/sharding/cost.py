@@ -1,7 +1,7 @@
 """The fast cost of a whole step under a plan: the walk of one rank, compiled, with what the plan decides left open.
 
-It differs from the full walk in this only: small kernels around lookups are interpolated, a rank without tables of a
-group issues the same launches as the others, and the longest bag of a rank is the root of a sum of high powers.
+It differs from the full walk in this only: small kernels around lookups are interpolated, kernels beside transfers are
+not slowed down, and the longest bag of a rank is the root of a sum of high powers.
 """
 
 from __future__ import annotations
@@ -16,19 +16,31 @@ from traincast.kernels.call import BoolArray, FloatArray, IntArray
 from traincast.parallel.sharded_layout import Layout, lay_out
 from traincast.sharding.assignment import ALL, NOWHERE, Assignment, Choices
 from traincast.sharding.durations import BACKWARD, FORWARD, PARTS, Durations
-from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES, Group, LookupKernels, shard_terms
+from traincast.sharding.layouts import Heaviest, merged
+from traincast.sharding.lookups import (
+    COLUMNS,
+    DISTINCT,
+    ELEMENTS,
+    LOOKUPS,
+    ROWS,
+    TABLES,
+    Group,
+    LookupKernels,
+    shard_terms,
+)
 from traincast.sharding.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, shard_bytes
 from traincast.sharding.options import Option, option_of, table_options
 from traincast.sharding.plan import KINDS, Plan, Shard
+from traincast.sharding.rank import RankProgram
 from traincast.sharding.slots import Slot
 from traincast.sharding.starts import Weights
-from traincast.sharding.structure import Structure, Surroundings, build_structure, surroundings
+from traincast.sharding.structure import Structure, build_structure, compiled_rank, surroundings
 from traincast.sharding.task import Task
 
-_SENDING = (KINDS.index("table_wise"), KINDS.index("column_wise"))  # kinds whose ranks send parts of their own
 _SMOOTH = 0.005  # weight of the average load beside the step's time: between equal steps, the more even plan
 _AT_ONCE = 1 << 14  # plans times ranks walked together: clocks of all registers stay in the processor's cache
-_NO_ROOM = (5.0, 20.0)  # steps that a plan without room counts as, and more per share of memory exceeded
+_NO_ROOM = (10.0, 1000.0)  # seconds that a plan without room takes longer, and more per share of a device exceeded
+_OTHERS = 0.01  # weight of what all ranks exceed together: while the fullest stays, others may get better
 
 
 class FastCost:
@@ -41,7 +53,8 @@ class FastCost:
         self.groups = sorted({Group.of(table, option) for table, own in pairs for option in own})
         self._kernels = LookupKernels(self.groups, task.device, batch_size=task.batch_size, world_size=task.gpus)
         self._kind = np.array([group.kind for group in self.groups])
-        self._structures: dict[tuple[tuple[int, ...], tuple[int, ...]], Structure] = {}
+        self._programs: dict[tuple[int, ...], RankProgram] = {}
+        self._structures: dict[tuple[tuple[int, ...], bool], Structure] = {}
         self._host = load_host_profile(task.device.host)
         self.scored = 0
         """How many plans have been scored."""
@@ -112,16 +125,19 @@ class FastCost:
         forward, backward = self._kernels.seconds(sums, group)
         linear = np.maximum(sums[:, [TABLES, LOOKUPS, COLUMNS, ELEMENTS]], 0.0)
         own = np.column_stack([forward, backward, linear])
-        return np.column_stack([own, self._durations.around_lookups(own, np.maximum(sums[:, ROWS], 0.0), group)])
+        rows, distinct = np.maximum(sums[:, [ROWS, DISTINCT]], 0.0).T
+        return np.column_stack([own, self._durations.around_lookups(own, rows, distinct, group)])
 
     def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
-        """Seconds of a step, a little more for uneven loads, and much more where memory is exceeded."""
-        limits = np.array([max(self.task.limits.for_tables, 1.0), self.task.limits.host])
-        excess = np.maximum(memory / limits - 1.0, 0.0).sum(axis=(1, 2))
+        """Seconds of a step, a little more for uneven loads, and much more where memory is exceeded: there the fullest
+        rank decides, as it does between plans that do not fit."""
+        limits = np.array([self.task.limits.for_tables, self.task.limits.host])
+        over = np.maximum(memory - limits, 0.0) / max(self.task.limits.device, 1.0)
+        excess = over.max(axis=(1, 2)) + _OTHERS * over.sum(axis=(1, 2))
         load = stages[..., FORWARD].sum(axis=2) + stages[..., BACKWARD].sum(axis=2)
         even = _SMOOTH * np.sqrt((load**2).mean(axis=1))
-        worse = 1.0 + np.where(excess > 0, _NO_ROOM[0] + _NO_ROOM[1] * excess, 0.0)
-        return np.asarray((self.seconds(stages) + even) * worse)
+        worse = np.where(excess > 0, _NO_ROOM[0] + _NO_ROOM[1] * excess, 0.0)
+        return np.asarray(self.seconds(stages) + even + worse)
 
     def seconds(self, stages: FloatArray) -> FloatArray:
         """Seconds of a step for stages [plans, ranks, groups, stages]."""
@@ -147,52 +163,62 @@ class FastCost:
         }
 
     def _by_structure(self, stages: FloatArray) -> Iterator[tuple[BoolArray, Structure]]:
-        """Which plans have each structure: groups in use, and about how many ranks send parts of their own."""
+        """Which plans have each structure: kinds in use, and whether some ranks lack tables of some group of those."""
         held = stages[..., PARTS] > 0.5
-        senders = [
-            _rounded(held[:, :, own].any(axis=2).sum(axis=1), self.task.gpus)
-            for own in (self._kind == kind for kind in _SENDING)
-        ]
-        keys, which = np.unique(np.column_stack([held.any(axis=1), *senders]), axis=0, return_inverse=True)
+        groups = np.asarray(held.any(axis=1))
+        kinds = np.stack([groups[:, self._kind == kind].any(axis=1) for kind in range(len(KINDS))], axis=1)
+        partial = (kinds[:, self._kind] & ~held.all(axis=1)).any(axis=1)
+        keys, which = np.unique(np.column_stack([kinds, partial]), axis=0, return_inverse=True)
         for number, key in enumerate(keys.tolist()):
-            used = tuple(group for group, present in enumerate(key[: len(self.groups)]) if present)
-            yield which.reshape(-1) == number, self._structure(used, tuple(key[len(self.groups) :]))
+            used = tuple(kind for kind, present in enumerate(key[:-1]) if present)
+            yield which.reshape(-1) == number, self._structure(used, key[-1])
 
     @cached_property
     def _durations(self) -> Durations:
-        around: Surroundings = {}
-        missing = set(range(len(self.groups)))
-        while missing:  # groups that compete for the same tables take turns
-            some = surroundings(self.task, self._laid_out(tuple(sorted(missing))), self.groups, self._heaviest())
-            around = some | around
-            missing -= {slot.group for slot in some}
-        return Durations(self.task, self.groups, around)
+        layout = self._laid_out(tuple(range(len(self.groups))))
+        around = surroundings(self.task, layout, self.groups, self._heaviest())
+        return Durations(self.task, self.groups, around, self._host)
 
-    def _heaviest(self) -> list[tuple[float, float]]:
-        """Lookups and elements that a rank may have in each group: its part of all tables, or the largest shard."""
+    def _heaviest(self) -> list[Heaviest]:
+        """What a rank may have in each group: its part of all tables, or the largest shard; all of their columns."""
         choices, found = self.choices, []
         for group in range(len(self.groups)):
             rows = np.flatnonzero(choices.group == group)
             own = choices.terms[rows][:, [LOOKUPS, ELEMENTS]]
             ranks = 1 if choices.scope[rows[0]] == ALL else self.task.gpus
             most = np.maximum(own.sum(axis=0) / ranks, own.max(axis=0))
-            found.append((float(most[0]), float(most[1])))
+            tables = np.unique(choices.table[rows]).tolist()
+            columns = float(sum(self.task.tables[table].dim for table in tables))
+            found.append(Heaviest(len(tables) / ranks, float(most[0]), float(most[1]), columns))
         return found
 
-    def _structure(self, used: tuple[int, ...], senders: tuple[int, ...]) -> Structure:
-        if (used, senders) not in self._structures:
-            sending = dict(zip(_SENDING, senders, strict=True))
-            self._structures[used, senders] = build_structure(
-                self.task, self._laid_out(used), self.groups, self._host, self._durations.around, sending
+    def _structure(self, kinds: tuple[int, ...], partial: bool) -> Structure:
+        """The structure of plans with tables of these kinds (numbers)."""
+        if (kinds, partial) not in self._structures:
+            if kinds not in self._programs:
+                used = tuple(np.flatnonzero(np.isin(self._kind, kinds)).tolist())
+                self._programs[kinds] = compiled_rank(self.task, self._laid_out(used), self.groups)
+            self._structures[kinds, partial] = build_structure(
+                self.task, self._programs[kinds], self._host, self._durations.around, partial=partial
             )
-        return self._structures[used, senders]
+        return self._structures[kinds, partial]
 
     def _laid_out(self, used: tuple[int, ...]) -> Layout:
-        """A plan with tables in each of these groups: groups with fewest tables to choose from choose first."""
+        """A layout with tables in each of these groups; those that compete for the same tables take turns."""
+        missing, layouts = used, []
+        while missing:
+            layout, placed = self._turn(missing, used)
+            layouts.append(layout)
+            missing = tuple(group for group in missing if group not in placed)
+        return merged(layouts)
+
+    def _turn(self, wanted: tuple[int, ...], used: tuple[int, ...]) -> tuple[Layout, set[int]]:
+        """A plan with tables in as many of the wanted groups as can be, and which; the others anywhere in those used.
+        Groups with fewest tables to choose from choose first."""
         task, choices = self.task, self.choices
-        able = {g: np.unique(choices.table[choices.group == g]).tolist() for g in used}
+        able = {g: np.unique(choices.table[choices.group == g]).tolist() for g in wanted}
         chosen: dict[int, int] = {}
-        for group in sorted(used, key=lambda g: (len(able[g]), -g)):
+        for group in sorted(wanted, key=lambda g: (len(able[g]), -g)):
             free = [table for table in able[group] if table not in chosen]
             if free:
                 # copies of a huge table take launches that others do not: the smallest stands for them
@@ -202,21 +228,15 @@ class FastCost:
         nodes = -(-task.gpus // task.gpus_per_node)
         placements = []
         for table, rows in enumerate(choices.rows):
-            wanted = (chosen[table],) if table in chosen else used
-            row = next((row for group in wanted for row in rows if choices.group[row] == group), rows[0])
+            allowed = (chosen[table],) if table in chosen else used
+            row = next((row for group in allowed for row in rows if choices.group[row] == group), rows[0])
             option = choices.options[row]
             where = nodes if option.kind == "table_row_wise" else task.gpus
             places = [(table + slot) % where for slot in range(option.slices)]
             placements.append(option.placement(places, task.gpus, task.gpus_per_node))
         plan = Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
-        return lay_out(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
-
-
-def _rounded(count: IntArray, most: int) -> IntArray:
-    """The nearest quarter of `most`, so that few structures stand for all; 0 stays 0."""
-    unit = max(1.0, most / 4)
-    quarters = np.maximum(np.round(count / unit), 1.0)
-    return np.where(count > 0, np.minimum(quarters * unit, most), 0.0).astype(np.int64)
+        layout = lay_out(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
+        return layout, set(chosen.values())
 
 
 def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:

@@ -8,7 +8,7 @@ from time import monotonic
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray
+from traincast.kernels.call import BoolArray, IntArray
 from traincast.sharding.assignment import Assignment, Best, Changes, Choices, StepCost, best_of, rescore
 from traincast.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
 from traincast.sharding.starts import Weights, starts
@@ -47,14 +47,12 @@ def local_search(
     """Local optima, the best first, all different; at least one, however short the time. `others` are further
     assignments to begin with."""
     random = np.random.default_rng(effort.seed)
-    begun = [Assignment(choices, cost, *start) for start in starts(choices, weights)]
-    begun += others
-    rescore(begun)
+    begun = begin(choices, cost, weights, others)
     descent = _Descent(random, effort, weights, _promising(begun, effort.reach))
     found = descent.run(_best_of_each_kind(begun)[:_TOGETHER], _COARSE)
     for number in range(effort.rounds + 1):
         progress((number + 1) / (effort.rounds + 2))
-        found = _distinct(found)
+        found = distinct(found)
         found[:_REFINED] = descent.run(found[:_REFINED], _FINE)
         if number == effort.rounds or effort.over:
             break
@@ -62,7 +60,14 @@ def local_search(
         shaken = [descent.shaken(best) for _ in range(_REFINED)]
         rescore(shaken)
         found = descent.run(shaken, _COARSE) + found
-    return _distinct(found)
+    return distinct(found)
+
+
+def begin(choices: Choices, cost: StepCost, weights: Weights, others: Sequence[Assignment] = ()) -> list[Assignment]:
+    """All starts and `others`, scored."""
+    begun = [*(Assignment(choices, cost, *start) for start in starts(choices, weights)), *others]
+    rescore(begun)
+    return begun
 
 
 def used_groups(assignment: Assignment) -> BoolArray:
@@ -98,7 +103,7 @@ class _Descent:
 
     def run(self, assignments: list[Assignment], gain: float) -> list[Assignment]:
         """Makes the best change to the busiest ranks of each assignment, over and over, until none gains so much."""
-        neighbourhoods = (self._shifted, self._replaced, self._emptied, self._exchanged)
+        neighbourhoods = (self._changed, self._exchanged)
         tried = dict.fromkeys(range(len(assignments)), 0)
         for _ in range(max(_STEPS, 8 * len(assignments[0].option) // assignments[0].choices.world_size)):
             if not tried or self.effort.over:
@@ -128,8 +133,11 @@ class _Descent:
                 option[table], places[table] = changes.option[row], changes.places[row]
         return Assignment(best.choices, best.cost, option, places)
 
-    def _shifted(self, assignment: Assignment) -> Changes:
-        return sampled(shifts(assignment, busy_ranks(assignment)), self.random)
+    def _changed(self, assignment: Assignment) -> Changes:
+        """Shards of busy ranks elsewhere, tables placed in another way, kinds given up."""
+        busy = busy_ranks(assignment)
+        moved = sampled(shifts(assignment, busy), self.random)
+        return Changes.joined([moved, self._replaced(assignment, busy), self._emptied(assignment)])
 
     def _exchanged(self, assignment: Assignment) -> Changes:
         return exchanges(assignment, busy_ranks(assignment), self.random)
@@ -137,10 +145,10 @@ class _Descent:
     def _emptied(self, assignment: Assignment) -> Changes:
         return emptied_groups(assignment, self.weights, self.groups)
 
-    def _replaced(self, assignment: Assignment) -> Changes:
-        """Other options for tables of the busiest ranks and for those that all ranks share."""
+    def _replaced(self, assignment: Assignment, ranks: IntArray) -> Changes:
+        """Other options for tables of these ranks and for those that all ranks share."""
         slices = assignment.choices.slices[assignment.option]
-        busy = np.isin(assignment.places, busy_ranks(assignment)).any(axis=1) | (slices == 0)
+        busy = np.isin(assignment.places, ranks).any(axis=1) | (slices == 0)
         load = assignment.stages[:, :, :2].sum(axis=(1, 2))
         return sampled(other_options(assignment, np.flatnonzero(busy), load, self.groups), self.random)
 
@@ -166,7 +174,8 @@ def _best(assignments: list[Assignment], tasks: dict[int, Changes]) -> dict[int,
     return found
 
 
-def _distinct(found: list[Assignment]) -> list[Assignment]:
+def distinct(found: Sequence[Assignment]) -> list[Assignment]:
+    """Assignments that differ, the best first."""
     kept: dict[bytes, Assignment] = {}
     for each in sorted(found, key=lambda one: one.score):
         kept.setdefault(each.option.tobytes() + each.places.tobytes(), each)

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from traincast.embeddings.load import FIELDS, Part, longest_bag, part_load
+from traincast.embeddings.load import FIELDS, Part, fetched_rows, longest_bag, part_load
 from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.kernels.call import COMPUTE_TYPES, Calls, FloatArray, IntArray
 from traincast.kernels.cost import price_calls
 from traincast.kernels.families import EMBEDDING
+from traincast.kernels.lowering.common import memcpy
 from traincast.platform.device import Device
 from traincast.sharding.options import Option
 from traincast.sharding.plan import KINDS
 
-TERMS = (*FIELDS, "bag", "elements", "rows")
-"""What shards of a group add up: their load, lengths of bags (see `BAG_POWER`), weights and rows."""
+TERMS = (*FIELDS, "bag", "elements", "rows", "fetched")
+"""What shards of a group add up: their load, lengths of bags (see `BAG_POWER`), weights, rows, and bytes that a batch
+brings from the host into a cache on the device."""
 BAG_POWER = 16.0
 """The longest bag of several shards is not a sum; the 16th root of the sum of 16th powers is nearly the longest."""
-TABLES, LOOKUPS, COLUMNS = (FIELDS.index(name) for name in ("tables", "lookups", "columns"))
-BAG, ELEMENTS, ROWS = (TERMS.index(name) for name in ("bag", "elements", "rows"))
+TABLES, LOOKUPS, DISTINCT, COLUMNS = (FIELDS.index(n) for n in ("tables", "lookups", "distinct_rows", "columns"))
+BAG, ELEMENTS, ROWS, FETCHED = (TERMS.index(name) for name in ("bag", "elements", "rows", "fetched"))
 _HOST = {"fused_uvm": 1.0, "fused_uvm_caching": 2.0}
 _INDEX_BYTES = 8.0
+_COPY_GRID = np.concatenate([[1.0], 2.0 ** np.arange(6.0, 40.0, 0.25)])  # bytes
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -54,7 +58,10 @@ def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: in
     samples = batch_size * (1 if option.kind == "data_parallel" else world_size)
     height = -(-table.rows // split)  # the first block; the last may be lower
     part = Part(table, columns, height / table.rows)
-    rest = (longest_bag([part]) ** BAG_POWER, height * columns, height)
+    fetched = 0.0
+    if option.kernel == "fused_uvm_caching":
+        fetched = fetched_rows(part, samples, option.cache_fraction) * columns * ITEM_BYTES[table.dtype]
+    rest = (longest_bag([part]) ** BAG_POWER, height * columns, height, fetched)
     return np.concatenate([part_load(part, samples), rest])
 
 
@@ -92,4 +99,16 @@ class LookupKernels:
             )
             seconds = price_calls(calls, self.device)[0].seconds
             forward[used], backward[used] = seconds[: len(used)], seconds[len(used) :]
+            forward[used] += self._fetching(own[:, FETCHED])
         return forward, backward
+
+    def _fetching(self, nbytes: FloatArray) -> FloatArray:
+        """Seconds of rows on their way from the host, beyond those of a copy of nothing."""
+        if not np.any(nbytes > 0.5):
+            return np.zeros(len(nbytes))
+        return np.asarray(np.interp(nbytes, _COPY_GRID, self._copies - self._copies[0]))
+
+    @cached_property
+    def _copies(self) -> FloatArray:
+        calls = [memcpy("h2d_pinned", int(nbytes)) for nbytes in _COPY_GRID.tolist()]
+        return price_calls(Calls.of(calls[0].family, calls), self.device)[0].seconds

@@ -1,13 +1,15 @@
 """A rank's walk with a few durations left open, compiled once and evaluated for thousands of plans at a time.
 
 A walk only adds and takes maxima. With all but a few durations known, every clock is the largest of a few registers
-plus constants; a register is the end of a kernel whose duration is open, or of a meeting with other ranks.
+plus constants; a register is the end of a kernel or of host work whose duration is open, of a meeting with other ranks,
+or of instructions that only some ranks run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -29,12 +31,25 @@ class Open:
     meeting: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Instructions [first, last) that a rank runs only where "duration" number `slot` is not 0; where it is, their
+    thread is busy for `instead` seconds in their place."""
+
+    first: int
+    last: int
+    slot: int
+    instead: float = 0.0
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Register:
-    """The end of an open kernel that starts at the latest of `start`."""
+    """The end of an open kernel that starts at the latest of `start`; or, with `otherwise`, the latest of `start` on
+    ranks whose "duration" is not 0 and the latest of `otherwise` on the others."""
 
     start: Clock
     kernel: Open
+    otherwise: Clock | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,10 +64,13 @@ class WalkCode:
         """Time from one step to the next of `shape` = (plans, ranks); each duration is [plans, ranks] or [plans, 1]."""
         values: list[FloatArray] = [np.zeros((1, 1))]
         for register in self.registers:
-            start = _latest(register.start, values)
+            start, own = _latest(register.start, values), durations[register.kernel.slot]
+            if register.otherwise is not None:
+                values.append(np.where(own > 0.0, start, _latest(register.otherwise, values)))
+                continue
             if register.kernel.meeting:
                 start = _met(start, register.kernel.meeting, gpus_per_node, shape)
-            values.append(start + durations[register.kernel.slot])
+            values.append(start + own)
         done = [_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
         return np.asarray(np.broadcast_to(done[1] - done[0], shape[:1]))
 
@@ -114,25 +132,53 @@ class _Compiler:
                     kept.pop(earlier, None)
         return kept
 
-    def open(self, start: Clock, kernel: Open) -> Clock:
-        """A new register for the end of an open kernel."""
-        self.registers.append(Register(start, kernel))
-        known = dict(start)
-        for register, seconds in start.items():
+    def open(self, start: Clock, kernel: Open, otherwise: Clock | None = None) -> Clock:
+        """A new register for the end of an open kernel, or (`otherwise`) of what only some ranks run."""
+        self.registers.append(Register(start, kernel, otherwise))
+        least = start if otherwise is None else otherwise  # what is skipped would only have come later
+        known = dict(least)
+        for register, seconds in least.items():
             for earlier, lead in self._after[register].items():
                 known[earlier] = max(known.get(earlier, -np.inf), seconds + lead)
         self._after.append(known)
         return {len(self.registers): 0.0}
 
-    def run(self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open]) -> None:
+    def _clocks(self, waiting: list[float]) -> tuple[list[Clock], list[Clock], list[Clock]]:
+        """All clocks, with the seconds that threads have been busy since."""
+        self.threads = [_later(own, late) if late else own for own, late in zip(self.threads, waiting, strict=True)]
+        waiting[:] = [0.0] * len(waiting)
+        return self.threads.copy(), self.streams.copy(), self.events.copy()
+
+    def _choose(self, skip: Skip, before: tuple[list[Clock], list[Clock], list[Clock]], thread: int) -> None:
+        """Every clock that the skipped instructions moved is where they left it, or where it was."""
+        for own, earlier in zip((self.threads, self.streams, self.events), before, strict=True):
+            for number, clock in enumerate(own):
+                if clock is not earlier[number]:
+                    late = skip.instead if own is self.threads and number == thread else 0.0
+                    own[number] = self.open(clock, Open(skip.slot), _later(earlier[number], late))
+
+    def run(
+        self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open],
+        late: Mapping[int, int], skips: Sequence[Skip],
+    ) -> None:  # fmt: skip
         """One step, as `simulate.walk` walks it."""
+        begins, ends = {skip.first for skip in skips}, {skip.last: skip for skip in skips}
+        before: tuple[list[Clock], list[Clock], list[Clock]] = ([], [], [])
         columns = zip(
             schedule.code.tolist(), schedule.thread.tolist(), schedule.target.tolist(), schedule.event.tolist(),
             host.tolist(), kernel.tolist(), strict=True,
         )  # fmt: skip
         waiting = [0.0] * schedule.num_threads  # seconds that threads have been busy since they last met anything
         for number, (code, thread, target, event, busy, lasting) in enumerate(columns):
+            if number in ends:
+                self._clocks(waiting)
+                self._choose(ends[number], before, int(schedule.thread[ends[number].first]))
+            if number in begins:
+                before = self._clocks(waiting)
             waiting[thread] += busy
+            if number in late:
+                now, waiting[thread] = _later(self.threads[thread], waiting[thread]), 0.0
+                self.threads[thread] = self.open(now, Open(late[number]))
             if code == Code.HOST:
                 continue
             if code == Code.JOIN:
@@ -145,7 +191,9 @@ class _Compiler:
             else:
                 now = self._control(code, now, target, event)
             self.threads[thread] = now
-        self.threads = [_later(clock, late) for clock, late in zip(self.threads, waiting, strict=True)]
+        self._clocks(waiting)
+        if len(schedule.code) in ends:
+            self._choose(ends[len(schedule.code)], before, int(schedule.thread[ends[len(schedule.code)].first]))
 
     def _control(self, code: int, now: Clock, target: int, event: int) -> Clock:
         if code == Code.JOIN:
@@ -168,14 +216,23 @@ def _later(clock: Clock, seconds: float) -> Clock:
 
 
 def compile_walk(
-    schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open], *, gap: float
+    schedule: Schedule,
+    host: FloatArray,
+    kernel: FloatArray,
+    opened: Mapping[int, Open],
+    *,
+    gap: float,
+    late: Mapping[int, int] = MappingProxyType({}),
+    skips: Sequence[Skip] = (),
 ) -> WalkCode:
     """Two steps that run into each other. `host` and `kernel` are seconds per instruction; `opened` says which
-    instructions launch kernels that last an open duration longer than that."""
+    instructions launch kernels that last an open duration longer than that, `late` before which ones the host is busy
+    for an open duration (its number), and `skips`, none within another, what only some ranks run. No open duration is
+    below 0."""
     compiler = _Compiler(schedule, gap)
     done = []
     for _ in range(2):
-        compiler.run(schedule, host, kernel, opened)
+        compiler.run(schedule, host, kernel, opened, late, skips)
         done.append(compiler.latest(*compiler.threads, *compiler.streams))
         together = compiler.latest(*compiler.threads)
         compiler.threads = [together] * schedule.num_threads

@@ -1,7 +1,8 @@
 """Bytes that a plan needs on every rank, term by term, against what a device holds.
 
 A rank looks its shards up for the samples of all ranks. Pooled rows and their gradients are fp32 and live at the same
-time at the start of the backward pass; the optimizer state is where the weights are.
+time at the start of the backward pass; optimizer state of an element is where the weights are, that of a row always on
+the device.
 """
 
 from __future__ import annotations
@@ -78,24 +79,24 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     item, width, height = ITEM_BYTES[table.dtype], shard.width, shard.height
     share = height / table.rows
     weights = float(height * width * item)
-    state = (
-        height
-        * _STATE_BYTES
-        * (1.0 if table.optimizer == "rowwise_adagrad" else width * _STATE_ITEMS.get(table.optimizer, 0))
-    )
     samples = batch_size * (1 if placement.kind == "data_parallel" else world_size)
     keys = samples * (table.pooling.mean * share * (INDEX_BYTES + 4 * table.weighted) + INDEX_BYTES)
     pooled = 2.0 * samples * width * POOLED_BYTES  # with its gradient
     terms = dict.fromkeys(TERMS, 0.0)
     terms["activations"] = keys + pooled
-    if placement.kind == "data_parallel":
+    if placement.kind == "data_parallel":  # parameters of a dense optimizer, which has no row-wise kind
+        state = weights * (1 if table.optimizer == "rowwise_adagrad" else _STATE_ITEMS.get(table.optimizer, 0))
         terms |= {"weights": weights, "optimizer": state, "gradients": weights, "communication": weights}
         return np.array([terms[name] for name in TERMS])
     # what other ranks sent: keys unpacked into table order; pooled rows received, and gradients sent back
     terms["communication"] = keys
-    on_device = placement.cache_fraction if placement.in_host_memory else 1.0
-    terms |= {"weights": on_device * weights, "optimizer": on_device * state}
-    terms["host"] = weights + state if placement.in_host_memory else 0.0
+    row_wise = table.optimizer == "rowwise_adagrad"
+    state = float(height * _STATE_BYTES * (1 if row_wise else width * _STATE_ITEMS.get(table.optimizer, 0)))
+    if placement.in_host_memory:  # FBGEMM keeps a number a row on the device all the same
+        terms |= {"weights": placement.cache_fraction * weights, "optimizer": state if row_wise else 0.0}
+        terms["host"] = weights + (0.0 if row_wise else state)
+    else:
+        terms |= {"weights": weights, "optimizer": state}
     return np.array([terms[name] for name in TERMS])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from traincast.embeddings.table import Table
 from traincast.errors import TraincastError, unknown
@@ -89,6 +89,18 @@ class Plan:
             for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True))
             for shard in _cut(number, table, placement)
         )
+
+
+def plain(plan: Plan) -> Plan:
+    """The plan with tables whole that are cut by columns into one slice, where no table is cut into more: that is the
+    same step. Beside tables in several slices they stay, since one group of lookups serves both."""
+    if any(placement.kind == "column_wise" and len(placement.ranks) > 1 for placement in plan.placements):
+        return plan
+    whole = [
+        replace(placement, kind="table_wise") if placement.kind == "column_wise" else placement
+        for placement in plan.placements
+    ]
+    return replace(plan, placements=tuple(whole))
 
 
 def _cut(number: int, table: Table, placement: Placement) -> Iterable[Shard]:

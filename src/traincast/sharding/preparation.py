@@ -1,13 +1,15 @@
-"""Device time of what comes before an update: the sort of the lookups, tabulated over their number."""
+"""What comes before an update: the sort of the lookups. Its device time, tabulated, and its launches."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 
 import numpy as np
 
 from traincast.embeddings.load import FIELDS
-from traincast.kernels.call import Calls, FloatArray, KernelCall
+from traincast.host.profile import BETWEEN, HostProfile
+from traincast.kernels.call import Calls, FloatArray, IntArray, KernelCall
 from traincast.kernels.cost import price_calls
 from traincast.kernels.lowering.embedding import Tables
 from traincast.kernels.lowering.embedding_tbe import tbe_preparation
@@ -16,6 +18,7 @@ from traincast.platform.device import Device
 _GRID = 2.0 ** np.arange(6.0, 34.5, 0.5)
 _RADIX_BITS = 8
 _LOOKUPS = FIELDS.index("lookups")
+_MOST_PASSES = 8
 
 
 class Preparation:
@@ -24,16 +27,26 @@ class Preparation:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._curves: dict[tuple[int, bool], FloatArray] = {}
+        self._single = _single_launch()
+        self._more = [_more_launches(self._single, weighted) for weighted in (False, True)]
 
     def seconds(self, lookups: FloatArray, rows: FloatArray, *, weighted: bool) -> FloatArray:
         """Seconds for tables with so many lookups and rows: a pass over the lookups for each byte of a row number."""
-        bits = np.floor(np.log2(np.maximum(rows, 1.0))) + 1.0
-        passes = np.ceil(bits / _RADIX_BITS).astype(np.int64)
+        passes = _passes(rows)
         seconds = np.zeros(lookups.shape)
         for count in np.unique(passes).tolist():
             own = passes == count
             seconds[own] = np.interp(lookups[own], _GRID, self._curve(count, weighted))
         return np.where(lookups > 0.5, seconds, 0.0)
+
+    def host_seconds(
+        self, lookups: FloatArray, rows: FloatArray, host: HostProfile, scope: str, *, weighted: bool
+    ) -> FloatArray:
+        """Seconds that the host takes for these launches under an op of this name, beyond those of few lookups."""
+        kernels, memsets = self._more[weighted][:, np.minimum(_passes(rows), _MOST_PASSES)]
+        between = float(host.scope_seconds([scope])[0, BETWEEN])
+        seconds = kernels * (between + host.t4["launch"]) + memsets * (between + host.t4["memset"])
+        return np.where(lookups > self._single, seconds, 0.0)
 
     def _curve(self, passes: int, weighted: bool) -> FloatArray:
         if (passes, weighted) not in self._curves:
@@ -41,17 +54,50 @@ class Preparation:
         return self._curves[passes, weighted]
 
 
+def _passes(rows: FloatArray) -> IntArray:
+    bits = np.floor(np.log2(np.maximum(rows, 1.0))) + 1.0
+    return np.ceil(bits / _RADIX_BITS).astype(np.int64)
+
+
+def _tables(lookups: float, passes: int, weighted: bool) -> Tables:
+    load = [0.0] * len(FIELDS)
+    load[_LOOKUPS] = lookups
+    return Tables(
+        batch=1, load=tuple(load), rows=2.0 ** (_RADIX_BITS * passes) - 1, longest_bag=1.0, index_bytes=8,
+        row_item_bytes=4, weighted=weighted,
+    )  # fmt: skip
+
+
+def _launches(lookups: float, passes: int, weighted: bool) -> IntArray:
+    """How many kernels and how many memsets are launched."""
+    items = [item for item in tbe_preparation(_tables(lookups, passes, weighted)) if isinstance(item, KernelCall)]
+    memsets = sum(item.kind == "memset" for item in items)
+    return np.array([len(items) - memsets, memsets])
+
+
+@cache
+def _more_launches(single: float, weighted: bool) -> FloatArray:
+    """Kernels and memsets that a sort of so many passes launches beyond one of up to `single` lookups: [2, passes]."""
+    counts = [_launches(single + 1.0, passes, weighted) for passes in range(_MOST_PASSES + 1)]
+    return np.array(counts, dtype=np.float64).T - _launches(1.0, 1, weighted)[:, None]
+
+
+@cache
+def _single_launch() -> float:
+    """The most lookups that are sorted in one launch."""
+    few = _launches(1.0, 1, False).sum()
+    low, high = 1, 1 << 20
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _launches(float(middle), 1, False).sum() == few else (low, middle)
+    return float(low)
+
+
 def _tabulated(passes: int, weighted: bool, device: Device) -> FloatArray:
     """Seconds at each number of lookups of the grid."""
     families: dict[str, list[tuple[int, KernelCall]]] = defaultdict(list)
     for point, lookups in enumerate(_GRID.tolist()):
-        load = [0.0] * len(FIELDS)
-        load[_LOOKUPS] = lookups
-        tables = Tables(
-            batch=1, load=tuple(load), rows=2.0 ** (_RADIX_BITS * passes) - 1, longest_bag=1.0, index_bytes=8,
-            row_item_bytes=4, weighted=weighted,
-        )  # fmt: skip
-        for item in tbe_preparation(tables):
+        for item in tbe_preparation(_tables(lookups, passes, weighted)):
             if isinstance(item, KernelCall):
                 families[item.family.name].append((point, item))
     total = np.zeros(len(_GRID))

@@ -14,27 +14,28 @@ from traincast.parallel.sharded_dlrm import sharded_dlrm
 from traincast.sharding.assignment import Assignment
 from traincast.sharding.baselines import greedy_plans
 from traincast.sharding.cost import FastCost
-from traincast.sharding.descent import Effort, local_search, used_groups
+from traincast.sharding.descent import Effort, begin, local_search, used_groups
 from traincast.sharding.memory import MemoryNeed, memory_need
-from traincast.sharding.plan import Plan, check_plan
+from traincast.sharding.plan import Plan, check_plan, plain
 from traincast.sharding.task import Task
+from traincast.sharding.thorough import thorough_search
 from traincast.simulate.prediction import Prediction, predict_step
 
 FOUND = "search"
 """The name of the plan that the search found."""
 TERMS = {
-    "input exchange": ("sizes", "lengths", "values", "arrive"),
-    "lookup": ("forward",),
-    "output exchange": ("out", "out_across", "back", "back_within"),
+    "input exchange": ("order", "bucket", "sizes", "lengths", "values", "arrive"),
+    "lookup": ("forward", "beside"),
+    "output exchange": ("out", "out_across", "join", "back", "back_within"),
     "update": ("sort", "backward"),
     "data-parallel tables": ("copies", "step"),
     "dense gradients": ("dense",),
 }
 """What a plan decides, by the roles of durations in the fast cost."""
-_FEW = 64  # tables times ranks up to which the search takes its time
-_ROUNDS, _MORE_ROUNDS = 2, 3  # of shakes
-_REACH, _MORE_REACH = 1.15, 1.5
-_FINALISTS, _OTHERS = 3, 2
+_FEW = (8, 8)  # tables and ranks up to which the search takes its time
+_ROUNDS = 2  # of shakes
+_REACH = 1.15
+_FINALISTS, _OTHERS, _MORE_FINALISTS = 3, 2, 10
 _NEAR = 1.08  # times the best fast cost: as far as it errs
 
 
@@ -134,21 +135,23 @@ def search(
     cost = FastCost(task, list(others.values()))
     compared = _walked(task, cost, others, lambda part: progress(0.1 * part))
     one_walk = (monotonic() - began) / len(compared)
-    few = len(task.tables) * task.gpus <= _FEW
-    effort = Effort(
-        rounds=_MORE_ROUNDS if few else _ROUNDS,
-        reach=_MORE_REACH if few else _REACH,
-        seed=seed,
-        deadline=began + time_limit - (_FINALISTS + _OTHERS) * one_walk,
-    )
-    found = local_search(
-        cost.choices, cost, cost.weights, effort, lambda part: progress(0.1 + 0.8 * part),
-        [cost.assignment(plan) for plan in others.values()],
-    )  # fmt: skip
+    few = len(task.tables) <= _FEW[0] and task.gpus <= _FEW[1]
+    finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
+    effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + time_limit - finalists * one_walk)
+    given = [cost.assignment(plan) for plan in others.values()]
+
+    def searched(part: float) -> None:
+        progress(0.1 + 0.8 * part)
+
+    if few:
+        begun = begin(cost.choices, cost, cost.weights, given)
+        found = thorough_search(cost.choices, cost, cost.weights, effort, searched, begun)
+    else:
+        found = local_search(cost.choices, cost, cost.weights, effort, searched, given)
     names = [table.name for table in task.tables]
-    chosen = _finalists(found, 2 * _FINALISTS if few else _FINALISTS)
-    finalists = {f"{FOUND} {number}": each.plan(names) for number, each in enumerate(chosen)}
-    walked = _walked(task, cost, finalists, lambda part: progress(0.9 + 0.1 * part))
+    chosen = found[:_MORE_FINALISTS] if few else _finalists(found, _FINALISTS)
+    plans = {f"{FOUND} {number}": plain(each.plan(names)) for number, each in enumerate(chosen)}
+    walked = _walked(task, cost, plans, lambda part: progress(0.9 + 0.1 * part))
     best = replace(min([*walked, *compared], key=lambda each: each.order), name=FOUND)
     ordered = tuple(sorted([best, *compared], key=lambda each: each.order))
     return SearchAnswer(task=task, best=best, plans=ordered, scored=cost.scored, seconds=monotonic() - began)

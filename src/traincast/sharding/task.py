@@ -14,7 +14,6 @@ from traincast.sharding.memory import MemoryLimits, check_sizes
 
 MAX_GPUS = 1024
 MAX_BATCH = 1 << 20
-_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +55,13 @@ def make_task(
             f"{platform.gpus_per_node}, or fewer than that"
         )
     checked = check_tables(tables)
-    limits = MemoryLimits(
-        device=platform.device.memory_bytes, dense=_dense_bytes(dense, checked, batch_size) if dense else 0.0
-    )
+    for table in checked:
+        if table.optimizer == "none":
+            raise TraincastError(
+                f"table '{table.name}' has optimizer 'none'; plans are made for training steps: give sgd, adagrad, "
+                "rowwise_adagrad or adam"
+            )
+    held = dense.memory_bytes(sum(table.dim for table in checked), batch_size) if dense else 0.0
+    limits = MemoryLimits(device=platform.device.memory_bytes, dense=held)
     check_sizes(checked, limits, gpus)
     return Task(tables=checked, platform=platform, gpus=gpus, batch_size=batch_size, dense=dense, limits=limits)
-
-
-_STATES = {"adagrad": 1, "adam": 2}
-
-
-def _dense_bytes(dense: Dense, tables: Sequence[Table], batch_size: int) -> float:
-    """Bytes of the dense part: weights, gradients, their buckets, optimizer state; activations and their gradients."""
-    top = (dense.top_input(sum(table.dim for table in tables)), *dense.top_mlp)
-    layers = [*zip(dense.bottom_mlp, dense.bottom_mlp[1:], strict=False), *zip(top, top[1:], strict=False)]
-    parameters = sum(n * m + m for n, m in layers)
-    activations = 2 * batch_size * (sum(dense.bottom_mlp) + sum(top))
-    return _FP32_BYTES * float(parameters * (3 + _STATES.get(dense.optimizer, 0)) + activations)

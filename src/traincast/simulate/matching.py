@@ -39,23 +39,27 @@ class Describe:
     def __init__(self, ranks: Sequence[int], labels: Sequence[Sequence[str]]) -> None:
         self.ranks, self.labels = ranks, labels
 
-    def who(self, program: int) -> str:
-        """The ranks that run a program, as text."""
-        return rank_list([rank for rank, own in enumerate(self.ranks) if own == program])
+    def who(self, program: int, does: str = "", where: str = "") -> str:
+        """The ranks that run a program, as text, and what they do as in `rank_list`."""
+        return rank_list([rank for rank, own in enumerate(self.ranks) if own == program], does, where)
 
     def call(self, program: int, call: int) -> str:
         """The op of a call, as text."""
         return self.labels[program][call]
 
 
-def rank_list(ranks: Sequence[int]) -> str:
-    """Ranks as text: "rank 3", "ranks 0 to 7", "ranks 0, 2, 5 and 9 more"."""
+def rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> str:
+    """Ranks as text, with where they are and a verb: "rank 3 calls", "ranks 0 to 7", "ranks 0, 2, 5, 6 and 9 more".
+
+    >>> rank_list([3], "wait", " at op 2"), rank_list([0, 2], "wait", " at op 2")
+    ('rank 3 at op 2 waits', 'ranks 0, 2 at op 2 wait')
+    """
     if len(ranks) == 1:
-        return f"rank {ranks[0]}"
+        return f"rank {ranks[0]}{where}" + (f" {does}s" if does else "")
+    text = ", ".join(str(rank) for rank in ranks[:4]) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    shown = ", ".join(str(rank) for rank in ranks[:4])
-    return f"ranks {shown}" + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+        text = f"{ranks[0]} to {ranks[-1]}"
+    return f"ranks {text}{where}" + (f" {does}" if does else "")
 
 
 def match_calls(ranks: Sequence[int], calls: Sequence[Calls], describe: Describe) -> list[Meeting]:
@@ -101,8 +105,8 @@ def _check_members(key: Key, sequences: dict[int, list[int]], program_of: IntArr
     absent = group[~calls_it[program_of[group]]]
     if len(absent):
         raise TraincastError(
-            f"{rank_list(absent.tolist())} never takes part in {_what(key)}, where {describe.who(program)} "
-            f"at {describe.call(program, calls[0])} waits for ever"
+            f"{rank_list(absent.tolist(), 'never take')} part in {_what(key)}, where "
+            f"{describe.who(program, 'wait', f' at {describe.call(program, calls[0])}')} for ever"
         )
     outside = calls_it[program_of]
     outside[group] = False
@@ -110,8 +114,8 @@ def _check_members(key: Key, sequences: dict[int, list[int]], program_of: IntArr
     if len(strangers):
         other = int(program_of[strangers[0]])
         raise TraincastError(
-            f"{rank_list(strangers.tolist())} calls {describe.call(other, sequences[other][0])} in {_what(key)}, "
-            "to which it does not belong"
+            f"{rank_list(strangers.tolist(), 'call')} {describe.call(other, sequences[other][0])} in {_what(key)}, "
+            "without belonging to it"
         )
 
 
@@ -120,8 +124,8 @@ def _check_lengths(key: Key, lengths: dict[int, int], sequences: dict[int, list[
     if lengths[fewest] != lengths[most]:
         waiting = describe.call(most, sequences[most][lengths[fewest]])
         raise TraincastError(
-            f"{describe.who(most)} makes {lengths[most]} calls in {_what(key)} but {describe.who(fewest)} only "
-            f"{lengths[fewest]}: {describe.who(most)} waits for ever at {waiting}"
+            f"{describe.who(most, 'make')} {lengths[most]} calls in {_what(key)} but {describe.who(fewest)} only "
+            f"{lengths[fewest]}: {describe.who(most, 'wait')} for ever at {waiting}"
         )
 
 
@@ -139,7 +143,7 @@ def _agreed(
         difference = _difference(first, other, all_to_all)
         if difference:
             calls = [
-                f"{describe.who(p.program)} calls {describe.call(p.program, p.call)}"
+                f"{describe.who(p.program, 'call')} {describe.call(p.program, p.call)}"
                 for p in (participants[0], participant)
             ]
             raise TraincastError(f"in {_what(key)}, {' while '.join(calls)}: {difference}")

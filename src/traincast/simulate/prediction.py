@@ -23,6 +23,7 @@ from traincast.simulate.step_path import PathPart, step_path
 from traincast.simulate.timeline import Timeline
 from traincast.simulate.uneven import Unevenness
 from traincast.workload.program import Memory
+from traincast.workload.tables import bytes_left_out
 from traincast.workload.workload import Workload
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
@@ -144,7 +145,7 @@ def predict_step(
         out_of_domain_ops=outside_ops,
         out_of_domain_seconds=outside_seconds,
         memory=fullest.memory,
-        warnings=_warnings(answers, platform),
+        warnings=_warnings(answers, platform, max(map(bytes_left_out, programs))),
         timeline=timeline,
         walk=walked,
         ranks=answers,
@@ -205,16 +206,24 @@ def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...],
     return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
 
 
-def _warnings(answers: tuple[RankAnswer, ...], platform: Platform) -> tuple[str, ...]:
-    """Says which rank does not fit, and by how much the fullest one."""
+def _warnings(answers: tuple[RankAnswer, ...], platform: Platform, left_out: int) -> tuple[str, ...]:
+    """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
     limit = platform.device.memory_bytes
     over = [answer for answer in answers if answer.memory.peak_bytes > limit]
-    if not over:
-        return ()
-    peak = max(answer.memory.peak_bytes for answer in over)
+    peak = max(answer.memory.peak_bytes for answer in answers)
     several = sum(len(answer.ranks) for answer in answers) > 1
-    who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
-    return (
-        f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
-        f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is",
-    )
+    said = []
+    if over:
+        who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
+        said.append(
+            f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
+            f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"
+        )
+    if left_out:
+        missing = peak + left_out - limit
+        much = f", {missing / 1e9:.1f} GB more than {platform.device.key} has" if missing > 0 else ""
+        said.append(
+            f"{left_out / 1e9:.1f} GB of its embedding tables are not counted as memory (docs/models.md, Rows); with "
+            f"them the step needs at least {(peak + left_out) / 1e9:.1f} GB{much}"
+        )
+    return tuple(said)

@@ -222,12 +222,12 @@ def _explained(
     """Who waits where for whom, by rank and op."""
     class_at = {where: c for c, where in enumerate(place)}
 
-    def named(entry: int) -> str:
+    def named(entry: int, does: str = "") -> str:
         program = classes.program[class_at[int(meetings.crew[entry]), int(meetings.row[entry])]]
         call = int(np.searchsorted(compiled.calls[program].instruction, meetings.instruction[entry]))
-        return f"{compiled.describe.who(program)} at {compiled.describe.call(program, call)}"
+        return compiled.describe.who(program, does, f" at {compiled.describe.call(program, call)}")
 
-    lines = [f"{named(each.entry)} waits for {named(each.missing[0])}" for each in stuck.waiting[:4] if each.missing]
+    lines = [f"{named(each.entry, 'wait')} for {named(each.missing[0])}" for each in stuck.waiting[:4] if each.missing]
     return TraincastError(
         "ranks wait for each other for ever (they disagree on the order of collectives): " + "; ".join(lines)
     )

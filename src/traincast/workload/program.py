@@ -174,8 +174,8 @@ class Memory:
 @dataclass(frozen=True, eq=False, slots=True)
 class Storages:
     """Per storage of a program: whether it lies in host memory (some op sees its tensors on a CPU device), and what it
-    is for: its kind; one more for the parameters that lookups read, two more for inputs, activations and buffers that
-    collectives read or write."""
+    is for: its kind; one more for the parameters that lookups read, two more for inputs, activations, buffers and
+    buckets of gradients that collectives read or write."""
 
     symbolic: tuple[Signature, ...]
     on_host: BoolArray
@@ -202,11 +202,31 @@ def _storages(c: Columns, symbolic: tuple[Signature, ...]) -> Storages:
     if looks_up.any():
         read = _touched(c, looks_up, c.input_ptr, c.input_tensor)
         use[read & (c.storage_kind == StorageKind.PARAMETER)] = _TABLE
+        # FBGEMM's modules keep the state of their fused optimizer in buffers
+        use[_moments(c, symbolic) & (c.storage_kind == StorageKind.BUFFER)] = StorageKind.OPTIMIZER_STATE
     if exchanges.any():
         touched = _touched(c, exchanges, c.input_ptr, c.input_tensor)
         touched |= _touched(c, exchanges, c.output_ptr, c.output_tensor)
-        use[touched & np.isin(c.storage_kind, _EXCHANGED)] = _COMMUNICATION
+        # what stays for gradients beside the gradients themselves: DDP's buckets
+        lasting = (
+            (c.storage_kind == StorageKind.GRADIENT) & (c.storage_alloc < 0) & (c.storage_free >= len(c.op_signature))
+        )
+        use[touched & (np.isin(c.storage_kind, _EXCHANGED) | lasting)] = _COMMUNICATION
     return Storages(symbolic, on_host, use)
+
+
+def _moments(c: Columns, symbolic: tuple[Signature, ...]) -> BoolArray:
+    """Which storages lookups are given as moments of their optimizer."""
+    flags = {
+        number: [name.startswith("momentum") for name, count in signature.groups for _ in range(count)]
+        for number, signature in enumerate(symbolic)
+        if "embedding" in signature.name
+    }
+    found = np.zeros(len(c.storage_bytes), dtype=np.bool_)
+    for op in np.flatnonzero(np.isin(c.op_signature, list(flags))):
+        given = c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]
+        found[c.tensor_storage[given[flags[int(c.op_signature[op])]]]] = True
+    return found
 
 
 def _touched(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:

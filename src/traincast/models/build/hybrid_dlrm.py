@@ -7,6 +7,7 @@ takes the gradients back. Both run while the bottom MLP computes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -135,10 +136,12 @@ def local_config(config: DlrmConfig, tables: Sequence[int]) -> DlrmConfig:
     )
 
 
-def hybrid_dlrm_step(config: DlrmConfig, placement: Placement | None = None) -> Callable[..., Step]:
+def hybrid_dlrm_step(
+    config: DlrmConfig, placement: Placement | None = None, *, half: torch.dtype | None = None
+) -> Callable[..., Step]:
     """A `make_step` for `capture_distributed`. `placement[rank]` are that rank's tables (default: dealt out in turn).
 
-    The batch size is that of one rank.
+    The batch size is that of one rank. With `half` the forward pass runs under autocast.
     """
 
     def make(batch_size: int, *, rank: int, world_size: int) -> Step:
@@ -154,6 +157,11 @@ def hybrid_dlrm_step(config: DlrmConfig, placement: Placement | None = None) -> 
         optimizer = OPTIMIZERS[config.optimizer](model.dense_parameters(), lr=LEARNING_RATE)
         criterion = nn.MSELoss() if config.loss == "mse" else nn.BCELoss()
 
+        def forward(*given: Any) -> torch.Tensor:
+            with nullcontext() if half is None else torch.autocast("cuda", half):
+                probabilities = model(*given)
+            return probabilities if half is None else probabilities.float()
+
         def step() -> None:
             indices = [each.to("cuda", non_blocking=True) for each in lookups.indices]
             offsets = lookups.offsets.to("cuda", non_blocking=True)
@@ -161,7 +169,7 @@ def hybrid_dlrm_step(config: DlrmConfig, placement: Placement | None = None) -> 
             target = host.target.to("cuda", non_blocking=True)
             optimizer.zero_grad()
             given = indices if config.embedding == "bag" else indices[0]
-            criterion(model(dense, given, offsets), target).backward()
+            criterion(forward(dense, given, offsets), target).backward()
             optimizer.step()
 
         return step

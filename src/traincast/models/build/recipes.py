@@ -19,6 +19,7 @@ from traincast.models.build.steps import (
     dlrm_v2_step,
     modern_step,
 )
+from traincast.models.dcn_config import DLRM_V2
 from traincast.models.define import bert, dcn, gpt2, opt, switch, transformer, xlnet
 from traincast.models.define.dlrm import Dlrm
 from traincast.models.define.inception import InceptionV3
@@ -138,18 +139,18 @@ def _dlrm(config: DlrmConfig, description: str) -> Recipe:
 
 def _dlrm_v2() -> Recipe:
     def make(setting: Setting) -> MakeStep:
-        config = dcn.DLRM_V2.with_(embedding="fbgemm", optimizer=setting.optimizer or "adagrad")
+        config = replace(DLRM_V2, optimizer=setting.optimizer or DLRM_V2.optimizer)
         return dlrm_v2_step(setting, dcn.DlrmDcn, config)
 
     return Recipe(
         name="dlrm-v2", description="MLPerf DLRM-DCNv2: 26 multi-hot tables, low-rank cross network",
-        batch_size=dcn.DLRM_V2.batch_size, make=make, parameters=_dlrm_v2_parameters,
+        batch_size=DLRM_V2.batch_size, make=make, parameters=_dlrm_v2_parameters,
         axis="embedding", choices=("fbgemm",), optimizers=("sgd", "adagrad", "adam"),
     )  # fmt: skip
 
 
 def _dlrm_v2_parameters() -> int:
-    return count_parameters(lambda: dcn.DlrmDcn(replace(dcn.DLRM_V2, resident_rows=0)))
+    return count_parameters(lambda: dcn.DlrmDcn(replace(DLRM_V2, resident_rows=0)))
 
 
 def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: int, study: bool) -> Recipe:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from traincast.models.dcn_config import DcnConfig
 from traincast.models.define.dcn import DlrmDcn
 from traincast.models.define.dlrm import Dlrm
 from traincast.models.dlrm_config import DlrmConfig
@@ -177,7 +178,7 @@ def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: Dlr
     return make
 
 
-def dlrm_v2_step(setting: Setting, build: Callable[[DlrmConfig], DlrmDcn], config: DlrmConfig) -> MakeStep:
+def dlrm_v2_step(setting: Setting, build: Callable[[DcnConfig], DlrmDcn], config: DcnConfig) -> MakeStep:
     """Today's loop for a recommender: inputs copied without blocking, logits, foreach optimizer."""
     device = torch.device("cuda")
 

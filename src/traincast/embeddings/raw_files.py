@@ -1,0 +1,148 @@
+"""Raw indices from files, batch by batch: `.npz` (streamed) and Parquet (sliced). Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from traincast.embeddings.lru import MAX_PIECE, IntArray
+from traincast.embeddings.raw import Bags, check_integers, check_lengths, lengths_of, samples_of, sum_of, whole
+from traincast.errors import TraincastError
+
+_PIECE_ITEMS = 1 << 20
+_MAX_SAMPLES = 1 << 24
+_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+
+
+def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> Iterator[Bags]:
+    """Batches of one table of a `.npz` file, read piece by piece.
+
+    The file holds `indices` and `lengths`: one length a sample, or [tables, samples] with the indices of one table
+    after those of another, as FBGEMM orders them. `offsets` stand in for one-dimensional lengths.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {"lengths.npy", "offsets.npy"} & set(archive.namelist())
+            if "indices.npy" not in archive.namelist() or len(names) != 1:
+                raise TraincastError(f"{path}: needs arrays 'indices' and either 'lengths' or 'offsets'")
+            with archive.open("indices.npy") as file:
+                member = _Member(file, f"{path}: indices")
+                if len(member.shape) != 1:
+                    raise TraincastError(f"{path}: indices have {len(member.shape)} dimensions; give one")
+                skipped, each = _lengths(archive, names.pop(), path, table, member.shape[0])
+                member.skip(skipped)
+                step = samples_of(batch_size, len(each))
+                for first in range(0, len(each), step):
+                    part = each[first : first + step]
+                    yield Bags(member.take(sum_of(part)), part)
+    except _UNREADABLE as error:
+        raise TraincastError(f"{path}: not a readable .npz file ({error})") from error
+
+
+def _lengths(archive: zipfile.ZipFile, name: str, path: Path, table: int, count: int) -> tuple[int, IntArray]:
+    """Indices before those of the table, and the lengths of its samples. All tables together have `count`."""
+    label = f"{path}: {name.removesuffix('.npy')}"
+    with archive.open(name) as file:
+        member = _Member(file, label)
+        tables, samples = member.shape if len(member.shape) == 2 else (1, member.shape[0])
+        if samples > _MAX_SAMPLES:
+            raise TraincastError(f"{path}: {samples} samples; split the file ({_MAX_SAMPLES} are the most)")
+        if not 0 <= table < tables or (name == "offsets.npy" and len(member.shape) == 2):
+            raise TraincastError(f"{path}: no table {table}; {label.rpartition(' ')[2]} describe {tables}")
+        if len(member.shape) == 1:
+            values = member.take(samples)
+            each = lengths_of(values, count, label) if name == "offsets.npy" else values
+            check_lengths(each, count, label)
+            return 0, each
+        return _lengths_of_tables(member, table, count, label)
+
+
+def _lengths_of_tables(member: _Member, table: int, count: int, label: str) -> tuple[int, IntArray]:
+    """Every table's lengths are read, one table at a time, since only together can they agree with the indices."""
+    tables, samples = member.shape
+    total, skipped, each = 0, 0, np.zeros(0, dtype=np.int64)
+    for number in range(tables):
+        own = member.take(samples)
+        if number == table:
+            skipped, each = total, own
+        if samples and int(own.min()) < 0:
+            raise TraincastError(f"{label}: {int(own.min())} in table {number}; a sample makes 0 lookups or more")
+        total += sum_of(own)
+    if total != count:
+        raise TraincastError(f"{label} sum to {total} for {count} indices; they must agree")
+    return skipped, each
+
+
+class _Member:
+    """An integer array inside a zip file, taken from its beginning on."""
+
+    def __init__(self, file: IO[bytes], label: str) -> None:
+        self._file, self._label = file, label
+        try:
+            version = np.lib.format.read_magic(file)
+            reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            self.shape, fortran, self._dtype = reader(file)
+        except (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TraincastError(f"{label}: not an array ({reason})") from error
+        check_integers(label, self._dtype)
+        if len(self.shape) not in (1, 2) or (fortran and len(self.shape) == 2) or min(self.shape) < 0:
+            raise TraincastError(f"{label}: give one dimension, or [tables, samples] in C order")
+
+    def take(self, count: int) -> IntArray:
+        """The next `count` numbers."""
+        if count > MAX_PIECE:
+            raise TraincastError(f"{self._label}: {count} numbers in one batch; give a smaller batch_size")
+        data = self._file.read(count * self._dtype.itemsize)
+        if len(data) < count * self._dtype.itemsize:
+            raise TraincastError(f"{self._label}: the file ends before its {self.shape[0]} numbers do; write it again")
+        return whole(np.frombuffer(data, dtype=self._dtype), self._label)
+
+    def skip(self, count: int) -> None:
+        """Passes over `count` numbers."""
+        while count > 0:
+            count -= len(self.take(min(count, _PIECE_ITEMS)))
+
+
+def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
+    """Batches of one column of a Parquet file: a sample a row, a list of row numbers (or a single one) a sample.
+
+    A sample that is null makes no lookups; a null inside a list is refused.
+    """
+    import polars as pl
+
+    step = samples_of(batch_size, 0)
+    try:
+        frame = pl.scan_parquet(path)
+        schema = frame.collect_schema()
+        if column not in schema:
+            raise TraincastError(f"{path}: no column '{column}'; it has {', '.join(schema.names()[:10])}")
+        kind = schema[column]
+        inner = kind.inner if isinstance(kind, pl.List) else kind
+        if not inner.is_integer():
+            raise TraincastError(f"{path}: column '{column}' is {kind}; give whole numbers or lists of them")
+        start = 0
+        while True:
+            bags = frame.select(column).slice(start, step).collect().get_column(column)
+            if not len(bags):
+                return
+            kept = bags.drop_nulls()
+            if isinstance(kind, pl.List):
+                each = bags.list.len().fill_null(0)
+                flat = kept.filter(kept.list.len() > 0).explode()
+            else:
+                each, flat = bags.is_not_null(), kept
+            if flat.null_count():
+                raise TraincastError(f"{path}: column '{column}' has a null inside a list; give row numbers only")
+            if len(flat) > MAX_PIECE:
+                raise TraincastError(f"{path}: {len(flat)} lookups in one batch; give a smaller batch_size")
+            yield Bags(whole(flat.to_numpy(), f"{path}: column '{column}'"), each.cast(pl.Int64).to_numpy())
+            start += step
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error

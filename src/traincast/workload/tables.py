@@ -1,0 +1,21 @@
+"""Rows of embedding tables that a model has, but that a step does not hold."""
+
+from __future__ import annotations
+
+from traincast.workload.ops import DTYPE_BYTES, Signature
+from traincast.workload.program import Program
+
+
+def bytes_left_out(program: Program) -> int:
+    """Bytes of the table rows that lookups know of (`rows`, `dims`) and that occupy no memory of the step."""
+    return sum(_left_out(signature) for signature in program.signatures if "embedding" in signature.name)
+
+
+def _left_out(signature: Signature) -> int:
+    rows, dims = signature.scalar("rows"), signature.scalar("dims")
+    if "backward" in signature.name or not (isinstance(rows, tuple) and isinstance(dims, tuple)):
+        return 0
+    weights = signature.inputs[0]
+    pairs = zip(rows, dims, strict=True)
+    whole = sum(height * width for height, width in pairs if isinstance(height, int) and isinstance(width, int))
+    return max(whole - weights.numel, 0) * DTYPE_BYTES[weights.dtype]
