@@ -157,3 +157,13 @@ def test_a_dense_part_takes_part_in_the_step(capsys, tables, tmp_path):
     assert times[1] > 1.5 * times[0]
     dense.write_text("bottom_mlp: [13]\ntop_mlp: 3\n")
     assert "top_mlp 3" in _refused(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--dense", dense)
+
+
+def test_links_that_a_device_alone_does_not_state_are_said(tables, capsys):
+    given = (tables, "--no-torchrec", "--time-limit", 0, "--json")
+    _, out, _ = _run(capsys, *given, "--on", "a100-80gb", "--gpus", 2)
+    (note,) = json.loads(out)["notes"]
+    assert note.startswith("a100-80gb is one GPU; several are taken to be joined as in ")
+    for platform, gpus in (("dgx-a100", 2), ("a100-80gb", 1)):
+        _, out, _ = _run(capsys, *given, "--on", platform, "--gpus", gpus)
+        assert json.loads(out)["notes"] == []

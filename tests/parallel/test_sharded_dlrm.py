@@ -54,6 +54,13 @@ def collectives(program: Program) -> list[dict[str, object]]:
     return [dict(op.signature.scalars) for op in program.ops if op.name.startswith("c10d::")]
 
 
+def test_lookups_of_a_rank_are_put_in_order_once_however_many_ranks_have_a_copy_of_the_table():
+    placements = (Placement("table_wise", (1,)), Placement.row_wise(WORLD), Placement.data_parallel(WORLD))
+    workload = build(None, TABLES[:3], placements)
+    order = next(op for op in workload.programs[0].ops if op.name == "fbgemm::permute_2D_sparse_data")
+    assert [spec.shape for spec in order.signature.outputs] == [(BATCH * 3,), (BATCH * (1 + 2 + 3),)]
+
+
 @pytest.mark.parametrize("dense", [DENSE, None], ids=["dense", "tables-only"])
 @pytest.mark.parametrize("redistribute", [True, False], ids=["redistributed", "fed"])
 def test_every_kind_together_is_a_step_that_all_ranks_agree_on(dense, redistribute):

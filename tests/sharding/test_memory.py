@@ -5,9 +5,13 @@ import pytest
 
 from traincast.embeddings import Pooling, Table
 from traincast.errors import TraincastError
+from traincast.parallel.sharded_config import Dense
+from traincast.platform.platform import load_platform
 from traincast.sharding import Placement, Plan
 from traincast.sharding.baselines import WEIGHTS, greedy_plan, greedy_plans
 from traincast.sharding.memory import TERMS, MemoryLimits, check_sizes, memory_need
+from traincast.sharding.search import rank_plans
+from traincast.sharding.task import make_task
 
 LIMITS = MemoryLimits(device=10e9, headroom=0.1)
 
@@ -118,3 +122,40 @@ def test_a_greedy_plan_splits_what_fits_nowhere():
     plan = greedy_plan(tables, WEIGHTS["greedy by size"], LIMITS, 4, batch_size=128)
     assert [placement.kind for placement in plan.placements] == ["row_wise", "table_wise"]
     assert memory_need(plan, tables, LIMITS, batch_size=128).fits
+
+
+def test_what_host_memory_lacks_is_said_of_the_rank_that_lacks_it():
+    tables = [_table("host", rows=40_000_000), _table("device")]
+    placements = (Placement("table_wise", (2,), "fused_uvm"), Placement("table_wise", (0,)))
+    limits = MemoryLimits(device=10e9, host=5e9)
+    need = memory_need(Plan(("host", "device"), placements, 4), tables, limits, batch_size=128)
+    assert need.fullest == (2, " of host memory")
+    short = _need(_table(rows=40_000_000), Placement("table_wise", (3,)))
+    assert short.fullest == (3, "")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("dense", [None, "sgd", "adagrad", "adam"])
+def test_the_fullest_rank_needs_no_less_than_the_peak_that_a_prediction_says(optimizer, dense):
+    names = ("whole", "rows", "columns", "copied", "cached")
+    tables = [_table(name, rows=100_000, optimizer=optimizer) for name in names]
+    placements = (
+        Placement("table_wise", (1,)),
+        Placement.row_wise(2),
+        Placement("column_wise", (0, 1)),
+        Placement.data_parallel(2),
+        Placement("table_wise", (0,), "fused_uvm_caching", 0.2),
+    )
+    above = Dense(bottom_mlp=(13, 64), top_mlp=(1024, 1), interaction="cat", optimizer=dense) if dense else None
+    task = make_task(tables, load_platform("dgx-a100"), gpus=2, batch_size=1024, dense=above)
+    answer = rank_plans(task, {"all": Plan(names, placements, 2)}).best
+    peaks = {rank: own.memory.peak_bytes for own in answer.prediction.ranks for rank in own.ranks}
+    need = answer.memory.device
+    assert need.max() >= max(peaks.values())
+    assert need.max() <= 1.25 * max(peaks.values())
+
+
+def test_a_greedy_plan_leaves_room_for_what_every_rank_needs():
+    tables = [_table(f"t{i}", rows=3_000_000, dim=128, pooling=Pooling.constant(100)) for i in range(17)]
+    plan = greedy_plan(tables, WEIGHTS["greedy by size"], LIMITS, 4, batch_size=16384)
+    assert memory_need(plan, tables, LIMITS, batch_size=16384).missing == 0.0

@@ -11,6 +11,7 @@ from traincast.embeddings import Pooling, Table, Zipf
 from traincast.errors import TraincastError
 from traincast.platform.platform import load_platform
 from traincast.sharding import Placement, Plan, check_plan
+from traincast.sharding import search as searching
 from traincast.sharding.assignment import Assignment, Changes, best_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.memory import memory_need
@@ -131,6 +132,27 @@ def test_a_search_without_time_still_answers():
     task = make_task(skewed_tables(23, 30), NODE, gpus=8, batch_size=2048)
     answer = search(task, time_limit=0.0)
     assert all(answer.best.seconds <= each.seconds for each in answer.plans)
+
+
+def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
+    clock, walks, deadlines = [100.0], [], []
+    score, descend = searching.score_plan, searching.local_search
+
+    def slow_at_first(*arguments):
+        walks.append(arguments)
+        clock[0] += 0.1 if len(walks) > 1 else 3.0  # the first one prepares what all need
+        return score(*arguments)
+
+    def noted(choices, cost, weights, effort, *rest):
+        deadlines.append(effort.deadline)
+        return descend(choices, cost, weights, effort, *rest)
+
+    monkeypatch.setattr(searching, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(searching, "score_plan", slow_at_first)
+    monkeypatch.setattr(searching, "local_search", noted)
+    task = make_task(skewed_tables(24, 12), NODE, gpus=4, batch_size=1024)
+    search(task, time_limit=5.0)
+    assert 104.0 <= deadlines[0] < 105.0
 
 
 def test_one_gpu_needs_no_exchange():

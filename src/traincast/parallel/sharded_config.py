@@ -11,6 +11,7 @@ from traincast.models.dlrm_config import LOSSES, OPTIMIZERS, DlrmConfig
 INTERACTIONS = ("dot", "cat")
 HALVES = ("", "bfloat16", "float16")
 _STATES = {"adagrad": 1, "adam": 2}
+_STEP_COPIES = {"adagrad": 2, "adam": 1}  # numbers a parameter that a step makes and drops
 _FP32_BYTES = 4
 
 
@@ -85,11 +86,15 @@ class Dense:
         """Bytes on every rank: weights, gradients, their buckets, optimizer state; activations and their gradients."""
         top = (self.top_input(columns), *self.top_mlp)
         layers = [*zip(self.bottom_mlp, self.bottom_mlp[1:], strict=False), *zip(top, top[1:], strict=False)]
-        activations = 2 * batch_size * (sum(self.bottom_mlp) + sum(top))
-        return self._parameter_bytes(sum(n * m + m for n, m in layers)) + _FP32_BYTES * float(activations)
+        kept, widest = sum(self.bottom_mlp) + sum(top), max(*self.bottom_mlp, *top)
+        # gradients of a layer's output are there before and after its activation function
+        activations = batch_size * (kept + max(kept, 2 * widest))
+        return self._held_bytes(sum(n * m + m for n, m in layers), activations)
 
-    def _parameter_bytes(self, parameters: int) -> float:
-        return _FP32_BYTES * float(parameters * (3 + _STATES.get(self.optimizer, 0)))
+    def _held_bytes(self, parameters: int, activations: int) -> float:
+        """Bytes of parameters and activations, which are gone when the optimizer makes what it needs in its step."""
+        lasting = parameters * (3 + _STATES.get(self.optimizer, 0))
+        return _FP32_BYTES * float(lasting + max(activations, _STEP_COPIES.get(self.optimizer, 0) * parameters))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,5 +126,4 @@ class DcnDense(Dense):
         parameters = self.cross_layers * (2 * width * self.cross_rank + width)
         # kept of a layer: the narrow product, what multiplies, the result; at a time in backward: three gradients
         activations = batch_size * (self.cross_layers * (self.cross_rank + 2 * width) + 3 * width)
-        rest = Dense.memory_bytes(self, columns, batch_size)
-        return rest + self._parameter_bytes(parameters) + _FP32_BYTES * float(activations)
+        return Dense.memory_bytes(self, columns, batch_size) + self._held_bytes(parameters, activations)

@@ -40,8 +40,7 @@ def copy_features(
 
 def ordered(tape: RankTape, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
     """The lookups in the order of where they go: one permutation, of which each section has a part."""
-    world = range(tape.world_size)
-    counts = [(section.features * batch, sum(section.local_lookups(rank) for rank in world)) for section in sections]
+    counts = [(section.features * batch, section.own_lookups) for section in sections]
     whole = _permuted(tape, sum(n for n, _ in counts), sum(n for _, n in counts), local)
     return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
 

@@ -69,8 +69,14 @@ class Section:
         return sum(self.tables[:: self.gpus_per_node] if self.kind == "table_row_wise" else self.tables)
 
     def local_lookups(self, rank: int) -> int:
-        """Lookups that the samples of one rank make in the parts of `rank`."""
+        """Lookups that the samples of one rank make in the parts of `rank`; a copied table is every rank's own."""
         return self.lookups[rank] if self.kind == "data_parallel" else round(self.lookups[rank] / len(self.ranks))
+
+    @cached_property
+    def own_lookups(self) -> int:
+        """Lookups that the samples of one rank make in all these tables."""
+        holders = 1 if self.kind == "data_parallel" else len(self.ranks)
+        return sum(self.local_lookups(rank) for rank in range(holders))
 
     @cached_property
     def lookups(self) -> tuple[int, ...]:

@@ -78,8 +78,8 @@ def _compared_json(each: ScoredPlan, best: ScoredPlan) -> dict[str, Any]:
 def why(other: ScoredPlan, best: ScoredPlan) -> str:
     """What makes a plan slower than the best one: a term of a rank, or a device that waits for its host."""
     if not other.memory.fits:
-        rank = int(np.argmax(other.memory.device))
-        return f"does not fit: rank {rank} lacks {other.memory.missing / 1e9:.1f} GB"
+        rank, where = other.memory.fullest
+        return f"does not fit: rank {rank} lacks {other.memory.missing / 1e9:.1f} GB{where}"
     mine, theirs = _busiest(best), _busiest(other)
     more = {
         "kernels": theirs.compute - mine.compute,
@@ -105,7 +105,10 @@ def why(other: ScoredPlan, best: ScoredPlan) -> str:
         return f"exposed {what} {milliseconds(more[what])} ms longer on rank {theirs.ranks[0]}"
     own = other.terms[term]
     where = "all ranks" if own.max() - own.min() < 0.01 * own.max() else f"rank {int(np.argmax(own))}"
-    return f"{term} {milliseconds(float(own.max()))} ms on {where}, {milliseconds(excess[term])} ms more"
+    said = f"{term} {milliseconds(float(own.max()))} ms on {where}, {milliseconds(excess[term])} ms more"
+    if 2.0 * excess[term] >= more[what]:
+        return said
+    return f"{what} {milliseconds(more[what])} ms longer; of that {said}"
 
 
 def _busiest(scored: ScoredPlan) -> RankAnswer:
@@ -129,7 +132,8 @@ def _headline(answer: SearchAnswer) -> str:
         f"{answer.scored:,} plans scored, {len(answer.plans)} compared in {answer.seconds:.1f} s",
     ]
     if not best.memory.fits:
-        lines.append(f"does not fit: {best.memory.missing / 1e9:.1f} GB missing on the fullest rank")
+        rank, where = best.memory.fullest
+        lines.append(f"does not fit: {best.memory.missing / 1e9:.1f} GB{where} missing on the fullest rank, {rank}")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from traincast.embeddings.table import Table
-from traincast.sharding.memory import MemoryLimits, shard_bytes
+from traincast.sharding.memory import MemoryLimits, common_bytes, shard_bytes
 from traincast.sharding.plan import Placement, Plan, Shard
 
 WEIGHTS: dict[str, Callable[[Table], float]] = {
@@ -25,12 +25,17 @@ def greedy_plan(
 
     A table for which no rank has room is split by rows over all of them.
     """
-    load, room = np.zeros(world_size), np.full(world_size, limits.for_tables)
+    common = float(common_bytes(tables, batch_size=batch_size).sum())
+    load, room = np.zeros(world_size), np.full(world_size, limits.for_tables - common)
     placements: dict[str, Placement] = {}
+    by_rows = Placement.row_wise(world_size)
+
+    def device_bytes(table: Table, placement: Placement, rows: int) -> float:
+        shard = Shard(0, 0, (0, rows), (0, table.dim))
+        return float(shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
+
     for table in sorted(tables, key=lambda each: (-weight(each), each.name)):
-        whole = Placement("table_wise", (0,))
-        shard = Shard(0, 0, (0, table.rows), (0, table.dim))
-        need = float(shard_bytes(table, whole, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
+        need = device_bytes(table, Placement("table_wise", (0,)), table.rows)
         able = np.flatnonzero(room >= need)
         if len(able) or world_size == 1:
             rank = int(able[np.argmin(load[able])]) if len(able) else 0
@@ -38,9 +43,9 @@ def greedy_plan(
             load[rank] += weight(table)
             room[rank] -= need
         else:
-            placements[table.name] = Placement.row_wise(world_size)
+            placements[table.name] = by_rows
             load += weight(table) / world_size
-            room -= need / world_size
+            room -= device_bytes(table, by_rows, -(-table.rows // world_size))
     names = tuple(table.name for table in tables)
     return Plan(names, tuple(placements[name] for name in names), world_size)
 

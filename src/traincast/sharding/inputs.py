@@ -37,6 +37,12 @@ def load_task(
     return make_task(given, platform, gpus=gpus, batch_size=batch_size, dense=part)
 
 
+def assumed_links(on: str, gpus: int) -> list[str]:
+    """What is assumed about the links of several GPUs of a platform that is a device alone, to be said."""
+    _, said = with_links(load_platform(on))
+    return [said] if said and gpus > 1 else []
+
+
 def _tables(source: str) -> tuple[Table, ...]:
     if source.endswith(".json"):
         from traincast.torchrec_io.tables import load_tables_json

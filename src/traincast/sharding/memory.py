@@ -27,6 +27,7 @@ TERMS = ("weights", "optimizer", "gradients", "activations", "communication", "h
 """Terms in bytes; `host` is in host memory, the others on the device."""
 _STATE_ITEMS = {"adagrad": 1, "adam": 2}
 _STATE_BYTES = 4
+_ADAGRAD_COPIES = 2  # of a gradient, which a step over a whole table makes: scaled, and the root of its moment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +66,22 @@ class MemoryNeed:
     @property
     def missing(self) -> float:
         """Bytes by which the fullest rank exceeds its device or its part of the host; 0 when all fit."""
-        device = self.device.max() - self.limits.device * (1.0 - self.limits.headroom)
-        return float(max(device, self.host.max() - self.limits.host, 0.0))
+        device, host = self._beyond
+        return float(max(device.max(), host.max(), 0.0))
+
+    @property
+    def _beyond(self) -> tuple[FloatArray, FloatArray]:
+        """Bytes of each rank beyond its device, and beyond its part of the host."""
+        device = self.device - self.limits.device * (1.0 - self.limits.headroom)
+        return device, np.asarray(self.host - self.limits.host)
+
+    @property
+    def fullest(self) -> tuple[int, str]:
+        """The rank that lacks most, and where if that is not its device (" of host memory")."""
+        device, host = self._beyond
+        if host.max() > device.max():
+            return int(np.argmax(host)), " of host memory"
+        return int(np.argmax(device)), ""
 
     @property
     def fits(self) -> bool:
@@ -85,8 +100,11 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     terms = dict.fromkeys(TERMS, 0.0)
     terms["activations"] = keys + pooled
     if placement.kind == "data_parallel":  # parameters of a dense optimizer, which has no row-wise kind
-        state = weights * (1 if table.optimizer == "rowwise_adagrad" else _STATE_ITEMS.get(table.optimizer, 0))
-        terms |= {"weights": weights, "optimizer": state, "gradients": weights, "communication": weights}
+        adagrad = table.optimizer in ("adagrad", "rowwise_adagrad")
+        state = weights * (1 if adagrad else _STATE_ITEMS.get(table.optimizer, 0))
+        # before the step the gradient and its bucket; in it the bucket and what the optimizer makes of it
+        gradients = weights * (_ADAGRAD_COPIES if adagrad else 1)
+        terms |= {"weights": weights, "optimizer": state, "gradients": gradients, "communication": weights}
         return np.array([terms[name] for name in TERMS])
     # what other ranks sent: keys unpacked into table order; pooled rows received, and gradients sent back
     terms["communication"] = keys

@@ -133,11 +133,19 @@ def search(
     others = greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
     others |= _checked(task, rivals or {})
     cost = FastCost(task, list(others.values()))
-    compared = _walked(task, cost, others, lambda part: progress(0.1 * part))
-    one_walk = (monotonic() - began) / len(compared)
+    times = [monotonic()]
+
+    def walked_one(part: float) -> None:
+        times.append(monotonic())
+        progress(0.1 * part)
+
+    compared = _walked(task, cost, others, walked_one)
+    took = np.diff(times)  # the first walk also counts what tables ask for, once for all
+    one_walk = float(took[1:].max() if len(set(others.values())) > 1 else took[0])
     few = len(task.tables) <= _FEW[0] and task.gpus <= _FEW[1]
     finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
-    effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + time_limit - finalists * one_walk)
+    kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
+    effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + time_limit - kept)
     given = [cost.assignment(plan) for plan in others.values()]
 
     def searched(part: float) -> None:

@@ -16,7 +16,7 @@ from traincast.cli.progress import progress_bar
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
 from traincast.report.sharding import sharding_json, sharding_text
-from traincast.sharding.inputs import load_candidates, load_task, torchrec_plan_json, torchrec_rival
+from traincast.sharding.inputs import assumed_links, load_candidates, load_task, torchrec_plan_json, torchrec_rival
 from traincast.sharding.plan_file import plan_to_json
 from traincast.sharding.search import rank_plans, search
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     task = load_task(
         args.tables, on=args.on, gpus=args.gpus, batch_size=args.batch_size, dtype=args.dtype, dense=args.dense
     )
-    notes: list[str] = []
+    notes = assumed_links(args.on, args.gpus)
     if args.candidates:
         answer = rank_plans(task, load_candidates(args.candidates, task))
     else:
