@@ -36,6 +36,7 @@ _FEW = (8, 8)  # tables and ranks up to which the search takes its time
 _ROUNDS = 2  # of shakes
 _REACH = 1.15
 _FINALISTS, _OTHERS, _MORE_FINALISTS = 3, 2, 10
+_SPARE = 0.03  # of the time limit: walks do not all take as long
 _NEAR = 1.08  # times the best fast cost: as far as it errs
 
 
@@ -145,7 +146,7 @@ def search(
     few = len(task.tables) <= _FEW[0] and task.gpus <= _FEW[1]
     finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
     kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
-    effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + time_limit - kept)
+    effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + (1.0 - _SPARE) * time_limit - kept)
     given = [cost.assignment(plan) for plan in others.values()]
 
     def searched(part: float) -> None:
