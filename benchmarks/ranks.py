@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from traincast.platform import Platform, load_platform
-from traincast.simulate.prediction import predict_step
+from traincast.prediction.prediction import predict_step
 from traincast.workload.builder import ProgramBuilder
 from traincast.workload.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.workload.program import Program

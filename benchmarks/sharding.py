@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.embeddings import Pooling, Table, Zipf, load_tables
-from traincast.kernels.call import FloatArray
+from traincast.placement.plan import Plan
 from traincast.platform.platform import load_platform
 from traincast.sharding.assignment import Changes, best_of
 from traincast.sharding.cost import FastCost
-from traincast.sharding.plan import Plan
 from traincast.sharding.search import FOUND, rank_plans, search
 from traincast.sharding.task import Task, make_task
 from traincast.torchrec_io.objects import torchrec

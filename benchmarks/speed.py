@@ -73,8 +73,8 @@ def rebatch(repeats: int) -> dict[str, object]:
 
 
 def capture(repeats: int) -> dict[str, object]:
-    from traincast.capture import capture_step
-    from traincast.models.build.recipes import RECIPES
+    from traincast.capturing import capture_step
+    from traincast.zoo.build.recipes import RECIPES
 
     recipe = RECIPES["dlrm-mlperf"]
     make = recipe.make(recipe.settings()[0])
@@ -95,7 +95,7 @@ def price(repeats: int) -> dict[str, object]:
     from traincast.kernels.cost import price_calls
     from traincast.kernels.lowered import lower_program
     from traincast.platform import load_device
-    from traincast.simulate.prediction import lowering_context
+    from traincast.prediction.prediction import lowering_context
 
     learned = {"gemm", "conv", "softmax"}
     device = load_device("a100-80gb")

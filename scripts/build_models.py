@@ -11,8 +11,8 @@ import sys
 import time
 
 from traincast.errors import TraincastError
-from traincast.models.build.files import build_model, write_index
-from traincast.models.build.recipes import RECIPES
+from traincast.zoo.build.files import build_model, write_index
+from traincast.zoo.build.recipes import RECIPES
 
 
 def main(arguments: list[str]) -> int:

@@ -47,8 +47,8 @@ tables:
 
 def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     """Every command that is recorded, in order."""
-    from traincast.models.catalog import list_models
     from traincast.platform.platform import platform_keys
+    from traincast.zoo.catalog import list_models
 
     models = [info.name for info in list_models()]
     found: list[list[str]] = [["models"], ["models", "--coverage"], ["platforms"]]

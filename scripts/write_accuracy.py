@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from traincast.errors import TraincastError
-from traincast.evaluate.collectives import evaluate_collectives
-from traincast.evaluate.distributed_embeddings import distributed_embeddings_cases
-from traincast.evaluate.embedding_access import evaluate_embedding_access
-from traincast.evaluate.iterations import SUITES, run_cases, summarise
-from traincast.evaluate.kernels import evaluate_kernels
-from traincast.evaluate.multi_gpu import multi_gpu_cases, summarise_multi_gpu
+from traincast.evaluation.collectives import evaluate_collectives
+from traincast.evaluation.distributed_embeddings import distributed_embeddings_cases
+from traincast.evaluation.embedding_access import evaluate_embedding_access
+from traincast.evaluation.iterations import SUITES, run_cases, summarise
+from traincast.evaluation.kernels import evaluate_kernels
+from traincast.evaluation.multi_gpu import multi_gpu_cases, summarise_multi_gpu
 from traincast.report.evaluation import cases_text, summary_text
 
 PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"

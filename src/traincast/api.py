@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from traincast.host.profile import HostProfile
     from traincast.platform.platform import Platform
-    from traincast.simulate.prediction import Prediction
-    from traincast.simulate.uneven import Unevenness
+    from traincast.prediction.prediction import Prediction
+    from traincast.walk.uneven import Unevenness
     from traincast.workload.workload import Workload
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
@@ -67,7 +67,7 @@ def load_on(
     """
     if isinstance(workload, str | Path):
         if mode != "inference" and not compiled and gpus is not None and (gpus > 1 or always_sharded):
-            from traincast.parallel.hybrid import described_dlrm, hybrid_variant
+            from traincast.programs.sharded.hybrid import described_dlrm, hybrid_variant
 
             config = described_dlrm(str(workload))
             if config is not None:
@@ -83,7 +83,7 @@ def load_on(
         found = _at_size(workload, batch_size, seq_len, compiled)
     if gpus is None:
         return found, ""
-    from traincast.parallel import on_gpus
+    from traincast.programs.data_parallel import on_gpus
 
     return on_gpus(found, gpus), ""
 
@@ -114,7 +114,7 @@ def predict(
     from traincast.host.profile import load_host_profile
     from traincast.platform.links import with_links
     from traincast.platform.platform import load_platform
-    from traincast.simulate.prediction import predict_step
+    from traincast.prediction.prediction import predict_step
 
     alone = load_platform(on) if isinstance(on, str) else on
     if clock_mhz is not None:
@@ -148,8 +148,8 @@ def read_trace(
     """What `traincast trace` measures, as data frames by name: "steps", "kernels", "overheads", "critical_path", ...;
     with a platform `on` also the "prediction". Needs polars."""
     from traincast.platform.platform import load_platform
+    from traincast.replay.measured import TraceQuestion, analyse_traces
     from traincast.report.frames import trace_frames
-    from traincast.simulate.measured import TraceQuestion, analyse_traces
 
     platform = load_platform(on) if isinstance(on, str) else on
     question = TraceQuestion(platform=platform, host=host, host_scale=host_scale, twice=twice)
@@ -159,8 +159,8 @@ def read_trace(
 def load_trace(*files: str | Path, step: int | None = None) -> Workload:
     """One step (by number; default: the one of median length) of a traced run as a workload, which can be saved with
     `traincast.workload.save_workload` and predicted elsewhere. Its `meta` says what the trace did not tell."""
-    from traincast.simulate.measured import analyse_traces
-    from traincast.simulate.traced_workload import trace_workload
+    from traincast.replay.measured import analyse_traces
+    from traincast.replay.traced_workload import trace_workload
 
     name = Path(files[0]).name.partition(".")[0] if files else ""
     return trace_workload(analyse_traces(files), name=name, step=step)
@@ -171,7 +171,7 @@ def _at_size(workload: Workload, batch_size: int | None, seq_len: int | None, co
     if not compiled:
         return found
     from traincast.kernels.fusion import compiled_step
-    from traincast.simulate.prediction import lowering_context
+    from traincast.prediction.prediction import lowering_context
 
     return compiled_step(found, lowering_context(found))
 
@@ -194,9 +194,9 @@ def _described(
 ) -> Workload:
     mode = mode or "training"
     if name.endswith((".yaml", ".yml")):
-        from traincast.models.dlrm_yaml import load_dlrm_yaml
+        from traincast.programs.dlrm.yaml_file import load_dlrm_yaml
 
         return load_dlrm_yaml(Path(name), mode=mode, optimizer=optimizer, precision=dtype, embedding=embedding)
-    from traincast.models.catalog import load_model
+    from traincast.zoo.catalog import load_model
 
     return load_model(name, mode=mode, optimizer=optimizer, precision=dtype, attention=attention, embedding=embedding)

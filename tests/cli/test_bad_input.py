@@ -7,8 +7,8 @@ import zipfile
 import pytest
 
 from traincast.cli.main import main
-from traincast.models.catalog import load_model
 from traincast.workload.file import save_workload
+from traincast.zoo.catalog import load_model
 
 
 def refusal(capsys, *arguments):

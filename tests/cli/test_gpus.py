@@ -8,9 +8,9 @@ import pytest
 
 from tests.cli.test_bad_input import refusal
 from traincast.cli.main import main
-from traincast.models.catalog import load_model
-from traincast.parallel import data_parallel
+from traincast.programs.data_parallel import data_parallel
 from traincast.workload.file import save_workload
+from traincast.zoo.catalog import load_model
 
 
 def answer(capsys, *arguments):

@@ -7,11 +7,11 @@ import pytest
 
 from traincast.collectives.model import CollectiveModel, shipped_collectives
 from traincast.errors import TraincastError
-from traincast.evaluate.collectives import held_out_ranks, held_out_sizes, other_machine, several_nodes
-from traincast.fit.collectives import fit_collectives, read_points
-from traincast.fit.collectives_curves import curve_of
-from traincast.fit.collectives_data import Points, check_links
-from traincast.fit.collectives_pairs import slow_pairs, without
+from traincast.evaluation.collectives import held_out_ranks, held_out_sizes, other_machine, several_nodes
+from traincast.fitting.collectives import fit_collectives, read_points
+from traincast.fitting.collectives_curves import curve_of
+from traincast.fitting.collectives_data import Points, check_links
+from traincast.fitting.collectives_pairs import slow_pairs, without
 
 
 def silent(step, share):

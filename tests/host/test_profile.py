@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from traincast.errors import TraincastError
-from traincast.fit import host_versions
-from traincast.fit.dates import date_profiles
-from traincast.fit.host import PROFILE, fit_host, host_tables
-from traincast.fit.host_traces import fit_host_from_traces
+from traincast.fitting import host_versions
+from traincast.fitting.dates import date_profiles
+from traincast.fitting.host import PROFILE, fit_host, host_tables
+from traincast.fitting.host_traces import fit_host_from_traces
 from traincast.host.names import today
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, load_host_profile, parse_host_profile, profile_names
 

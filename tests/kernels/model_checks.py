@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from traincast.kernels.call import Calls, FloatArray
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls
 from traincast.kernels.models.base import KernelModel
 from traincast.platform import Device
 

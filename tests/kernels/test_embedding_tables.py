@@ -7,7 +7,7 @@ import pytest
 
 from traincast.embeddings import Pooling, Table, Uniform, Zipf
 from traincast.errors import TraincastError
-from traincast.evaluate.metrics import error_row
+from traincast.evaluation.metrics import error_row
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.families import EMBEDDING

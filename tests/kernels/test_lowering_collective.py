@@ -25,7 +25,7 @@ def test_a_collective_is_one_kernel_of_its_group():
 
 
 def test_every_name_that_capture_gives_is_known():
-    capture = pytest.importorskip("traincast.capture.collectives")
+    capture = pytest.importorskip("traincast.capturing.collectives")
 
     names = set(capture._KINDS)
     assert {op.partition("::")[2] for op in COLLECTIVE_OPS} == names

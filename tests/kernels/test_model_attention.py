@@ -125,7 +125,7 @@ def test_backward_full_and_fp32_attention_cost_more_and_are_out_of_domain():
 
 
 def test_accuracy_on_shapes_not_fitted(shared_data):
-    from traincast.evaluate.kernels_attention import evaluate_attention
+    from traincast.evaluation.kernels_attention import evaluate_attention
 
     for row in evaluate_attention(shared_data):
         if "shapes never seen" in row.suite:
@@ -138,7 +138,7 @@ def test_accuracy_on_shapes_not_fitted(shared_data):
 
 
 def test_fitting_twice_gives_the_same_bytes(shared_data, tmp_path):
-    from traincast.fit.attention import fit_attention
+    from traincast.fitting.attention import fit_attention
 
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

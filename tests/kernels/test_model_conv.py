@@ -133,7 +133,7 @@ def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():
 
 
 def test_accuracy_on_shapes_not_fitted(shared_data):
-    from traincast.evaluate.kernels_conv import evaluate_conv
+    from traincast.evaluation.kernels_conv import evaluate_conv
 
     rows = {(row.suite, row.group): row for row in evaluate_conv(shared_data)}
     suite = "conv 3x3 forward: shapes never seen"
@@ -147,8 +147,8 @@ def test_accuracy_on_shapes_not_fitted(shared_data):
 def test_the_host_s_delay_is_found_where_it_may_be_seen_and_typical_elsewhere():
     from dataclasses import replace
 
-    from traincast.fit.conv_data import ConvRows
-    from traincast.fit.conv_host import with_host_parts
+    from traincast.fitting.conv_data import ConvRows
+    from traincast.fitting.conv_host import with_host_parts
 
     random = np.random.default_rng(3)
     devices = tuple(load_device(key) for key in ("t4", "v100-pcie", "p100"))

@@ -84,7 +84,7 @@ def test_only_measured_kernels_are_in_domain():
 
 @pytest.mark.parametrize(("name", "inside", "outside"), [("softmax", 19.3, 13.9), ("norm", 20.1, 56.7)])
 def test_accuracy_on_shapes_splits_and_devices_not_fitted(shared_data, name, inside, outside):
-    from traincast.evaluate import kernels_vector
+    from traincast.evaluation import kernels_vector
 
     rows = getattr(kernels_vector, f"evaluate_{name}")(shared_data)
     for row in rows:

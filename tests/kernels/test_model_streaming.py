@@ -158,7 +158,7 @@ def test_a_pinned_copy_runs_at_its_pcie_generation(key, low, high):
 
 
 def test_the_held_out_fifth_is_within_the_issue_s_limits(shared_data):
-    from traincast.evaluate.kernels_vector import evaluate_elementwise
+    from traincast.evaluation.kernels_vector import evaluate_elementwise
 
     rows = evaluate_elementwise(shared_data)
     for row in rows:

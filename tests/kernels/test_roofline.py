@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast.evaluate.metrics import error_row
+from traincast.evaluation.metrics import error_row
 from traincast.kernels.call import Calls
 from traincast.kernels.families import EMBEDDING, FAMILIES, GEMM
 from traincast.kernels.lowering.embedding import Tables, uniform_tables

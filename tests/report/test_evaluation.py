@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.evaluate.iterations import Case, Outcome, summarise
+from traincast.evaluation.iterations import Case, Outcome, summarise
 from traincast.report.evaluation import cases_text, evaluation_json, summary_text
 
 

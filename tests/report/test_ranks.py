@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.simulate.rank_programs import RankProgram, predict
 
+from tests.walk.rank_programs import RankProgram, predict
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_json, prediction_text
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from traincast.prediction.scaling import ScalingCurve, ScalingPoint
 from traincast.report.scaling import scaling_json, scaling_text
-from traincast.simulate.scaling import ScalingCurve, ScalingPoint
 
 
 def point(gpus, seconds, efficiency, *, exposed=0.0, warnings=()):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from traincast.display.text import milliseconds
 from traincast.embeddings import Pooling, Table, Zipf
+from traincast.placement import Placement, Plan
 from traincast.platform.platform import load_platform
 from traincast.report.sharding import sharding_text, why
-from traincast.report.text import milliseconds
-from traincast.sharding import Placement, Plan
 from traincast.sharding.search import rank_plans
 from traincast.sharding.task import make_task
 

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from traincast.embeddings import Pooling, Table, Zipf
-from traincast.parallel.sharded_config import Dense
-from traincast.parallel.sharded_dlrm import sharded_dlrm
+from traincast.placement import Placement, Plan, check_plan
+from traincast.placement.memory import memory_need
 from traincast.platform.platform import load_platform
-from traincast.sharding import Placement, Plan, check_plan
+from traincast.prediction.prediction import predict_step
+from traincast.programs.sharded.config import Dense
+from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Changes, best_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.exchanges import busiest
 from traincast.sharding.lookups import BAG
-from traincast.sharding.memory import memory_need
 from traincast.sharding.moves import emptied_groups, exchanges, shifts
 from traincast.sharding.task import make_task
-from traincast.simulate.prediction import predict_step
 
 
 def skewed_tables(seed, count, pooling=2.5, **changes):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from traincast.sharding.max_plus import Open, Skip, compile_walk
-from traincast.simulate.clocks import Clocks
-from traincast.simulate.schedule import Code, Schedule
-from traincast.simulate.walk import walk
+from traincast.walk.clocks import Clocks
+from traincast.walk.schedule import Code, Schedule
+from traincast.walk.walk import walk
 
 GAP = 0.5
 

@@ -9,12 +9,12 @@ import pytest
 from tests.sharding.test_cost import full_walk, skewed_tables
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.errors import TraincastError
+from traincast.placement import Placement, Plan, check_plan
+from traincast.placement.memory import memory_need
 from traincast.platform.platform import load_platform
-from traincast.sharding import Placement, Plan, check_plan
 from traincast.sharding import search as searching
 from traincast.sharding.assignment import Assignment, Changes, best_of
 from traincast.sharding.cost import FastCost
-from traincast.sharding.memory import memory_need
 from traincast.sharding.search import FOUND, rank_plans, search
 from traincast.sharding.task import make_task
 

@@ -9,7 +9,7 @@ import pytest
 
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.errors import TraincastError
-from traincast.sharding.plan import Placement, Plan
+from traincast.placement.plan import Placement, Plan
 
 NEEDS_TORCHREC = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torchrec", "fbgemm_gpu", "tensordict")),

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast.sharding.baselines import greedy_plans
+from traincast.placement.greedy import greedy_plans
+from traincast.placement.plan import check_plan
 from traincast.sharding.cost import FastCost
-from traincast.sharding.plan import check_plan
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "sharding.py"
 

@@ -8,8 +8,8 @@ import pytest
 from tests.torchrec_io.conftest import NEEDS_TORCHREC
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.errors import TraincastError
+from traincast.placement.plan import Placement, check_plan
 from traincast.platform.platform import load_platform
-from traincast.sharding.plan import Placement, check_plan
 from traincast.sharding.task import make_task
 from traincast.torchrec_io.shard_costs import ShardCosts
 

@@ -12,7 +12,7 @@ import pytest
 from tests.torchrec_io.conftest import NEEDS_TORCHREC
 from traincast.embeddings import Pooling, Table
 from traincast.errors import TraincastError
-from traincast.sharding.plan import Placement, Plan
+from traincast.placement.plan import Placement, Plan
 from traincast.torchrec_io import objects
 from traincast.torchrec_io.objects import describe_module, embedding_modules, sharding_plan, sharding_plan_to_json
 from traincast.torchrec_io.plans import plan_from_json, plan_to_json

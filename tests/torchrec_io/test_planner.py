@@ -10,9 +10,9 @@ import pytest
 from tests.torchrec_io.conftest import NEEDS_TORCHREC
 from traincast.embeddings import Pooling, Table
 from traincast.errors import TraincastError
+from traincast.placement.memory import MemoryLimits
+from traincast.placement.plan import check_plan
 from traincast.platform.platform import load_platform
-from traincast.sharding.memory import MemoryLimits
-from traincast.sharding.plan import check_plan
 from traincast.sharding.task import Task, make_task
 from traincast.torchrec_io.planner import planner_topology, quiet, reservation, torchrec_plan
 

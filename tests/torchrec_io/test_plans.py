@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.torchrec_io.conftest import refusal
 from traincast.embeddings import Pooling, Table
 from traincast.errors import TraincastError
-from traincast.sharding.plan import Placement, Plan
+from traincast.placement.plan import Placement, Plan
 from traincast.torchrec_io.fields import parse_json
 from traincast.torchrec_io.plans import load_plan, plan_from_json, plan_to_json
 from traincast.torchrec_io.tables import default_modules

@@ -11,7 +11,7 @@ from tests.torchrec_io.conftest import NEEDS_TORCHREC
 @NEEDS_TORCHREC
 def test_torchrec_after_a_capture_is_refused_and_does_not_end_the_process():
     code = (
-        "import traincast.models.define.embedding_ops\n"
+        "import traincast.zoo.define.embedding_ops\n"
         "from traincast.errors import TraincastError\n"
         "from traincast.torchrec_io.objects import torchrec\n"
         "try:\n    torchrec()\nexcept TraincastError as error:\n    print(error)\n"

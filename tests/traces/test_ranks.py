@@ -8,11 +8,11 @@ import pytest
 
 from tests.traces.test_linking import event, kernel, launch, linked, step
 from traincast.cli.main import main
-from traincast.evaluate.replay import replay_rows, replayed_ranks
+from traincast.evaluation.replay import replay_rows, replayed_ranks
 from traincast.platform.platform import load_platform
-from traincast.simulate.measured import TraceQuestion, analyse_traces
-from traincast.simulate.replay import compile_replay, rewalk
-from traincast.simulate.replay_ranks import replay_ranks
+from traincast.replay.measured import TraceQuestion, analyse_traces
+from traincast.replay.replay import compile_replay, rewalk
+from traincast.replay.replay_ranks import replay_ranks
 from traincast.traces.breakdown import breakdown
 from traincast.traces.collectives import collectives
 from traincast.traces.kineto import read_kineto

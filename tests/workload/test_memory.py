@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from traincast.embeddings import Pooling, Table
-from traincast.models.catalog import load_model
-from traincast.models.dlrm_config import CRITEO_ROWS
-from traincast.parallel import data_parallel
-from traincast.parallel.sharded_dlrm import sharded_dlrm
+from traincast.placement.memory import MemoryLimits, memory_need
+from traincast.placement.plan import Placement, Plan
 from traincast.platform import load_platform
-from traincast.sharding.memory import MemoryLimits, memory_need
-from traincast.sharding.plan import Placement, Plan
-from traincast.simulate.prediction import predict_step
+from traincast.prediction.prediction import predict_step
+from traincast.programs.data_parallel import data_parallel
+from traincast.programs.dlrm.config import CRITEO_ROWS
+from traincast.programs.sharded.step import sharded_dlrm
 from traincast.workload import peak_memory
 from traincast.workload.tables import bytes_left_out
+from traincast.zoo.catalog import load_model
 
 TABLES = tuple(
     Table(name=f"t{i}", rows=1_000_000 * (i + 1), dim=64, pooling=Pooling.constant(10.0), optimizer="rowwise_adagrad")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.models.tape import Tape
+from traincast.programs.tape import Tape
 from traincast.workload import Program
 from traincast.workload.builder import ProgramBuilder
 from traincast.workload.ops import Phase, StorageKind

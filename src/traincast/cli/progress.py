@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from traincast.report.text import bar
+from traincast.display.text import bar
 
 _WIDTH = 30
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, FloatArray
+from traincast.arrays import BoolArray, FloatArray
 
 SMALL_BYTES = 65536  # up to here the latency decides; spreads are kept apart on both sides
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.collectives.calls import RING_KINDS, bus_factor
-from traincast.kernels.call import FloatArray
 from traincast.platform.topology import Topology
 
 # kinds without coefficients of their own behave like these

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from traincast.arrays import BoolArray, FloatArray
 from traincast.collectives.calls import COLLECTIVE, bus_factor
 from traincast.collectives.curve import Curve
 from traincast.collectives.links import LIKE, LinkModel, node_bandwidth, steps
 from traincast.errors import TraincastError, unknown
-from traincast.kernels.call import COMPUTE_TYPES, BoolArray, Calls, Estimate, FloatArray
+from traincast.kernels.call import COMPUTE_TYPES, Calls, Estimate
 from traincast.platform.topology import Topology
 
 PROFILE = Path(str(files("traincast.collectives") / "profiles" / "collectives.json"))

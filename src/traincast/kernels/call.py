@@ -6,11 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
-IntArray = npt.NDArray[np.int64]
+from traincast.arrays import BoolArray, FloatArray, IndexArray, IntArray
 
 COMPUTE_TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int64", "int32", "int16", "int8", "bool")
 COMPUTE_BYTES = dict(zip(COMPUTE_TYPES, (4, 4, 2, 2, 1, 8, 8, 4, 2, 1, 1), strict=True))
@@ -82,7 +79,7 @@ class Calls:
         """Bytes of one element of the compute type."""
         return self.per_compute({name: float(size) for name, size in COMPUTE_BYTES.items()}, 4.0)
 
-    def take(self, rows: npt.NDArray[np.intp] | BoolArray) -> Calls:
+    def take(self, rows: IndexArray | BoolArray) -> Calls:
         """A selection of the calls."""
         return Calls(self.family, self.kind[rows], self.compute[rows], self.values[rows])
 

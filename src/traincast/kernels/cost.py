@@ -8,7 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, Calls, Estimate, FloatArray, IntArray
+from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.kernels.call import Calls, Estimate
 from traincast.kernels.families import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram
 from traincast.kernels.models.shipped import shipped_models

@@ -8,7 +8,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, Calls, IntArray, KernelCall
+from traincast.arrays import BoolArray, IntArray
+from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.registry import Control, LoweringContext, lower
 from traincast.workload.ops import Signature
 from traincast.workload.program import Program

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from traincast.kernels.call import COMPUTE_TYPES, Calls, Estimate, FloatArray
+from traincast.arrays import FloatArray
+from traincast.kernels.call import COMPUTE_TYPES, Calls, Estimate
 from traincast.kernels.traffic import embedding_seconds
 from traincast.platform.device import Device
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.arrays import BoolArray, FloatArray
 from traincast.embeddings.load import CACHE_BYTES
-from traincast.kernels.call import BoolArray, Calls, FloatArray
+from traincast.kernels.call import Calls
 from traincast.platform.device import Device
 
 L2_SHARE = 0.9  # of the L2 that rows can occupy

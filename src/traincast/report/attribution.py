@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from traincast.report.text import milliseconds, table
-from traincast.simulate.attribution import Attribution
-from traincast.simulate.traced_host import KEPT as KEPT_HOST
-from traincast.simulate.traced_kernels import KEPT, Known
+from traincast.display.text import milliseconds, table
+from traincast.replay.attribution import Attribution
+from traincast.replay.traced_host import KEPT as KEPT_HOST
+from traincast.replay.traced_kernels import KEPT, Known
 from traincast.traces.link import Linked
 
 _TOP = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.simulate.prediction import Prediction
-from traincast.simulate.timeline import Timeline
+from traincast.prediction.prediction import Prediction
+from traincast.walk.timeline import Timeline
 
 _MOST_RANKS = 32  # a trace of a thousand ranks is larger than any viewer opens
 _CRITICAL = 0

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from traincast.evaluate.iterations import Outcome
-from traincast.evaluate.metrics import ErrorRow
-from traincast.report.text import table
+from traincast.display.text import table
+from traincast.evaluation.iterations import Outcome
+from traincast.evaluation.metrics import ErrorRow
 
 
 def summary_text(rows: Sequence[ErrorRow]) -> str:

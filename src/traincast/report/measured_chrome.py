@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from traincast.simulate.measured import RankReport, TraceReport
-from traincast.simulate.ranks_path import RanksPath
-from traincast.simulate.replay import Replay
-from traincast.simulate.replay_ranks import RanksReplay
+from traincast.replay.measured import RankReport, TraceReport
+from traincast.replay.ranks_path import RanksPath
+from traincast.replay.replay import Replay
+from traincast.replay.replay_ranks import RanksReplay
 
 _HOST, _MEASURED, _REPLAYED = "host, measured", "device, measured", "device, replayed"
 _PREDICTED, _PATH = "device, predicted", "critical path"

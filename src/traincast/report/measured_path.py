@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.report.text import bar
-from traincast.simulate.traced_path import PathReport
+from traincast.display.text import bar
+from traincast.replay.traced_path import PathReport
 
 _TOP = 6
 _LEAST_GAIN = 0.001

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from traincast.display.text import bar, milliseconds, table
+from traincast.replay.measured import TogetherReport
+from traincast.replay.predicted_ranks import RanksPrediction
+from traincast.replay.ranks_path import RanksPath
+from traincast.replay.replay_ranks import RanksReplay
 from traincast.report.attribution import gmae
-from traincast.report.text import bar, milliseconds, table
-from traincast.simulate.measured import TogetherReport
-from traincast.simulate.predicted_ranks import RanksPrediction
-from traincast.simulate.ranks_path import RanksPath
-from traincast.simulate.replay_ranks import RanksReplay
 
 _TOP = 8
 _LEAST_GAIN = 0.001

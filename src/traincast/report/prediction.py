@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from traincast.display.text import bar, milliseconds, table
+from traincast.prediction.prediction import Prediction
+from traincast.prediction.step_path import seconds_by_what
 from traincast.report.ranks import ranks_json, ranks_text
-from traincast.report.text import bar, milliseconds, table
-from traincast.simulate.prediction import Prediction
-from traincast.simulate.step_path import seconds_by_what
 
 _MOST_OPS = 5
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.report.text import bar, milliseconds, table
-from traincast.simulate.answers import RankAnswer
-from traincast.simulate.matching import rank_list
-from traincast.simulate.prediction import Prediction
-from traincast.simulate.step_path import seconds_by_place
+from traincast.display.text import bar, milliseconds, table
+from traincast.prediction.answers import RankAnswer
+from traincast.prediction.prediction import Prediction
+from traincast.prediction.step_path import seconds_by_place
+from traincast.walk.matching import rank_list
 
 _MOST_ROWS = 16
 

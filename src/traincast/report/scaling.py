@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from traincast.report.text import bar, milliseconds, table
-from traincast.simulate.scaling import ScalingCurve, ScalingPoint
+from traincast.display.text import bar, milliseconds, table
+from traincast.prediction.scaling import ScalingCurve, ScalingPoint
 
 
 def scaling_json(curve: ScalingCurve) -> dict[str, Any]:

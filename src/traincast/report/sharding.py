@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from traincast.report.text import milliseconds, table
-from traincast.sharding.memory import TERMS as MEMORY_TERMS
-from traincast.sharding.plan import Plan
-from traincast.sharding.plan_file import plan_to_json
+from traincast.display.text import milliseconds, table
+from traincast.placement.memory import TERMS as MEMORY_TERMS
+from traincast.placement.plan import Plan
+from traincast.placement.plan_file import plan_to_json
+from traincast.prediction.answers import RankAnswer
 from traincast.sharding.search import ScoredPlan, SearchAnswer
 from traincast.sharding.task import Task
-from traincast.simulate.answers import RankAnswer
 
 _MOST_TABLES = 40
 _MOST_RANKS = 16

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, FloatArray, IntArray
-from traincast.sharding.options import Option
-from traincast.sharding.plan import Plan
+from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.placement.options import Option
+from traincast.placement.plan import Plan
 
 NOWHERE = -1
 RANKS, NODE, ALL = range(3)

@@ -11,9 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
+from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.host.profile import load_host_profile
-from traincast.kernels.call import BoolArray, FloatArray, IntArray
-from traincast.parallel.sharded_layout import Layout, lay_out
+from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, shard_bytes
+from traincast.placement.options import Option, option_of, table_options
+from traincast.placement.plan import KINDS, Plan, Shard
+from traincast.programs.sharded.layout import Layout, lay_out
 from traincast.sharding.assignment import ALL, NOWHERE, Assignment, Choices
 from traincast.sharding.durations import BACKWARD, FORWARD, PARTS, Durations
 from traincast.sharding.layouts import Heaviest, merged
@@ -28,9 +31,6 @@ from traincast.sharding.lookups import (
     LookupKernels,
     shard_terms,
 )
-from traincast.sharding.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, shard_bytes
-from traincast.sharding.options import Option, option_of, table_options
-from traincast.sharding.plan import KINDS, Plan, Shard
 from traincast.sharding.rank import RankProgram
 from traincast.sharding.slots import Slot
 from traincast.sharding.starts import Weights

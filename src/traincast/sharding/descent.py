@@ -8,7 +8,7 @@ from time import monotonic
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, IntArray
+from traincast.arrays import BoolArray, IntArray
 from traincast.sharding.assignment import Assignment, Best, Changes, Choices, StepCost, best_of, rescore
 from traincast.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
 from traincast.sharding.starts import Weights, starts

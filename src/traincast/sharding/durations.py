@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
 from traincast.host.profile import HostProfile
-from traincast.kernels.call import FloatArray, IntArray
+from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
+from traincast.placement.plan import KINDS
 from traincast.sharding.exchanges import Exchanges, busiest
 from traincast.sharding.lookups import Group
-from traincast.sharding.memory import INDEX_BYTES, POOLED_BYTES
-from traincast.sharding.plan import KINDS
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.slots import Slot
 from traincast.sharding.structure import LENGTH_BYTES, Around, Structure, Surroundings, load_of

@@ -6,8 +6,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.collectives import COLLECTIVE, shipped_collectives
-from traincast.kernels.call import Calls, FloatArray
+from traincast.kernels.call import Calls
 from traincast.platform.topology import Topology
 
 _GRID = np.concatenate([[0.0], 2.0 ** np.arange(3.0, 40.0, 0.125)])

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.embeddings.table import ITEM_BYTES
-from traincast.parallel.sharded_layout import Batch, Layout, Section
-from traincast.parallel.sharded_mlp import BUCKET_BYTES
+from traincast.placement.plan import KINDS
+from traincast.programs.sharded.layout import Batch, Layout, Section
+from traincast.programs.sharded.mlp import BUCKET_BYTES
 from traincast.sharding.lookups import Group
-from traincast.sharding.plan import KINDS
 
 RANK = 0
 """The rank whose program is compiled."""

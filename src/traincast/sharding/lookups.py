@@ -8,15 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.load import FIELDS, Part, fetched_rows, longest_bag, part_load
 from traincast.embeddings.table import ITEM_BYTES, Table
-from traincast.kernels.call import COMPUTE_TYPES, Calls, FloatArray, IntArray
+from traincast.kernels.call import COMPUTE_TYPES, Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.families import EMBEDDING
 from traincast.kernels.lowering.common import memcpy
+from traincast.placement.options import Option
+from traincast.placement.plan import KINDS
 from traincast.platform.device import Device
-from traincast.sharding.options import Option
-from traincast.sharding.plan import KINDS
 
 TERMS = (*FIELDS, "bag", "elements", "rows", "fetched")
 """What shards of a group add up: their load, lengths of bags (see `BAG_POWER`), weights, rows, and bytes that a batch

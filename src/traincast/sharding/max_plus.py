@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray
-from traincast.simulate.schedule import Code, Schedule
+from traincast.arrays import FloatArray
+from traincast.walk.schedule import Code, Schedule
 
 Clock: TypeAlias = dict[int, float]  # register -> seconds after it; the latest counts
 ORIGIN = 0
@@ -161,7 +161,7 @@ class _Compiler:
         self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open],
         late: Mapping[int, int], skips: Sequence[Skip],
     ) -> None:  # fmt: skip
-        """One step, as `simulate.walk` walks it."""
+        """One step, as `walk.walk` walks it."""
         begins, ends = {skip.first for skip in skips}, {skip.last: skip for skip in skips}
         before: tuple[list[Clock], list[Clock], list[Clock]] = ([], [], [])
         columns = zip(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, FloatArray, IntArray
+from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.sharding.assignment import NODE, NOWHERE, RANKS, Assignment, Changes
 from traincast.sharding.starts import Weights, row_of_group, spread
 

@@ -7,9 +7,10 @@ from functools import cache
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.load import FIELDS
 from traincast.host.profile import BETWEEN, HostProfile
-from traincast.kernels.call import Calls, FloatArray, IntArray, KernelCall
+from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
 from traincast.kernels.lowering.embedding import Tables
 from traincast.kernels.lowering.embedding_tbe import tbe_preparation

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 from traincast.kernels.cost import price
 from traincast.kernels.lowered import lower_program
 from traincast.kernels.registry import LoweringContext
-from traincast.parallel.sharded_dlrm import FRAMEWORK, rank_program
-from traincast.parallel.sharded_layout import Layout
+from traincast.placement.plan import KINDS
+from traincast.programs.sharded.layout import Layout
+from traincast.programs.sharded.step import FRAMEWORK, rank_program
 from traincast.sharding.layouts import RANK, SENDING, held
 from traincast.sharding.lookups import Group
-from traincast.sharding.plan import KINDS
 from traincast.sharding.slots import PLAIN, Slot, find_slots
 from traincast.sharding.task import Task
-from traincast.simulate.exchanges import exchange_of
-from traincast.simulate.schedule import Code, Schedule, build_schedule
+from traincast.walk.exchanges import exchange_of
+from traincast.walk.schedule import Code, Schedule, build_schedule
 from traincast.workload.program import Program
 
 EMPTY = "aten::new_empty"

@@ -8,18 +8,18 @@ from time import monotonic
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.errors import TraincastError
-from traincast.kernels.call import FloatArray
-from traincast.parallel.sharded_dlrm import sharded_dlrm
+from traincast.placement.greedy import greedy_plans
+from traincast.placement.memory import MemoryNeed, memory_need
+from traincast.placement.plan import Plan, check_plan, plain
+from traincast.prediction.prediction import Prediction, predict_step
+from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Assignment
-from traincast.sharding.baselines import greedy_plans
 from traincast.sharding.cost import FastCost
 from traincast.sharding.descent import Effort, begin, local_search, used_groups
-from traincast.sharding.memory import MemoryNeed, memory_need
-from traincast.sharding.plan import Plan, check_plan, plain
 from traincast.sharding.task import Task
 from traincast.sharding.thorough import thorough_search
-from traincast.simulate.prediction import Prediction, predict_step
 
 FOUND = "search"
 """The name of the plan that the search found."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from traincast.kernels.families import COLLECTIVE, EMBEDDING
 from traincast.kernels.lowered import LoweredProgram
-from traincast.sharding.plan import KINDS
-from traincast.simulate.schedule import Code, Schedule
+from traincast.placement.plan import KINDS
+from traincast.walk.schedule import Code, Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray, IntArray
+from traincast.arrays import FloatArray, IntArray
 from traincast.sharding.assignment import ALL, NODE, NOWHERE, Choices
 
 SPLITS = (np.inf, 1.0, 0.5, 0.25)

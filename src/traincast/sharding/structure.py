@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.host.profile import ALONE, HostProfile
-from traincast.kernels.call import FloatArray
-from traincast.parallel.sharded_layout import Batch, Layout, Section
+from traincast.placement.memory import INDEX_BYTES
+from traincast.placement.plan import KINDS
+from traincast.prediction.step import host_seconds
+from traincast.programs.sharded.layout import Batch, Layout, Section
 from traincast.sharding.layouts import Heaviest, held, plain, scaled, typical
 from traincast.sharding.lookups import Group
 from traincast.sharding.max_plus import Open, Skip, WalkCode, compile_walk
-from traincast.sharding.memory import INDEX_BYTES
-from traincast.sharding.plan import KINDS
 from traincast.sharding.rank import EMPTY, RankProgram
 from traincast.sharding.slots import PLAIN, Slot
 from traincast.sharding.task import Task
-from traincast.simulate.step import host_seconds
 
 LENGTH_BYTES = 4
 LOADS = (0.0, 1 / 1024, 1 / 32, 1 / 8, 1 / 2, 2.0)

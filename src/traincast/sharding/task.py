@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from traincast.embeddings.table import Table, check_tables
 from traincast.errors import TraincastError
-from traincast.parallel.sharded_config import Dense
+from traincast.placement.memory import MemoryLimits, check_sizes
 from traincast.platform.device import Device
 from traincast.platform.platform import Platform
-from traincast.sharding.memory import MemoryLimits, check_sizes
+from traincast.programs.sharded.config import Dense
 
 MAX_GPUS = 1024
 MAX_BATCH = 1 << 20

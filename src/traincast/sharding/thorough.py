@@ -8,7 +8,7 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, IntArray
+from traincast.arrays import BoolArray, IntArray
 from traincast.sharding.assignment import NOWHERE, Assignment, Best, Changes, Choices, StepCost, best_of, rescore
 from traincast.sharding.descent import Effort, distinct, used_groups
 from traincast.sharding.starts import Weights, spread

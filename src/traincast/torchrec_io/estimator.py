@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from traincast.errors import TraincastError
-from traincast.sharding.plan import KERNELS, Placement, Plan, check_plan
+from traincast.placement.plan import KERNELS, Placement, Plan, check_plan
 from traincast.sharding.task import Task
 from traincast.torchrec_io.objects import torchrec
 from traincast.torchrec_io.planner import constraints, planner_topology, quiet, reservation, run_planner

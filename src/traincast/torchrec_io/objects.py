@@ -12,13 +12,13 @@ from typing import Any
 
 from traincast.embeddings.table import Table, check_tables
 from traincast.errors import TraincastError
-from traincast.sharding.plan import Plan
+from traincast.placement.plan import Plan
 from traincast.torchrec_io.plans import plan_to_json
 from traincast.torchrec_io.tables import DATA_TYPES, default_modules
 
 COLUMN_MULTIPLE = 4
 """FBGEMM's kernels read rows in pieces of this many elements."""
-_OWN_FBGEMM_OPS = "traincast.models.define.embedding_ops"
+_OWN_FBGEMM_OPS = "traincast.zoo.define.embedding_ops"
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_adagrad", "Adam": "adam"}
 
 

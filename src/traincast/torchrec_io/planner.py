@@ -13,8 +13,8 @@ from typing import Any
 
 from traincast.embeddings.table import Table
 from traincast.errors import TraincastError
-from traincast.sharding.memory import MemoryLimits
-from traincast.sharding.plan import Plan
+from traincast.placement.memory import MemoryLimits
+from traincast.placement.plan import Plan
 from traincast.sharding.task import Task
 from traincast.torchrec_io.objects import embedding_modules, sharding_plan_to_json, torchrec
 from traincast.torchrec_io.plans import KIND_OF, plan_from_json

@@ -15,7 +15,7 @@ from typing import Any
 
 from traincast.embeddings.table import MAX_DIM, MAX_ROWS, Table
 from traincast.errors import TraincastError
-from traincast.sharding.plan import KERNELS, Placement, Plan, Shard, check_placement, check_plan
+from traincast.placement.plan import KERNELS, Placement, Plan, Shard, check_placement, check_plan
 from traincast.torchrec_io.fields import choice, mapping, number, plain, read_json, sequence, text, whole
 
 MAX_RANKS = 1 << 16

@@ -14,20 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.load import Part, fetched_rows
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
-from traincast.kernels.call import Calls, FloatArray, IntArray
+from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.lowering.common import memcpy
+from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
+from traincast.placement.options import Option, option_of
+from traincast.placement.plan import KINDS, Placement, Plan
 from traincast.sharding.assignment import ALL, NODE, scope_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.durations import BACKWARD, FORWARD
 from traincast.sharding.exchanges import Exchanges
 from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
-from traincast.sharding.memory import INDEX_BYTES, POOLED_BYTES
-from traincast.sharding.options import Option, option_of
-from traincast.sharding.plan import KINDS, Placement, Plan
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.task import Task
 

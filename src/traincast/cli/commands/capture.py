@@ -23,7 +23,7 @@ from pathlib import Path
 from traincast.api import MODES
 from traincast.cli.arguments import whole_numbers
 from traincast.cli.output import print_json, print_text
-from traincast.report.text import count
+from traincast.display.text import count
 from traincast.workload import peak_memory
 from traincast.workload.file import save_workload
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
-    from traincast.capture.from_file import capture_file  # needs torch, which the help text does not
+    from traincast.capturing.from_file import capture_file  # needs torch, which the help text does not
 
     workload = capture_file(
         args.function,

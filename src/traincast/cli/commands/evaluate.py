@@ -15,9 +15,9 @@ from traincast.cli.main import CHECK_FAILED, OK
 from traincast.cli.output import print_json, print_text
 from traincast.cli.progress import progress_bar
 from traincast.errors import TraincastError
-from traincast.evaluate.distributed_embeddings import distributed_embeddings_cases
-from traincast.evaluate.iterations import SUITES, run_cases, summarise
-from traincast.evaluate.multi_gpu import multi_gpu_cases, multi_gpu_notes, summarise_multi_gpu
+from traincast.evaluation.distributed_embeddings import distributed_embeddings_cases
+from traincast.evaluation.iterations import SUITES, run_cases, summarise
+from traincast.evaluation.multi_gpu import multi_gpu_cases, multi_gpu_notes, summarise_multi_gpu
 from traincast.report.evaluation import cases_text, evaluation_json, summary_text
 
 CASES = {**SUITES, "multi-gpu": multi_gpu_cases, "distributed-embeddings": distributed_embeddings_cases}
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             raise TraincastError(f"evaluate {args.suite} takes neither --roofline-only nor --max-mape; leave them out")
         module, name = TABLES[args.suite].split(":")
         with progress_bar(f"evaluate {args.suite}") as progress:
-            rows = getattr(import_module(f"traincast.evaluate.{module}"), name)(folder, progress)
+            rows = getattr(import_module(f"traincast.evaluation.{module}"), name)(folder, progress)
         if args.json:
             print_json(evaluation_json(rows, []))
         else:

@@ -14,7 +14,7 @@ from pathlib import Path
 from traincast.cli.data import measurements_folder
 from traincast.cli.output import print_json, print_text
 from traincast.cli.progress import progress_bar
-from traincast.fit.pieces import PIECES, fit_pieces
+from traincast.fitting.pieces import PIECES, fit_pieces
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from traincast.api import load
 from traincast.cli.output import print_json, print_text
+from traincast.display.text import count, table
 from traincast.kernels.coverage import coverage
-from traincast.models.catalog import ModelInfo, list_models
-from traincast.report.text import count, table
-from traincast.simulate.prediction import lowering_context
+from traincast.prediction.prediction import lowering_context
+from traincast.zoo.catalog import ModelInfo, list_models
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,8 @@ import argparse
 from typing import Any
 
 from traincast.cli.output import print_json, print_text
+from traincast.display.text import table
 from traincast.platform.platform import Platform, load_platform, platform_keys
-from traincast.report.text import table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

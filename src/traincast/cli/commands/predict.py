@@ -22,10 +22,10 @@ from traincast.cli.output import print_json, print_text, write_json_file
 from traincast.errors import TraincastError
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_json, prediction_text
-from traincast.simulate.uneven import Unevenness
+from traincast.walk.uneven import Unevenness
 
 if TYPE_CHECKING:
-    from traincast.scaling import Variant
+    from traincast.questions.scaling import Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _curve(args: argparse.Namespace, gpus: list[int], variant: Variant) -> int:
+    from traincast.questions.scaling import predict_scaling
     from traincast.report.scaling import scaling_json, scaling_text
-    from traincast.scaling import predict_scaling
 
     if args.trace_out:
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")

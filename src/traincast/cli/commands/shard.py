@@ -15,9 +15,9 @@ from traincast.cli.output import print_json, print_text, write_json_file
 from traincast.cli.progress import progress_bar
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
+from traincast.placement.plan_file import plan_to_json
+from traincast.questions.sharding import assumed_links, load_candidates, load_task, torchrec_plan_json, torchrec_rival
 from traincast.report.sharding import sharding_json, sharding_text
-from traincast.sharding.inputs import assumed_links, load_candidates, load_task, torchrec_plan_json, torchrec_rival
-from traincast.sharding.plan_file import plan_to_json
 from traincast.sharding.search import rank_plans, search
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import BoolArray, Calls, Estimate, Family, FloatArray
+from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.call import Calls, Estimate, Family
 from traincast.kernels.families import ATTENTION
 from traincast.kernels.models.attention_physics import (
     FEATURES,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.kernels.call import Calls, FloatArray
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls
 from traincast.kernels.models.chips import has_stacked_memory
 from traincast.platform.device import Device
 

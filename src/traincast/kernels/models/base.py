@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import Calls, Estimate, Family, FloatArray
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls, Estimate, Family
 from traincast.platform.device import Device
 
 State = dict[str, npt.NDArray[Any]]
@@ -55,7 +56,7 @@ class KernelModel(ABC):
 def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:
     """Writes `path`.npz (numbers) and `path`.json (sources, licence, rows, errors); the same bytes every time.
 
-    The date comes later, from what is shipped: see `traincast.fit.dates`.
+    The date comes later, from what is shipped: see `traincast.fitting.dates`.
     """
     import zipfile
 

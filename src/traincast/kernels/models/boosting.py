@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 
 SingleArray = npt.NDArray[np.float32]
 _BINS = 64

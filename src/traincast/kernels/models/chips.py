@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 from traincast.platform.device import Device
 
 State = dict[str, npt.NDArray[Any]]

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import BoolArray, Calls, Estimate, Family, FloatArray
+from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.call import Calls, Estimate, Family
 from traincast.kernels.families import CONV
 from traincast.kernels.models.base import KernelModel, Measurements, State
 from traincast.kernels.models.conv_fit import ConvParameters, algorithm_seconds, fit_weights

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import BoolArray, Calls, FloatArray
+from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.call import Calls
 from traincast.kernels.models.base import Measurements, State
 from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.conv_physics import Geometry, gemm_features, nonfused_features, winograd_features

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.kernels.call import BoolArray, Calls, FloatArray
+from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.call import Calls
 from traincast.kernels.families import CONV
 from traincast.platform.device import Device
 

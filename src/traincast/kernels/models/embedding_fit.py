@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 from traincast.kernels.models.base import Measurements
 from traincast.kernels.traffic import Rates, embedding_seconds
 

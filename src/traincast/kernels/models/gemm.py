@@ -10,16 +10,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import (
-    COMPUTE_BYTES,
-    COMPUTE_TYPES,
-    BoolArray,
-    Calls,
-    Estimate,
-    Family,
-    FloatArray,
-    IntArray,
-)
+from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Estimate, Family
 from traincast.kernels.families import GEMM
 from traincast.kernels.models.base import KernelModel, Measurements, State
 from traincast.kernels.models.chips import Chips

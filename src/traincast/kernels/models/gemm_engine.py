@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import Calls, FloatArray
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls
 from traincast.platform.device import Device
 
 DRAM_SHARE = 0.82

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, BoolArray, FloatArray, IntArray
+from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES
 from traincast.kernels.models.base import Measurements
 from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.gemm import OLD_ARCHS, SIGMA_EDGES, EngineFit, clock_spread, engine_seconds, spread_class

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 from traincast.platform.device import Device
 
 START_SECONDS = 2.8e-6

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import FloatArray, IntArray
+from traincast.arrays import FloatArray, IntArray
 from traincast.kernels.models.residual_net import Float32Array, ResidualNet, gate
 
 _EDGE = 12.0  # sharpness of the corner between a host-bound and a device-bound measurement

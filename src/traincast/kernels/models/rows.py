@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import Calls, Estimate, Family, FloatArray
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls, Estimate, Family
 from traincast.kernels.families import NORM, SOFTMAX
 from traincast.kernels.models.base import KernelModel, Measurements, State
 from traincast.kernels.models.memory import START_SECONDS

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 from traincast.kernels.models.chips import has_stacked_memory
 from traincast.platform.device import Device
 

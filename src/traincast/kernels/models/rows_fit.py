@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 from traincast.kernels.models.base import Measurements, State
 from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.memory import START_SECONDS

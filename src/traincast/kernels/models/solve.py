@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.kernels.call import FloatArray
+from traincast.arrays import FloatArray
 
 
 def nonnegative(matrix: FloatArray, target: FloatArray) -> FloatArray:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from traincast.arrays import FloatArray
 from traincast.errors import TraincastError
-from traincast.kernels.call import Calls, FloatArray
+from traincast.kernels.call import Calls
 from traincast.kernels.models.base import Measurements, State
 from traincast.kernels.models.chips import Chips, has_stacked_memory
 from traincast.kernels.models.memory import START_SECONDS, MemorySystem, lane_seconds, overlapped

@@ -1,7 +1,0 @@
-"""PyTorch to `Workload`, with no GPU: one iteration run on tensors without data, as CUDA would run it."""
-
-from traincast.capture.distributed import capture_distributed
-from traincast.capture.from_file import capture_file, load_function
-from traincast.capture.step import capture_step
-
-__all__ = ["capture_distributed", "capture_file", "capture_step", "load_function"]

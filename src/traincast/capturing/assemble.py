@@ -1,0 +1,162 @@
+"""From what was seen to a `Program`: scopes from PyTorch's own profiler, ops from the recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, RawOp
+from traincast.capturing.storages import StorageBook
+from traincast.errors import TraincastError
+from traincast.workload.builder import ProgramBuilder
+from traincast.workload.ops import Phase
+from traincast.workload.program import Program
+
+_ENGINE = "autograd::engine::evaluate_function: "
+_DISPATCHED = "PythonDispatchMode"
+# Composites that add into their own intermediate result, except while a mode is watching.
+_ADD_INTO = ("aten::linear", "aten::_scaled_dot_product_attention_math")
+_LOSSES = ("_loss", "cross_entropy", "cross_entropy_with_logits", "kl_div")
+
+
+@dataclass(slots=True)
+class HostScope:
+    """A top-level host op of the profiler and the recorded ops inside it.
+
+    `sums` are additions that the engine writes into their first input if nobody else holds it, `into` those
+    that a composite always writes there.
+    """
+
+    name: str
+    backward: bool
+    ops: list[int] = field(default_factory=list)
+    sums: set[int] = field(default_factory=set)
+    into: set[int] = field(default_factory=set)
+
+
+def host_scopes(tree: Iterable[Any]) -> list[HostScope]:
+    """The top-level events of a profiler's tree, in order, with the ops marked inside them.
+
+    A mark that no dispatcher call surrounds belongs to a detach that autograd makes only because a mode is
+    watching; a run without one does not have it.
+    """
+    scopes = []
+    for event in sorted(tree, key=lambda e: e.start_time_ns):
+        backward = event.name.startswith(_ENGINE)
+        scope = HostScope(event.name.removeprefix(_ENGINE), backward)
+        _collect(event, scope)
+        scope.ops.sort()
+        if scope.ops or not event.name.startswith((_DISPATCHED, OP_MARK, CONTROL_MARK)):
+            scopes.append(scope)
+    return scopes
+
+
+def _collect(event: Any, scope: HostScope) -> None:
+    """Adds the ops marked inside an event to the scope, and notes which additions are in place without a mode."""
+    for child in event.children:
+        if child.name.startswith(CONTROL_MARK):
+            scope.ops.append(int(child.name.removeprefix(CONTROL_MARK)))
+        elif child.name.startswith(OP_MARK) and event.name == _DISPATCHED:
+            scope.ops.append(int(child.name.removeprefix(OP_MARK)))
+        before = len(scope.ops)
+        _collect(child, scope)
+        if child.name == "aten::add" and event.name.startswith(_ENGINE):
+            scope.sums.update(scope.ops[before:])
+        elif child.name == "aten::add" and event.name in _ADD_INTO:
+            scope.into.update(scope.ops[before:])
+
+
+def assemble(ops: list[RawOp], book: StorageBook, scopes: list[HostScope], *, batch_size: int, seq_len: int) -> Program:
+    """The program of a recorded step."""
+    kept = [index for scope in scopes for index in scope.ops]
+    _check_complete(ops, kept)
+    sums = {i for scope in scopes for i in scope.into | {j for j in scope.sums if ops[j].reuses_first}}
+    ops = _sum_in_place(ops, book, sums)
+    builder = ProgramBuilder(batch_size=batch_size, seq_len=seq_len)
+    _add_storages(builder, book, np.cumsum(np.bincount(kept, minlength=len(ops) + 1)) - 1)
+    number: dict[int, int] = {}
+    thread = 0
+    for scope, phase in zip(scopes, _phases(ops, scopes), strict=True):
+        on_engine = scope.backward or (thread == 1 and _in_backward(ops, scope))
+        changed = int(on_engine) != thread
+        thread = int(on_engine)
+        builder.scope(scope.name, phase, thread=thread, after=builder.num_scopes - 1 if changed else -1)
+        for index in scope.ops:
+            op = ops[index]
+            number[index] = builder.op(
+                op.signature, op.inputs, op.outputs,
+                module=op.module, forward=number.get(op.forward, -1), stream=op.stream,
+            )  # fmt: skip
+    return builder.build()
+
+
+def _in_backward(ops: list[RawOp], scope: HostScope) -> bool:
+    """Whether a scope after an autograd node's is the engine's as well: callbacks at the end of backward run on its
+    thread."""
+    return bool(scope.ops) and all(ops[i].phase == Phase.BACKWARD for i in scope.ops)
+
+
+def _check_complete(ops: list[RawOp], kept: list[int]) -> None:
+    """Nothing but autograd's extra detaches may be missing from the profiler's tree."""
+    missing = sorted(set(range(len(ops))) - set(kept))
+    lost = next((ops[i].signature.name for i in missing if ops[i].signature.name != "aten::detach"), None)
+    if lost is not None or len(kept) != len(set(kept)):
+        raise TraincastError(
+            f"op {lost or ops[0].signature.name} was not seen by PyTorch's profiler; is another running?"
+        )
+
+
+def _sum_in_place(ops: list[RawOp], book: StorageBook, sums: set[int]) -> list[RawOp]:
+    """The ops with these additions written into their first input, as they are when no mode is watching."""
+    same: dict[int, int] = {}  # tensor that was made -> tensor that is written to
+    changed: list[RawOp] = []
+    for index, op in enumerate(ops):
+        op = replace(op, inputs=tuple(same.get(t, t) for t in op.inputs))
+        if index in sums:
+            made, target = op.outputs[0], op.inputs[0]
+            same[made] = target
+            book.merge(made, target)
+            signature = replace(op.signature, name="aten::add_", outputs=op.signature.inputs[:1])
+            op = replace(op, signature=signature, outputs=(target,))
+        changed.append(op)
+    return changed
+
+
+def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> None:
+    """Storages and tensors; `place` gives for each op seen the last op kept up to it."""
+    number: dict[int, int] = {}
+    for info in book.recorded:
+        if info.merged_into is not None:
+            continue
+        # Host memory is not the device's: it takes no device bytes.
+        number[info.index] = builder.storage(info.nbytes if info.device == "cuda" else 0, info.kind)
+        alloc = -1 if info.alloc < 0 else int(place[info.alloc])
+        free = None if info.free is None else max(int(place[info.free]) if info.free >= 0 else -1, alloc, 0)
+        builder.set_lifetime(number[info.index], alloc, free)
+    for storage in book.tensor_storage:
+        builder.tensor(number[book.final(storage)])
+
+
+def _phases(ops: list[RawOp], scopes: list[HostScope]) -> list[Phase]:
+    phases: list[Phase] = []
+    current = Phase.FORWARD
+    for scope in scopes:
+        if scope.name.startswith(("Optimizer.zero_grad#", "cuda::")):
+            phases.append(Phase.OTHER)
+            continue
+        if scope.backward:
+            current = Phase.BACKWARD
+        elif scope.name.startswith("Optimizer.step#"):
+            current = Phase.OPTIMIZER
+        elif scope.ops:
+            # the events that order a collective come before it
+            current = next((p for i in scope.ops if (p := ops[i].phase) != Phase.OTHER), ops[scope.ops[0]].phase)
+            if current == Phase.FORWARD and scope.name.endswith(_LOSSES):
+                current = Phase.LOSS
+        elif current == Phase.OPTIMIZER:
+            current = Phase.OTHER
+        phases.append(current)
+    return phases

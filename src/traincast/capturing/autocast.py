@@ -1,0 +1,154 @@
+"""`torch.autocast("cuda")` on tensors without data, by CUDA's own lists of ops.
+
+CUDA's autocast looks only at CUDA tensors. The same casts are made here on an autocast key of its own, so that ops
+called from C++ are cast too. The lists are those of PyTorch's `autocast_mode.h`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from traincast.capturing.patches import Patches
+
+_KEY = "AutocastPrivateUse1"
+_KEY_VALUE: Any = getattr(torch._C.DispatchKey, _KEY)
+_DEVICE = "privateuseone"
+LOWER_PRECISION = (
+    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
+    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)  # fmt: skip
+FLOAT32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity",
+    "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm",
+    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
+    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)  # fmt: skip
+FLOAT32_RESULT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)  # fmt: skip
+NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+WIDEST = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)  # fmt: skip
+BANNED = "binary_cross_entropy"
+
+
+class Autocast:
+    """The casts, and the copies of weights kept until the outermost autocast block ends."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def install(self, patches: Patches) -> None:
+        """Puts the casts in place until the patches are undone."""
+        library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+        patches.callback(library._destroy)
+        for names, policy in (
+            (LOWER_PRECISION, self._lower), (FLOAT32, self._float32), (FLOAT32_RESULT, self._float32_result),
+            (NORMS, self._norm), (WIDEST, self._widest), ((BANNED,), self._banned),
+        ):  # fmt: skip
+            for name in names:
+                library.impl(name, self._kernel(_overload(name), policy))
+        anything: Any = torch.library.Library("_", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+        patches.callback(anything._destroy)
+        anything.fallback(torch.library.fallthrough_kernel)
+        clear = torch.clear_autocast_cache
+
+        def clear_both() -> None:
+            self._copies.clear()
+            clear()
+
+        patches.set(torch, "clear_autocast_cache", clear_both)
+        patches.callback(torch.set_autocast_enabled, _DEVICE, torch.is_autocast_enabled(_DEVICE))
+        torch.set_autocast_enabled(_DEVICE, True)
+        patches.enter_context(torch._C._IncludeDispatchKeyGuard(_KEY_VALUE))
+
+    def _kernel(self, op: Any, policy: Callable[..., Any]) -> Callable[..., Any]:
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with _below():
+                return policy(op, args, kwargs) if torch.is_autocast_enabled("cuda") else op(*args, **kwargs)
+
+        return kernel
+
+    def _lower(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._cast(op, torch.get_autocast_dtype("cuda"), args, kwargs)
+
+    def _float32(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._cast(op, torch.float32, args, kwargs)
+
+    def _float32_result(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        position = [argument.name for argument in op._schema.arguments].index("dtype")
+        given = args[position] if position < len(args) else kwargs.get("dtype")
+        if not _eligible(args[0]) or given is not None:
+            return op(*args, **kwargs)
+        return op(*args[:position], **{**kwargs, "dtype": torch.float32})
+
+    def _norm(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with_type = _overload(NORMS[op.name().removeprefix("aten::")])
+        bound = [*args, *(argument.default_value for argument in op._schema.arguments[len(args) :])]
+        return with_type(*bound, dtype=torch.float32 if _eligible(args[0]) else args[0].dtype)
+
+    def _widest(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        types = {t.dtype for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor) and _eligible(t)}
+        wide = torch.float32 if torch.float32 in types else torch.get_autocast_dtype("cuda")
+        return self._cast(op, wide, args, kwargs)
+
+    def _banned(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not _eligible(args[0]):
+            return op(*args, **kwargs)
+        raise RuntimeError(
+            "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
+            "use binary_cross_entropy_with_logits"
+        )
+
+    def _cast(self, op: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The last argument is cast first: that is the order in which PyTorch's compiler evaluates them.
+        cast = [tree_map_only(torch.Tensor, lambda t: self._as(t, dtype), a) for a in (kwargs, *reversed(args))]
+        return op(*reversed(cast[1:]), **cast[0])
+
+    def _as(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not _eligible(tensor) or tensor.dtype == dtype:
+            return tensor
+        keep = (
+            torch.is_autocast_cache_enabled()
+            and dtype == torch.get_autocast_dtype("cuda")
+            and tensor.dtype == torch.float32
+            and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        )  # fmt: skip
+        if not keep:
+            return tensor.to(dtype)
+        if id(tensor) not in self._copies:
+            self._copies[id(tensor)] = (tensor, tensor.to(dtype))
+        return self._copies[id(tensor)][1]
+
+
+def _eligible(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor) and value.is_meta and value.is_floating_point() and value.dtype != torch.float64
+    )
+
+
+def _below() -> AbstractContextManager[Any]:
+    """Dispatch below autocast: a cast op is not cast again."""
+    guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_VALUE))
+    return guard
+
+
+def _overload(name: str) -> Any:
+    base, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")

@@ -1,0 +1,194 @@
+"""Composite ops as CUDA takes them apart: reshape, softmax, dropout, batch norm, attention.
+
+On tensors without data PyTorch takes the portable road. These replacements take the one a CUDA build takes; they are
+put below the ops' own names, so that nesting, autograd and profiler labels stay what they are on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+from traincast.capturing import recurrent
+from traincast.capturing.patches import Patches
+
+aten: Any = torch.ops.aten
+Tensor: TypeAlias = torch.Tensor
+_switches: Any = torch.backends.cuda
+_HALF = (torch.float16, torch.bfloat16)
+_CUDNN_MIN_EPS = 1e-5
+_MOST_SAMPLES = {True: 880801, False: 65535}  # cuDNN's batch limit by training
+_ALIGNED = 8  # elements: head size of flash attention, last dimension of a mask
+
+
+def install_choices(patches: Patches) -> None:
+    """Replaces the composites until the patches are undone."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    patches.callback(library._destroy)
+    replacements: dict[str, Callable[..., Any]] = {
+        **recurrent.replacements(),
+        "reshape": _reshape,
+        "softmax.int": _softmax(aten._softmax),
+        "log_softmax.int": _softmax(aten._log_softmax),
+        "dropout": _dropout,
+        "_batch_norm_impl_index": _batch_norm,
+        "scaled_dot_product_attention": _attention,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is overridden: it is meant to be
+        for name, function in replacements.items():
+            library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
+    patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # weights stay as they are
+    patches.set(torch.backends.mha, "get_fastpath_enabled", lambda: False)
+
+
+def _reshape(self: Tensor, shape: list[int]) -> Tensor:
+    """As in C++, whose choice of the view op depends on whether a mode is watching."""
+    if self.is_contiguous() or self.layout is not torch.strided:
+        return self.view(shape)
+    with torch._C._DisableTorchDispatch():
+        try:
+            form = torch.empty_strided(self.shape, self.stride(), device="meta").view(shape)
+            strides = form.stride()
+        except RuntimeError:  # no view can do it
+            form, strides = torch.empty(self.shape, device="meta").view(shape), None
+    if strides is None:
+        result: Tensor = aten._unsafe_view(self.clone(memory_format=torch.contiguous_format), form.shape)
+    else:
+        result = aten._reshape_alias(self, form.shape, strides)
+    return result
+
+
+def _softmax(op: Any) -> Callable[..., Tensor]:
+    """CUDA widens half to float inside the kernel."""
+
+    def softmax(self: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        widens = self.is_meta and self.dtype == torch.float16 and dtype == torch.float32
+        result: Tensor = op(self if widens or dtype is None else self.to(dtype), dim, widens)
+        return result
+
+    return softmax
+
+
+def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
+    if p == 0 or not train or input.numel() == 0:
+        return input
+    if p == 1:
+        return input * torch.zeros((), dtype=input.dtype, device=input.device)
+    kept: Tensor = aten.native_dropout(input, p, train)[0]
+    return kept
+
+
+def _batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
+    training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
+    parameters = (weight, bias, running_mean, running_var)
+    if cudnn_enabled and _cudnn_takes(input, parameters, training, eps):
+        layout = torch.channels_last if _channels_last(input) else torch.contiguous_format
+        made = aten.cudnn_batch_norm(
+            input.contiguous(memory_format=layout), *(p if p is None else p.contiguous() for p in parameters),
+            training, momentum, eps,
+        )  # fmt: skip
+        return (*made, 1)
+    reserve = torch.empty([0], dtype=torch.uint8, device=input.device)
+    return (*aten.native_batch_norm(input, *parameters, training, momentum, eps), reserve, 0)
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    if tensor.dim() != 4 or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _cudnn_takes(input: Tensor, parameters: tuple[Tensor | None, ...], training: bool, eps: float) -> bool:
+    weight, bias, running_mean, running_var = parameters
+    if not input.is_meta or weight is None or bias is None or input.dim() < 3 or eps < _CUDNN_MIN_EPS:
+        return False
+    if torch.bfloat16 in (input.dtype, weight.dtype):
+        return False
+    if input.dtype == torch.float16 and weight.dtype != torch.float32:
+        return False
+    statistics = (running_mean is not None) + (running_var is not None)
+    return (statistics == 2 or (statistics == 0 and training)) and input.shape[0] <= _MOST_SAMPLES[training]
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    if _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
+        return _flash(query, key, value, dropout_p, is_causal, scale)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = _additive(attn_mask, query.dtype)
+    if _efficient_takes(query, key, value):
+        needs_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        mask = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
+        made = aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, needs_backward, dropout_p, is_causal, scale=scale
+        )
+    else:
+        made = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )
+    out: Tensor = made[0]
+    return out
+
+
+def _flash_takes(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, enable_gqa: bool
+) -> bool:
+    if not _switches.flash_sdp_enabled() or mask is not None or not _fused_shapes(query, key, value):
+        return False
+    if query.dtype not in _HALF or max(query.shape[-1], value.shape[-1]) > 256 or query.shape[-1] != value.shape[-1]:
+        return False
+    heads_fit = query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % key.shape[1] == 0)
+    return heads_fit and not (is_causal and query.shape[2] != key.shape[2])
+
+
+def _efficient_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    aligned = 8 if query.dtype in _HALF else 4
+    return (
+        _switches.mem_efficient_sdp_enabled()
+        and _fused_shapes(query, key, value)
+        and query.dtype in (*_HALF, torch.float32)
+        and query.shape[1] == key.shape[1]
+        and query.shape[-1] % aligned == value.shape[-1] % aligned == 0
+    )
+
+
+def _fused_shapes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """What every fused kernel wants: four dimensions, one batch size, one type, nothing empty, rows without gaps."""
+    tensors = (query, key, value)
+    return (
+        all(t.is_meta and t.dim() == 4 and t.numel() > 0 and t.stride(-1) == 1 for t in tensors)
+        and len({t.dtype for t in tensors}) == 1
+        and len({t.shape[0] for t in tensors}) == 1
+        and key.shape[1:3] == value.shape[1:3]
+    )
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+    size = q.shape[-1]
+    factor = scale if scale is not None else 1 / math.sqrt(size)
+    missing = -size % _ALIGNED
+    padded = [torch.nn.functional.pad(t, (0, missing)) if missing else t for t in (q, k, v)]
+    out: Tensor = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=factor)[0]
+    return out[..., :size] if missing else out
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as one to add: zero where attention is paid, minus infinity elsewhere."""
+    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device))
+
+
+def _aligned(mask: Tensor) -> Tensor:
+    """The mask in rows that start at multiples of eight elements, as the memory-efficient kernel loads them."""
+    size = mask.shape[-1]
+    if all(stride % _ALIGNED == 0 for stride in mask.stride()[:-1]) and mask.stride(-1) in (0, 1):
+        return mask
+    return torch.nn.functional.pad(mask, (0, _ALIGNED - size % _ALIGNED))[..., :size]

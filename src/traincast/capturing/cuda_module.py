@@ -1,0 +1,194 @@
+"""Stand-ins for what scripts call in `torch.cuda`: answers, streams, events and synchronisation, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+
+from traincast.capturing.patches import Patches
+from traincast.capturing.recorder import Recorder
+from traincast.capturing.refusals import user_line
+from traincast.errors import TraincastError
+
+_CAPABILITY = (8, 0)
+_NAME = "CUDA device without a GPU"
+_MEMORY_BYTES = 80 << 30
+
+
+class Event:
+    """A CUDA event; what it does is recorded."""
+
+    recorder: ClassVar[Recorder]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.number = self.recorder.regions.new_event()
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Records the event on a stream (default: the current one)."""
+        self.recorder.control("cuda::event_record", event=self.number, stream=_number(self.recorder, stream))
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Makes a stream (default: the current one) wait for the event."""
+        self.recorder.control("cuda::stream_wait_event", event=self.number, stream=_number(self.recorder, stream))
+
+    def synchronize(self) -> None:
+        """Makes the host wait for the event."""
+        self.recorder.control("cuda::event_synchronize", event=self.number)
+
+    def query(self) -> bool:
+        """Whether the event has happened: always."""
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds between two events: none, nothing runs."""
+        return 0.0
+
+
+class Stream:
+    """A CUDA stream; number 0 is the default one."""
+
+    recorder: ClassVar[Recorder]
+    event_type: ClassVar[type[Event]]
+
+    def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
+        self.number = self.recorder.regions.new_stream() if number is None else number
+        self.stream_id = self.cuda_stream = self.number
+        self.device = torch.device("cuda", 0)
+        self._outer: list[tuple[int, int | None]] = []
+
+    def wait_event(self, event: Event) -> None:
+        """Waits for an event."""
+        event.wait(self)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Records an event, a new one unless given."""
+        event = event or self.event_type()
+        event.record(self)
+        return event
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Waits for what another stream has been given so far."""
+        self.wait_event(stream.record_event())
+
+    def synchronize(self) -> None:
+        """Makes the host wait for the stream."""
+        self.recorder.control("cuda::stream_synchronize", stream=self.number)
+
+    def query(self) -> bool:
+        """Whether the stream is idle: always."""
+        return True
+
+    def is_capturing(self) -> bool:
+        """Whether a CUDA graph is being captured: never."""
+        return False
+
+    def __enter__(self) -> Stream:
+        regions = self.recorder.regions
+        self._outer.append((regions.stream, regions.hook_stream))
+        regions.stream = self.number
+        if torch._C._current_autograd_node() is not None:
+            regions.hook_stream = self.number
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        regions = self.recorder.regions
+        regions.stream, regions.hook_stream = self._outer.pop()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+def _number(recorder: Recorder, stream: Stream | None) -> int:
+    return recorder.regions.stream if stream is None else stream.number
+
+
+class Generator(torch._C.Generator):
+    """A random generator of any device: numbers are never drawn."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """On the host, whatever the device."""
+        return super().__new__(cls, device="cpu")  # type: ignore[call-arg]
+
+
+def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
+    """Puts the stand-ins in place until the patches are undone."""
+    event = type("Event", (Event,), {"recorder": recorder})
+    stream: Any = type("Stream", (Stream,), {"recorder": recorder, "event_type": event})
+
+    def synchronize(device: Any = None) -> None:
+        recorder.control("cuda::device_synchronize")
+
+    def current_stream(device: Any = None) -> Any:
+        return stream(number=recorder.regions.stream)
+
+    def set_stream(to: Stream) -> None:
+        recorder.regions.stream = to.number
+
+    @contextmanager
+    def on_stream(to: Stream | None) -> Iterator[None]:
+        with to or nullcontext():
+            yield
+
+    stand_ins: dict[str, Any] = {
+        **_answers(),
+        "Stream": stream, "Event": event, "ExternalStream": stream, "stream": on_stream, "StreamContext": on_stream,
+        "current_stream": current_stream, "default_stream": lambda device=None: stream(number=0),
+        "set_stream": set_stream, "synchronize": synchronize,
+        "CUDAGraph": _no_graphs, "graph": _no_graphs, "make_graphed_callables": _no_graphs,
+    }  # fmt: skip
+    for name, value in stand_ins.items():
+        patches.set(torch.cuda, name, value)
+    for name in ("range_push", "range_pop", "mark"):
+        patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
+    patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: nullcontext())
+    for name, value in {
+        "is_available": lambda: True, "device_count": lambda: 1, "synchronize": synchronize,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": current_stream,
+        "current_device_index": lambda: 0,
+    }.items():  # fmt: skip
+        patches.set(torch.accelerator, name, value)
+    patches.set(torch, "Generator", Generator)
+    patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def _answers() -> dict[str, Callable[..., Any]]:
+    """Questions about the device, and settings that change nothing here."""
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=_NAME, major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=_MEMORY_BYTES,
+            multi_processor_count=108, warp_size=32, max_threads_per_multi_processor=2048,
+        )  # fmt: skip
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    nothing = ("empty_cache", "init", "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "seed", "seed_all",
+               "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_rng_state",
+               "set_rng_state_all", "set_per_process_memory_fraction")  # fmt: skip
+    zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "initial_seed",
+            "current_device", "utilization")  # fmt: skip
+    return {
+        **{name: constant(None) for name in nothing},
+        **{name: constant(0) for name in zero},
+        "is_current_stream_capturing": constant(False),
+        "is_available": constant(True), "is_initialized": constant(True), "device_count": constant(1),
+        "is_bf16_supported": constant(True), "get_device_capability": constant(_CAPABILITY),
+        "get_device_name": constant(_NAME), "get_device_properties": properties,
+        "mem_get_info": constant((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": lambda device=None: {},
+        "memory_summary": constant(""), "get_arch_list": lambda: ["sm_80"],
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "device": constant(nullcontext()), "device_of": constant(nullcontext()),
+    }  # fmt: skip
+
+
+def _no_graphs(*args: Any, **kwargs: Any) -> Any:
+    raise TraincastError(f"{user_line()}: CUDA graphs cannot be captured; give the step without them")

@@ -1,0 +1,248 @@
+"""`DistributedDataParallel` on tensors without data: PyTorch's own class with a reducer that needs no values.
+
+The C++ reducer reads parameters; this one does the same ops in the same order, with PyTorch's own bucket assignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._profiler import _RecordFunctionFast
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as ddp_module
+
+from traincast.capturing.patches import Patches
+from traincast.capturing.refusals import user_line
+from traincast.errors import TraincastError
+
+_COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+_BROADCAST = "torch.distributed::_broadcast_coalesced"
+_BROADCASTS_IN_FLIGHT = 2
+_REFUSED = ("static_graph", "mixed_precision", "delay_all_reduce_named_params")
+_bucket_assignment: Any = torch._C._distributed_c10d._compute_bucket_assignment_by_size
+
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Bucket:
+    """Gradients that are reduced together, in one flat tensor."""
+
+    def __init__(self, indices: list[int], parameters: list[nn.Parameter]) -> None:
+        self.indices = indices
+        self.parameters = [parameters[i] for i in indices]
+        first = self.parameters[0]
+        sizes = [p.numel() for p in self.parameters]
+        self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        self.offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        self.slots = self.views()
+        self.pending = len(indices)
+        self.work: Any = None
+
+    def views(self) -> list[torch.Tensor]:
+        """One view of the flat tensor a parameter, laid out like it."""
+        return [
+            torch.as_strided(self.flat, p.size(), p.stride(), offset)
+            for p, offset in zip(self.parameters, self.offsets, strict=True)
+        ]
+
+
+class Reducer:
+    """Stands in for `torch.distributed.Reducer`, with its constructor and the methods that Python calls.
+
+    Buckets are first those of the constructor; after the first backward they are built anew in the order in which
+    the gradients came, as PyTorch does.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        bucket_indices: list[list[int]],
+        per_bucket_size_limits: list[int],
+        process_group: dist.ProcessGroup,
+        expect_sparse_gradients: list[bool],
+        bucket_bytes_cap: int,
+        find_unused_parameters: bool,
+        gradient_as_bucket_view: bool,
+        param_to_name_mapping: dict[int, str],
+        first_bucket_bytes_cap: int,
+        skip_all_reduce_unused_params: bool,
+        use_python_reducer: bool,
+        bucket_size_limits_for_rebuilding: list[int],
+        batched_grad_copy: bool,
+        *,
+        around: Around,
+        buckets_made: Callable[[list[torch.Tensor]], None],
+    ) -> None:
+        if find_unused_parameters:
+            raise _refusal("find_unused_parameters=True")
+        if any(expect_sparse_gradients):
+            raise _refusal("sparse gradients")
+        self.parameters = parameters
+        self.group = process_group
+        self.as_views = gradient_as_bucket_view
+        self.batched_copy = batched_grad_copy
+        self._limits = bucket_size_limits_for_rebuilding or [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._around, self._buckets_made = around, buckets_made
+        self._order: list[int] = []
+        self._expecting = self._rebuilt = False
+        self._build(bucket_indices)
+        for index, parameter in enumerate(parameters):
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
+
+    def _build(self, bucket_indices: list[list[int]]) -> None:
+        self.buckets = [Bucket(indices, self.parameters) for indices in bucket_indices]
+        self._bucket_of = {i: (b, b.slots[k]) for b in self.buckets for k, i in enumerate(b.indices)}
+        self._next = 0
+        self._buckets_made([b.flat for b in self.buckets])
+
+    def set_logger(self, logger: Any) -> None:
+        """Nothing is logged."""
+
+    def prepare_for_forward(self) -> None:
+        """Nothing to prepare."""
+
+    def _rebuild_buckets(self) -> bool:
+        return False  # done at the end of the first backward already, so that no later step shows it
+
+    def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None:
+        """Expects a gradient of every parameter in the backward pass to come."""
+        if self._expecting and self._next < len(self.buckets):
+            waiting = [i for b in self.buckets[self._next :] if b.pending for i in b.indices]
+            raise TraincastError(
+                f"{user_line()}: DistributedDataParallel waits for gradients of parameters that took no part in the "
+                f"backward pass (one of number {waiting[0]} to {max(waiting)}); use every parameter in the loss"
+            )
+        self._expecting, self._next = True, 0
+        for bucket in self.buckets:
+            bucket.pending = len(bucket.indices)
+
+    def _gradient_ready(self, index: int, parameter: torch.Tensor) -> None:
+        if not self._expecting:
+            return
+        if not self._rebuilt:
+            self._order.append(index)
+        bucket, slot = self._bucket_of[index]
+        with torch.no_grad():
+            if not self.batched_copy:
+                self._copy_in(parameter, slot)
+            bucket.pending -= 1
+            while self._next < len(self.buckets) and not self.buckets[self._next].pending:
+                self._reduce(self.buckets[self._next])
+                self._next += 1
+        if self._next == len(self.buckets):
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._around(self._finish))
+
+    def _copy_in(self, parameter: torch.Tensor, slot: torch.Tensor) -> None:
+        """Divided while copied: one kernel a parameter. A gradient that is a view of the bucket stays there."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.untyped_storage()._cdata == slot.untyped_storage()._cdata:
+            slot.div_(self.group.size())
+            return
+        torch.mul(gradient, 1.0 / self.group.size(), out=slot)
+        if self.as_views:
+            parameter.grad = slot
+
+    def _reduce(self, bucket: Bucket) -> None:
+        if self.batched_copy:
+            torch._foreach_copy_(bucket.slots, [p.grad for p in bucket.parameters if p.grad is not None])
+            bucket.flat.div_(self.group.size())
+            if self.as_views:
+                for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
+                    parameter.grad = slot
+        bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+
+    def _finish(self) -> None:
+        """At the end of backward: the stream waits for every bucket, and gradients are copied back."""
+        self._expecting = False
+        with torch.no_grad():
+            for bucket in self.buckets:
+                bucket.work.wait()
+                bucket.work = None
+                views = bucket.views()
+                for parameter, view in zip(bucket.parameters, views, strict=True):
+                    if not self.as_views:
+                        assert parameter.grad is not None
+                        with _RecordFunctionFast(_COPY_BACK):
+                            parameter.grad.copy_(view)
+        if not self._rebuilt:
+            self._rebuilt = True
+            in_order = [self.parameters[i] for i in self._order]
+            indices, _ = _bucket_assignment(in_order, self._limits, [False] * len(self.parameters), self._order)
+            self._build(indices)
+
+
+class _Logger:
+    """Stands in for `torch.distributed.Logger`: takes notes of nothing."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self.reducer = reducer
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def broadcast_coalesced(
+    group: dist.ProcessGroup, tensors: list[torch.Tensor], buffer_size: int, source: int = 0
+) -> None:
+    """Buffers broadcast in flat pieces of one type, two pieces in flight, and copied back.
+
+    One top-level op, since it is one call into C++: no Python runs between its copies.
+    """
+    with _RecordFunctionFast(_BROADCAST):
+        _broadcast_coalesced(group, tensors, buffer_size, source)
+
+
+def _broadcast_coalesced(group: dist.ProcessGroup, tensors: list[torch.Tensor], buffer_size: int, source: int) -> None:
+    assignment, _ = _bucket_assignment(tensors, [buffer_size])
+    flying: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
+
+    def land() -> None:
+        work, flat, members = flying.pop(0)
+        work.wait()
+        for tensor, part in zip(members, torch._C._nn.unflatten_dense_tensors(flat, members), strict=True):
+            tensor.copy_(part, non_blocking=True)
+
+    for indices in assignment:
+        members = [tensors[i] for i in indices]
+        flat = torch._C._nn.flatten_dense_tensors(members)
+        if len(flying) == _BROADCASTS_IN_FLIGHT:
+            land()
+        work = dist.broadcast(flat, group=group, group_src=source, async_op=True)
+        flying.append((work, flat, members))
+    while flying:
+        land()
+
+
+def install_ddp(patches: Patches, around: Around, buckets_made: Callable[[list[torch.Tensor]], None]) -> None:
+    """Puts the reducer in place until the patches are undone. `around` wraps callbacks of the autograd engine."""
+    patches.set(dist, "Reducer", partial(Reducer, around=around, buckets_made=buckets_made))
+    patches.set(dist, "Logger", _Logger)
+    patches.set(dist, "_broadcast_coalesced", broadcast_coalesced)
+    for name in ("_verify_param_shape_across_processes", "_sync_module_states"):  # nothing to compare, nothing to send
+        patches.set(ddp_module, name, lambda *args, **kwargs: None)
+    original = DistributedDataParallel.__init__
+
+    def init(self: Any, module: nn.Module, device_ids: Any = None, output_device: Any = None, **options: Any) -> None:
+        for name in _REFUSED:
+            if options.get(name):
+                raise _refusal(name)
+        original(self, module, [0] if device_ids else None, None, **options)  # the only device there is
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise _refusal("a communication hook, join or a static graph")
+
+    patches.set(DistributedDataParallel, "__init__", init)
+    for name in ("register_comm_hook", "_register_builtin_comm_hook", "join", "_set_static_graph"):
+        patches.set(DistributedDataParallel, name, refuse)
+
+
+def _refusal(what: str) -> TraincastError:
+    return TraincastError(f"{user_line()}: DistributedDataParallel with {what} cannot be captured; leave it out")

@@ -1,0 +1,185 @@
+"""The function mode that puts what the user puts on `cuda` on tensors without data, and says `cuda` when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from traincast.capturing.recorder import Recorder
+from traincast.capturing.refusals import refuse_values
+
+_CUDA = torch.device("cuda", 0)
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+_ITEM = "take the decision outside the step, or use torch.where"
+_text: Any = torch._tensor_str._str
+_NUMBERS = (torch.Tensor.item, torch.Tensor.__float__)
+_WITH_VALUES = {
+    torch.Tensor.__bool__: ("a decision on a tensor (if, while, and, or, not)", _ITEM),
+    torch.Tensor.__index__: ("a tensor as an index or size", "use a Python int"),
+    torch.Tensor.__int__: ("int(tensor)", "use a Python int"),
+    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers"),
+    torch.Tensor.numpy: ("tensor.numpy()", "stay in torch"),
+}
+
+
+def _new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The old way to make a tensor like another one; sparse ones without data have no such type."""
+    if tensor.layout is torch.sparse_coo and len(args) == 3:
+        return torch.sparse_coo_tensor(*args, dtype=tensor.dtype, device=tensor.device, check_invariants=False)
+    return tensor.new(*args, **kwargs)
+
+
+class DeviceMode(TorchFunctionMode):
+    """Moves `cuda` to tensors without data. With `default_cuda`, tensors without a device go there too."""
+
+    def __init__(self, recorder: Recorder, *, default_cuda: bool) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.default_cuda = default_cuda
+        self.uses_cuda = default_cuda
+        tensor: Any = torch.Tensor
+        self._special: dict[Any, Callable[..., Any]] = {
+            tensor.device.__get__: lambda t: self._device(t),
+            tensor.is_cuda.__get__: lambda t: self._device(t).type == "cuda",
+            tensor.is_cpu.__get__: lambda t: self._device(t).type == "cpu",
+            tensor.is_meta.__get__: lambda t: False,
+            tensor.get_device: lambda t: 0 if self._device(t).type == "cuda" else -1,
+            tensor.to: self._to,
+            tensor.cuda: self._cuda,
+            tensor.cpu: lambda t, memory_format=None: self._move(t, _CPU, memory_format=memory_format),
+            tensor.pin_memory: lambda t, device=None: self._pin(t),
+            tensor.is_pinned: lambda t, device=None: self.recorder.book.device_of(t) == "cpu:pinned",
+            tensor.new: _new,
+            tensor.__format__: self._format,
+            tensor.__repr__: self._repr,
+            torch.tensor: self._from_data(torch.tensor),
+            torch.as_tensor: self._from_data(torch.as_tensor),
+            torch.asarray: self._from_data(torch.asarray),
+        }
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answers or redirects one call of torch's Python API."""
+        kwargs = kwargs or {}
+        special = self._special.get(func)
+        if special is not None:
+            return special(*args, **kwargs)
+        if func in _WITH_VALUES and args[0].is_meta:
+            raise refuse_values(*_WITH_VALUES[func])
+        if func in _NUMBERS:
+            return self._number(func, args[0])
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self.real(kwargs["device"])}
+        elif self.default_cuda and func in _device_constructors():
+            kwargs = {**kwargs, "device": _META}
+        if kwargs.get("generator") is not None and kwargs.get("device") == _META:
+            kwargs = {**kwargs, "generator": None}
+        if kwargs.get("pin_memory"):
+            return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, run with this mode on."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return run
+
+    def _device(self, tensor: torch.Tensor) -> torch.device:
+        return _CUDA if self.recorder.book.device_of(tensor) == "cuda" else _CPU
+
+    def real(self, device: Any) -> torch.device:
+        """The device a tensor really goes to when the user says `device`."""
+        wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if wanted.type == "cuda":
+            self.uses_cuda = True
+            return _META
+        return wanted
+
+    def _cuda(self, tensor: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
+        return self._move(tensor, _META, **options)
+
+    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """`tensor.to(...)` in all its forms."""
+        named = dict(kwargs)
+        rest = list(args)
+        if rest and isinstance(rest[0], torch.Tensor):
+            named["other"] = rest.pop(0)
+        elif rest and (rest[0] is None or isinstance(rest[0], (str, int, torch.device))):
+            named["device"] = rest.pop(0)
+            if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+                named["dtype"] = rest.pop(0)
+        elif rest:
+            named["dtype"] = rest.pop(0)
+        named.update(zip(("non_blocking", "copy"), rest, strict=False))
+        other = named.pop("other", None)
+        if other is not None:
+            named.update(device=self._device(other), dtype=other.dtype)
+        device = named.pop("device", None)
+        named = {key: value for key, value in named.items() if value is not None}
+        if device is None:
+            return tensor.to(**named) if named else tensor
+        return self._move(tensor, self.real(device), **named)
+
+    def _move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
+        """To `meta` (the GPU) or `cpu` (the host); a change of side is a copy, made without data."""
+        options = {key: value for key, value in options.items() if value is not None}
+        target = "cuda" if device == _META else "cpu"
+        if device == _META:
+            self.uses_cuda = True
+        if self.recorder.book.device_of(tensor).startswith(target):
+            return tensor.to(device=tensor.device, **options)
+        options.pop("copy", None)
+        self.recorder.execution.copy_target = target
+        try:
+            with _RecordFunctionFast("aten::to"):
+                copy: torch.Tensor = torch.ops.aten._to_copy(tensor, device=_META, **options)
+                return copy
+        finally:
+            self.recorder.execution.copy_target = None
+
+    def _number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+        """A number the user asks for by name, and so can live with a zero."""
+        self.recorder.execution.number_asked = True
+        try:
+            return ask(tensor)
+        finally:
+            self.recorder.execution.number_asked = False
+
+    def _format(self, tensor: torch.Tensor, form: str) -> str:
+        if tensor.dim() == 0 and tensor.is_meta:
+            return format(self._number(torch.Tensor.item, tensor.detach()), form)
+        return format(_text(tensor), form)
+
+    def _repr(self, tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
+        if tensor.dim() == 0 and tensor.is_meta:
+            return f"tensor({self._number(torch.Tensor.item, tensor.detach())}, device='{self._device(tensor)}')"
+        return str(_text(tensor))
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A page-locked copy of a host tensor."""
+        pinned = torch.empty_like(tensor, device=_META)
+        self.recorder.book.info(pinned, device="cpu").device = "cpu:pinned"
+        return pinned
+
+    def _from_data(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Tensors from Python data are made on the host, then copied."""
+
+        def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+            made = original(data, *args, **kwargs)
+            if device is not None:
+                made = self._move(made, self.real(device))
+            elif self.default_cuda and not isinstance(data, torch.Tensor):
+                made = self._move(made, _META)
+            return made.requires_grad_() if requires_grad else made
+
+        return make

@@ -1,0 +1,178 @@
+"""Capturing one step on many ranks, in one process and without a GPU."""
+
+from __future__ import annotations
+
+import inspect
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from traincast.capturing.ranks import Place
+from traincast.capturing.step import Step, capture_program, check_request, only_own_garbage, with_sizes
+from traincast.errors import TraincastError
+from traincast.workload.generalise import capture_sizes, generalise_ranks, same_structure
+from traincast.workload.program import Columns, Program
+from traincast.workload.workload import Workload
+
+MAX_WORLD_SIZE = 1 << 16
+
+
+def capture_distributed(
+    make_step: Callable[..., Step],
+    *,
+    world_size: int,
+    batch_size: int,
+    name: str,
+    seq_len: int | None = None,
+    mode: str = "training",
+    rebatch: bool = True,
+    framework_version: str = "2.13",
+    synchronised: bool = False,
+    ranks: Sequence[int] | None = None,
+) -> Workload:
+    """A workload of `world_size` ranks from `make_step(batch_size, rank=..., world_size=...)`.
+
+    As `capture_step`, once for every rank; `batch_size` counts the samples of one rank. `ranks` are those to
+    capture, 0 first (default: all); a rank that is left out runs the program of the next captured rank below it.
+    Ranks with the same program share it. Programs that differ in sizes only share columns and signatures.
+    """
+    check_request(mode, batch_size, seq_len)
+    captured = _ranks_to_capture(world_size, ranks)
+    _check_signature(make_step)
+    capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch)
+    programs, program_of = _distinct([capture.first(rank) for rank in captured])
+    rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
+    programs = _generalised(programs, rank_of, capture)
+    run_by = [program_of[bisect_right(captured, rank) - 1] for rank in range(world_size)]
+    _check_left_out(programs, run_by, set(captured))
+    return Workload(
+        name=name,
+        programs=tuple(programs),
+        ranks=tuple(run_by),
+        mode=mode,
+        synchronised=synchronised,
+        framework_version=framework_version,
+    )
+
+
+class _Capture:
+    """Captures any rank, at the size asked for and at those it takes to re-batch it."""
+
+    def __init__(
+        self, make_step: Callable[..., Step], world_size: int, batch: int, seq_len: int | None, mode: str, rebatch: bool
+    ) -> None:
+        self._make_step, self._world_size, self._seq_len, self._mode = make_step, world_size, seq_len, mode
+        self.sizes = capture_sizes(batch, seq_len or 0) if rebatch else [(batch, seq_len or 0)]
+
+    def first(self, rank: int) -> Program:
+        """The program of a rank at the size asked for."""
+        return self._at(rank, *self.sizes[0])
+
+    def others(self, rank: int) -> list[Program]:
+        """The programs of a rank at the other sizes."""
+        return [self._at(rank, batch, length) for batch, length in self.sizes[1:]]
+
+    def _at(self, rank: int, batch: int, length: int) -> Program:
+        build = with_sizes(partial(self._make_step, rank=rank, world_size=self._world_size), self._seq_len)
+        with only_own_garbage():  # nor that of the ranks before
+            return capture_program(build, batch, length, self._mode, Place(rank, self._world_size))
+
+
+def _ranks_to_capture(world_size: int, ranks: Sequence[int] | None) -> list[int]:
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise TraincastError(f"world size {world_size} is out of range; give a whole number from 1 to {MAX_WORLD_SIZE}")
+    if ranks is None:
+        return list(range(world_size))
+    chosen = sorted(set(ranks))
+    if not chosen or chosen[0] != 0 or chosen[-1] >= world_size:
+        raise TraincastError(f"ranks {list(ranks)} must start with 0 and stay below the world size {world_size}")
+    return chosen
+
+
+def _check_signature(make_step: Callable[..., Step]) -> None:
+    try:
+        inspect.signature(make_step).bind_partial(rank=0, world_size=1)
+    except (TypeError, ValueError) as error:
+        raise TraincastError(
+            f"{getattr(make_step, '__name__', make_step)!r} must take rank and world_size by name: "
+            "make_step(batch_size, *, rank, world_size)"
+        ) from error
+
+
+def _check_left_out(programs: list[Program], run_by: list[int], captured: set[int]) -> None:
+    """A rank that was not captured must be able to run the program it is given."""
+    allowed = [_able_ranks(program) for program in programs]
+    for rank, program in enumerate(run_by):
+        able = allowed[program]
+        if rank not in captured and able is not None and rank not in able:
+            raise TraincastError(
+                f"rank {rank} is not among `ranks`, and the rank below it uses a group or a message that rank {rank} "
+                f"has no part in; add {rank} to `ranks`"
+            )
+
+
+def _able_ranks(program: Program) -> set[int] | None:
+    """The ranks that take part in every collective of a program; None when it has none."""
+    able: set[int] | None = None
+    for signature in program.signatures:
+        group = signature.scalar("group")
+        if signature.scalar("collective") is None or not isinstance(group, tuple):
+            continue
+        here = {rank for rank in group if isinstance(rank, int)}
+        if signature.scalar("collective") == "send_recv":
+            here = set()  # who sends to whom is another pair on every rank
+        able = here if able is None else able & here
+    return able
+
+
+def _distinct(programs: list[Program]) -> tuple[list[Program], list[int]]:
+    """The distinct programs, and which of them each of the given ones is."""
+    kept: dict[tuple[object, ...], int] = {}
+    distinct: list[Program] = []
+    which = []
+    for program in programs:
+        key = _identity(program)
+        if key not in kept:
+            kept[key] = len(distinct)
+            distinct.append(program)
+        which.append(kept[key])
+    return distinct, which
+
+
+def _identity(program: Program) -> tuple[object, ...]:
+    columns = tuple(getattr(program.columns, name).tobytes() for name in Columns.names())
+    return (program.names, program.symbolic, program.sizes.coefficients.tobytes(), columns)
+
+
+def _generalised(programs: list[Program], rank_of: list[int], capture: _Capture) -> list[Program]:
+    """The programs made to depend on their sizes, those of one structure with one template."""
+    result = list(programs)
+    for members in _by_structure(programs):
+        result_of_members = _template([programs[i] for i in members], [rank_of[i] for i in members], capture)
+        for i, program in zip(members, result_of_members, strict=True):
+            result[i] = program
+    return result
+
+
+def _template(programs: list[Program], ranks: list[int], capture: _Capture) -> list[Program]:
+    constant = generalise_ranks([[program] for program in programs])
+    if len(capture.sizes) == 1:
+        return [replace(program, rigid="captured at one size only") for program in constant]
+    try:
+        return generalise_ranks([[p, *capture.others(rank)] for p, rank in zip(programs, ranks, strict=True)])
+    except TraincastError as error:
+        return [replace(program, rigid=str(error)) for program in constant]
+
+
+def _by_structure(programs: list[Program]) -> list[list[int]]:
+    groups: dict[tuple[object, ...], list[list[int]]] = {}
+    for i, program in enumerate(programs):
+        alike = groups.setdefault((program.num_ops, program.num_scopes, program.names), [])
+        for members in alike:
+            if same_structure(programs[members[0]], program):
+                members.append(i)
+                break
+        else:
+            alike.append([i])
+    return [members for alike in groups.values() for members in alike]

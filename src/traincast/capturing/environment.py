@@ -1,0 +1,119 @@
+"""Everything that has to be in place around a step so that it runs without a GPU, and as one would run it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C._profiler import _RecordFunctionFast
+
+from traincast.capturing.autocast import Autocast
+from traincast.capturing.cuda_choices import install_choices
+from traincast.capturing.cuda_module import install_cuda_module
+from traincast.capturing.devices import DeviceMode
+from traincast.capturing.patches import Patches
+from traincast.capturing.recorder import Recorder
+from traincast.capturing.refusals import user_line
+from traincast.errors import TraincastError
+
+
+def environment(patches: Patches, recorder: Recorder, devices: DeviceMode) -> None:
+    """Installs modes, hooks and stand-ins; `patches` undoes them."""
+    recorder.regions.install(patches)
+    _own_labels_only(patches)
+    _default_device(patches, devices)
+    _user_code_in_backward(patches, devices)
+    _refuse_compilation_and_profiling(patches)
+    _parameters_without_data(patches, recorder)
+    install_cuda_module(patches, recorder)
+    install_choices(patches)
+    Autocast().install(patches)
+    patches.enter_context(recorder)
+    patches.enter_context(devices)
+
+
+def _own_labels_only(patches: Patches) -> None:
+    """`record_function` labels show up as host ops only where PyTorch itself puts them: on optimizers."""
+    label = torch.autograd.profiler.record_function
+
+    def enter(self: Any) -> Any:
+        self._traincast = _RecordFunctionFast(self.name) if self.name.startswith("Optimizer.") else None
+        if self._traincast is not None:
+            self._traincast.__enter__()
+        return self
+
+    def leave(self: Any, *error: Any) -> None:
+        if self._traincast is not None:
+            self._traincast.__exit__(*error)
+
+    patches.set(label, "__enter__", enter)
+    patches.set(label, "__exit__", leave)
+
+
+def _user_code_in_backward(patches: Patches, devices: DeviceMode) -> None:
+    """The autograd engine leaves function modes behind; custom functions, hooks and recomputation need ours."""
+    node = torch.autograd.function.BackwardCFunction
+    patches.set(node, "apply", devices.around(node.apply))
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        patches.set(torch.Tensor, name, _around_hook(getattr(torch.Tensor, name), devices))
+    saved = torch.autograd.graph.saved_tensors_hooks
+    original = saved.__init__
+
+    def init(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        original(self, devices.around(pack_hook), devices.around(unpack_hook))
+
+    patches.set(saved, "__init__", init)
+
+
+def _around_hook(register: Any, devices: DeviceMode) -> Any:
+    return lambda tensor, hook: register(tensor, devices.around(hook))
+
+
+def _refuse_compilation_and_profiling(patches: Patches) -> None:
+    def refusal(what: str) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise TraincastError(f"{user_line()}: {what}; give the step without it")
+
+        return refuse
+
+    patches.set(torch, "compile", refusal("torch.compile cannot be captured"))
+    patches.set(nn.Module, "compile", refusal("torch.compile cannot be captured"))
+    patches.set(torch.autograd.profiler, "profile", refusal("the profiler is in use by the capture itself"))
+
+
+def _default_device(patches: Patches, devices: DeviceMode) -> None:
+    """`torch.set_default_device("cuda")` means tensors without data, and ends with the capture."""
+    original = torch.set_default_device
+    before = torch.get_default_device()
+    patches.callback(lambda: original(None if before.type == "cpu" else before))
+    patches.set(torch, "set_default_device", lambda device: original(None if device is None else devices.real(device)))
+
+
+def _parameters_without_data(patches: Patches, recorder: Recorder) -> None:
+    """Parameters never have data, so that moving a module to `cuda` keeps them the same objects, tied or not."""
+    original = nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) is torch.Tensor:
+            with torch._C.DisableTorchFunction():
+                if not data.is_meta:
+                    data = data.to("meta") if data.device.type == "cpu" else data
+                    recorder.book.info(data, device="cpu").device = "cpu"
+        return original(cls, data, requires_grad)
+
+    patches.set(nn.Parameter, "__new__", staticmethod(new))
+    apply: Any = nn.Module._apply
+    known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+
+    def converted(self: nn.Module, fn: Any, recurse: bool = True) -> Any:
+        for name, parameter in self._parameters.items():
+            with torch._C.DisableTorchFunction():
+                real = parameter is not None and not parameter.is_meta
+            if parameter is not None and real:  # built before the capture
+                if id(parameter) not in known:
+                    known[id(parameter)] = (parameter, nn.Parameter(parameter.detach(), parameter.requires_grad))
+                self._parameters[name] = known[id(parameter)][1]
+        return apply(self, fn, recurse)
+
+    patches.set(nn.Module, "_apply", converted)

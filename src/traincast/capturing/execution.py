@@ -1,0 +1,117 @@
+"""Running ops on tensors without data, and on small host tensors for real."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
+from traincast.capturing.refusals import refuse_values, user_line
+from traincast.capturing.storages import StorageBook, strided_parts
+from traincast.errors import TraincastError
+
+_LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
+_REAL_BYTES = 1 << 16  # host tensors up to this size keep their values: constructors compute with them
+
+
+@dataclass(slots=True)
+class Execution:
+    """Runs ops. `copy_target` is where the copy being made goes; `number_asked` that item() or the like was called."""
+
+    book: StorageBook
+    copy_target: str | None = None
+    number_asked: bool = False
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
+        """The op's result, and the device that what it makes would be on."""
+        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, torch.Tensor)]
+        if func is _LOCAL_SCALAR and tensors[0].is_meta:
+            if not self.number_asked and not tensors[0].dtype.is_floating_point:
+                raise refuse_values("a tensor as an index or size", "use a Python int")
+            return _zero(tensors[0].dtype), "cpu"
+        if any(t.is_meta for t in tensors) and (remedy := size_depends_on_values(func, args, kwargs)):
+            raise refuse_values(func._schema.name, remedy)
+        device = self._result_device(tensors, kwargs)
+        result = self._execute(func, args, kwargs, tensors, device)
+        for out in tree_iter(result):
+            if isinstance(out, torch.Tensor):
+                for part in strided_parts(out):
+                    self.book.info(part, device=device, produced=True)
+        return result, device
+
+    def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> str:
+        if self.copy_target is not None:
+            return self.copy_target
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            return "cpu" if wanted.type == "cpu" else "cuda"
+        places = {self.book.device_of(t) for t in tensors}
+        return "cuda" if "cuda" in places else "cpu"
+
+    def _execute(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], device: str
+    ) -> Any:
+        if not any(t.is_meta for t in tensors) and device != "cuda":
+            return self._on_host(func, args, kwargs, made_from_nothing=not tensors)
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": torch.device("meta")}
+        if all(t.is_meta for t in tensors):
+            return _call_without_data(func, args, kwargs)
+        return self._with_host_tensors(func, args, kwargs)
+
+    def _with_host_tensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an op on a mixture: host tensors lose their data for it, and those written to stay themselves."""
+        real: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def without_data(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_meta or (tensor.dim() == 0 and not func._schema.is_mutable):
+                return tensor
+            if id(tensor) not in real:
+                real[id(tensor)] = (tensor, tensor.to("meta"))
+            return real[id(tensor)][1]
+
+        args, kwargs = tree_map_only(torch.Tensor, without_data, (args, kwargs))
+        result = _call_without_data(func, args, kwargs)
+        back = {id(stand_in): original for original, stand_in in real.values()}
+        return tree_map_only(torch.Tensor, lambda t: back.get(id(t), t), result)
+
+    def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, made_from_nothing: bool) -> Any:
+        """Ops on host tensors run for real, unless they would make a large tensor: that stays without data."""
+        if made_from_nothing and "device" in {argument.name for argument in func._schema.arguments}:
+            elsewhere = {"device": torch.device("meta"), **({"generator": None} if "generator" in kwargs else {})}
+            trial = func(*args, **{**kwargs, **elsewhere})
+            if trial.numel() * trial.element_size() > _REAL_BYTES:
+                return trial
+        return func(*args, **kwargs)
+
+
+def _call_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
+        return None  # in place: nothing to find out
+    stand_in = WITHOUT_META.get(func)
+    if stand_in is not None:
+        return stand_in(*args, **kwargs)
+    try:
+        return func(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _no_implementation(error):
+            raise
+        raise TraincastError(
+            f"{user_line()}: op {func} cannot run without data: it has no Meta implementation; register one with "
+            "torch.library.register_fake, or leave the op out of the step"
+        ) from error
+
+
+def _no_implementation(error: RuntimeError) -> bool:
+    return isinstance(error, NotImplementedError) or "no fake impl registered" in str(error)
+
+
+def _zero(dtype: torch.dtype) -> int | float | bool:
+    if dtype is torch.bool:
+        return False
+    return 0.0 if dtype.is_floating_point else 0

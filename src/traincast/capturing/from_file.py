@@ -1,0 +1,93 @@
+"""Capturing a step that a user keeps in a Python file: `FILE.py:FUNCTION`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from traincast.capturing.distributed import capture_distributed
+from traincast.capturing.refusals import one_line, raised_line
+from traincast.capturing.step import capture_step
+from traincast.errors import TraincastError, unknown
+from traincast.workload.workload import Workload
+
+_FORM = "give FILE.py:FUNCTION"
+
+
+def capture_file(
+    spec: str,
+    *,
+    batch_size: int,
+    seq_len: int | None = None,
+    name: str | None = None,
+    mode: str = "training",
+    rebatch: bool = True,
+    framework_version: str = "2.13",
+    synchronised: bool = False,
+    gpus: int | None = None,
+    ranks: Sequence[int] | None = None,
+) -> Workload:
+    """Captures the step that the function of `FILE.py:FUNCTION` makes; see `capture_step` for its contract, or with a
+    number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
+    make_step = load_function(spec)
+    name = name or Path(spec.rpartition(":")[0]).stem
+    if gpus is not None:
+        return capture_distributed(
+            make_step, world_size=gpus, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
+            framework_version=framework_version, synchronised=synchronised, ranks=ranks,
+        )  # fmt: skip
+    if ranks is not None:
+        raise TraincastError("ranks to capture are those of a step on several GPUs; say how many with --gpus")
+    return capture_step(
+        make_step, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode,
+        rebatch=rebatch, framework_version=framework_version, synchronised=synchronised,
+    )  # fmt: skip
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function of `FILE.py:FUNCTION`. The file is run, as `python FILE.py` would run it; give only your own."""
+    file, separator, function = spec.rpartition(":")
+    if not separator or not file or not function.isidentifier():
+        raise TraincastError(f"'{spec}' names no function; {_FORM}")
+    path = Path(file)
+    if not path.is_file():
+        raise TraincastError(f"no file {file}; {_FORM}")
+    module = _run(path)
+    found = getattr(module, function, None)
+    if found is None:
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise unknown("function", function, functions, f"It must be defined in {file}.")
+    if not callable(found):
+        raise TraincastError(f"{function} in {file} is no function but {type(found).__name__}")
+    made: Callable[..., Any] = found
+    return made
+
+
+def _run(path: Path) -> ModuleType:
+    """The file as a module, with its own folder importable as in a run of the file itself."""
+    location = importlib.util.spec_from_file_location(f"traincast_captured_{path.stem}", path.resolve())
+    if location is None or location.loader is None:
+        raise TraincastError(f"{path} is no Python file; {_FORM}")
+    module = importlib.util.module_from_spec(location)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    sys.modules[location.name] = module
+    try:
+        location.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[location.name]
+        raise TraincastError(f"{_where(error, path)}: the file fails to load: {one_line(error)}") from error
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _where(error: Exception, path: Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or path}:{error.lineno}"
+    where = raised_line(error.__traceback__)
+    return where if ":" in where else str(path)

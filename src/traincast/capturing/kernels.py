@@ -1,0 +1,133 @@
+"""What ops give on tensors without data where PyTorch itself has no answer, and ops that cannot have one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from traincast.capturing.recurrent import cudnn_rnn, cudnn_rnn_backward
+
+aten = torch.ops.aten
+
+_MASK = "use torch.where, masked_fill or a fixed-size selection instead"
+_DISTINCT = "the number of distinct values is unknown: leave it out of the step"
+_DATA_DEPENDENT: dict[Any, str] = {
+    aten.nonzero.default: _MASK,
+    aten.nonzero_numpy.default: _MASK,
+    aten.masked_select.default: _MASK,
+    aten._unique2.default: _DISTINCT,
+    aten.unique_dim.default: _DISTINCT,
+    aten.unique_consecutive.default: _DISTINCT,
+    aten.bincount.default: "give the counts as an input of the step",
+}
+
+
+def size_depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What to do instead of this op if the size of its result depends on values; "" if it does not."""
+    if func is aten.index.Tensor and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+        return _MASK
+    if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
+        return "give output_size"
+    return _DATA_DEPENDENT.get(func, "")
+
+
+# Backward formulas use the first form only because a mode is watching; without one they write into fresh zeros.
+WRITTEN_IN_PLACE: dict[Any, Any] = {
+    aten.index_put.default: aten._index_put_impl_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+    aten.put.default: aten.put_.default,
+}
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _first(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return self
+
+
+def _coalesce(self: torch.Tensor) -> torch.Tensor:
+    """As large as before: how many rows are equal is unknown."""
+    made = torch.sparse_coo_tensor(
+        torch.empty_like(self._indices()), torch.empty_like(self._values()), self.shape, check_invariants=False
+    )
+    return made._coalesced_(True)
+
+
+def _clone(self: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Sparse tensors without data lose their length when cloned."""
+    if self.layout is torch.sparse_coo:
+        return _coalesce(self)._coalesced_(self.is_coalesced())
+    copy: torch.Tensor = aten.clone.default(self, memory_format=memory_format)
+    return copy
+
+
+def _add_(self: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
+    """A sparse tensor is added to a dense one in place, whatever its indices."""
+    if isinstance(other, torch.Tensor) and other.layout is torch.sparse_coo and self.layout is torch.strided:
+        return self
+    result: torch.Tensor = aten.add_.Tensor(self, other, alpha=alpha)
+    return result
+
+
+def _sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return _clone(mask)
+
+
+def take_over(gradient: torch.Tensor) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call with which autograd takes a sparse gradient over; it clones it only because a mode is watching."""
+    size = list(gradient.shape)
+    args = (gradient.sparse_dim(), gradient.dense_dim(), size, gradient._indices(), gradient._values())
+    kwargs = {"dtype": gradient.dtype, "layout": torch.sparse_coo, "device": gradient.device}
+    return aten._sparse_coo_tensor_with_dims_and_tensors.default, args, kwargs
+
+
+def _convolution(input: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    out = aten.convolution.default(input, weight, *args)
+    return _as_cudnn_lays_out(out, input, weight)
+
+
+def _convolution_backward(grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *args: Any) -> tuple[Any, ...]:
+    grad_input, grad_weight, grad_bias = aten.convolution_backward.default(grad, input, weight, *args)
+    laid_out = (None if g is None else _as_cudnn_lays_out(g, input, weight) for g in (grad_input, grad_weight))
+    return (*laid_out, grad_bias)
+
+
+def _as_cudnn_lays_out(made: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """cuDNN puts channels last as soon as the input or the weight has them last."""
+    suggested = {suggest_memory_format(input), suggest_memory_format(weight)}
+    last = suggested & {torch.channels_last, torch.channels_last_3d}
+    if not last or made.dtype == torch.float64:
+        return made if made.is_contiguous() else torch.empty(made.shape, dtype=made.dtype, device="meta")
+    return made.to(memory_format=last.pop())
+
+
+def _fused(name: str) -> list[Any]:
+    packet = getattr(aten, name)
+    return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
+
+
+WITHOUT_META: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((*_fused("_fused_sgd_"), *_fused("_fused_adagrad_")), _nothing),
+    aten._coalesce.default: _coalesce,
+    aten.clone.default: _clone,
+    aten._cudnn_rnn.default: cudnn_rnn,
+    aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.add_.Tensor: _add_,
+    aten.sparse_mask.default: _sparse_mask,
+    aten.index_put_.default: _first,
+    aten._index_put_impl_.default: _first,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _nothing,
+    aten._amp_update_scale_.default: _first,
+}

@@ -1,0 +1,246 @@
+"""The dispatch mode that runs a step on tensors without data and writes down every op that reaches a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C._profiler import _RecordFunctionFast
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups
+from traincast.capturing.collectives import NAMESPACES, Collective, written
+from traincast.capturing.execution import Execution
+from traincast.capturing.kernels import WRITTEN_IN_PLACE, take_over
+from traincast.capturing.refusals import user_line
+from traincast.capturing.regions import Regions
+from traincast.capturing.storages import StorageBook, strided_parts
+from traincast.errors import TraincastError
+from traincast.workload.ops import Phase, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from traincast.capturing.communication import Communication
+
+OP_MARK = "traincast.op:"
+CONTROL_MARK = "traincast.control:"
+_SILENT = ("profiler", "prim")
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
+
+
+@dataclass(frozen=True, slots=True)
+class RawOp:
+    """An op as it was seen; indices count everything seen, including what `assemble` leaves out.
+
+    A collective runs on another `stream` than the one it was `issued` from.
+    """
+
+    signature: Signature
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    phase: Phase
+    module: str
+    forward: int
+    stream: int
+    issued: int
+    reuses_first: bool = False  # a sum that the autograd engine may write into its first input
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs ops on tensors without data; while `book.recording`, also records them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the wrapper would hide who called
+
+    def __init__(self, regions: Regions) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.book = StorageBook()
+        self.execution = Execution(self.book)
+        self.regions = regions
+        self.ops: list[RawOp] = []
+        self.communication: Communication | None = None
+        self._forward_of: dict[int, int] = {}
+        self._made_on: dict[int, int] = {}  # storage -> stream of the backward op that wrote it
+        regions.on_backward_end = self._join_streams
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one op."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a wrapper (DTensor) first calls ops on what it wraps
+        return self.dispatch(func, args, kwargs or {})
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one op; while `book.recording`, also records it."""
+        if func.namespace in _SILENT:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            if func.namespace in NAMESPACES:
+                return self._communication(func).run(func, args, kwargs)
+            if func in WRITTEN_IN_PLACE and self._in_backward_formula():
+                func = WRITTEN_IN_PLACE[func]
+            elif func is _CLONE and args[0].layout is torch.sparse_coo and self._in_backward_formula():
+                func, args, kwargs = take_over(args[0])
+            if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
+                with self:  # outside inference mode, autograd's kernels have taken composites apart before
+                    return func.decompose(*args, **kwargs)
+            if not self.book.recording:
+                return self.execution.run(func, args, kwargs)[0]
+            return self._recorded(func, args, kwargs)
+
+    def control(self, name: str, **scalars: int) -> None:
+        """Records a synchronisation of the `cuda::` namespace."""
+        if not self.book.recording:
+            return
+        signature = Signature(name=name, inputs=(), outputs=(), scalars=tuple(scalars.items()))
+        with _RecordFunctionFast(name), _RecordFunctionFast(f"{CONTROL_MARK}{len(self.ops)}"):
+            phase, stream = self.regions.phase(Phase.OTHER), scalars.get("stream", self.regions.stream)
+            self._append(RawOp(signature, (), (), phase, self.regions.module, -1, stream, stream))
+
+    def current_stream(self) -> int:
+        """The stream that ops are issued to now: in backward that of the forward op."""
+        return self._issued_to(self._forward_of_node())
+
+    def _issued_to(self, forward: int) -> int:
+        """Backward runs on the stream of its forward op, unless a hook has chosen another."""
+        if self.regions.hook_stream is not None:
+            return self.regions.hook_stream
+        return self.ops[forward].issued if forward >= 0 else self.regions.stream
+
+    def collective(
+        self, func: Any, arguments: Arguments, what: Collective, stream: int, execute: Callable[[], Any]
+    ) -> Any:
+        """Runs and records a collective on a stream of its own; a barrier has no tensor."""
+        barrier = what.kind == "barrier"
+        groups, tensors = ((), []) if barrier else tensor_groups(arguments)
+        specs, ids = self._describe(tensors)
+        forward = self._forward_op()
+        issued = self._issued_to(forward)
+        with _RecordFunctionFast(f"{OP_MARK}{len(self.ops)}"):
+            pass
+        result = execute()
+        made = [] if barrier else written(arguments) or result
+        out_specs, out_ids = self._describe_outputs(made, tensors, "cuda")
+        signature = Signature(
+            name=func._schema.name, inputs=specs, outputs=out_specs, scalars=what.scalars(), groups=groups
+        )
+        phase = self.regions.phase(Phase.FORWARD)
+        module = self.ops[forward].module if forward >= 0 else self.regions.module
+        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, issued))
+        return result
+
+    def _communication(self, func: Any) -> Communication:
+        if self.communication is None:
+            raise TraincastError(f"{user_line()}: {func} needs other ranks; capture the step with capture_distributed")
+        return self.communication
+
+    def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        arguments = bind(func, args, kwargs)
+        groups, tensors = tensor_groups(arguments)
+        if self.communication is not None and not func.is_view:
+            self.communication.before_use(tensors)
+        specs, ids = self._describe(tensors)
+        forward = self._forward_op()
+        stream = self._stream(forward, ids)
+        with _RecordFunctionFast(f"{OP_MARK}{len(self.ops)}"):
+            pass
+        reuses = func is _ADD and self._in_backward_formula() and _nobody_else_holds(tensors[0])
+        result, device = self.execution.run(func, args, kwargs)
+        out_specs, out_ids = self._describe_outputs(result, tensors, device)
+        namespace, _, name = func._schema.name.partition("::")
+        signature = Signature(
+            name=f"{namespace}::{name}",
+            inputs=specs,
+            outputs=out_specs,
+            scalars=scalar_arguments(arguments),
+            groups=groups,
+            overload="" if func._overloadname == "default" else func._overloadname,
+        )
+        copied = bool(specs) and specs[0].device != "cuda" and bool(out_specs) and out_specs[0].device == "cuda"
+        phase = self.regions.phase(Phase.INPUT if copied and "copy" in name else Phase.FORWARD)
+        module = self.ops[forward].module if forward >= 0 else self.regions.module
+        self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, stream, reuses))
+        if phase == Phase.BACKWARD and self.regions.hook_stream is None:
+            self._made_on.update((self.book.tensor_storage[t], stream) for t in out_ids)
+        return result
+
+    def _append(self, op: RawOp) -> None:
+        self.ops.append(op)
+        self.book.num_ops = len(self.ops)
+
+    def _stream(self, forward: int, inputs: tuple[int, ...]) -> int:
+        """Where an op runs; the engine lets backward wait for gradients made on other streams."""
+        stream = self._issued_to(forward)
+        if self.regions.hook_stream is not None:
+            return stream  # hooks order their streams themselves
+        for tensor in inputs:
+            made = self._made_on.get(self.book.tensor_storage[tensor], stream)
+            if made != stream:
+                self._wait(stream, made)
+        return stream
+
+    def _wait(self, waits: int, for_stream: int) -> None:
+        event = self.regions.new_event()
+        self.control("cuda::event_record", event=event, stream=for_stream)
+        self.control("cuda::stream_wait_event", event=event, stream=waits)
+        self._made_on = {s: waits if on == for_stream else on for s, on in self._made_on.items()}
+
+    def _join_streams(self) -> None:
+        """At the end of backward the engine lets the caller's stream wait for all others it used."""
+        for used in sorted(set(self._made_on.values()) - {self.regions.stream}):
+            self._wait(self.regions.stream, used)
+        self._made_on.clear()
+
+    def _describe(self, tensors: list[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+        specs, ids = [], []
+        for whole in tensors:
+            for part in strided_parts(whole):
+                info = self.book.info(part)
+                specs.append(self.book.spec(part, info.device))
+                ids.append(self.book.tensor_id(part, info, new=False))
+        return tuple(specs), tuple(ids)
+
+    def _describe_outputs(
+        self, result: Any, inputs: list[torch.Tensor], device: str
+    ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
+        given = {id(tensor) for tensor in inputs}
+        specs, ids = [], []
+        for whole in tree_iter(result):
+            if not isinstance(whole, torch.Tensor):
+                continue
+            for part in strided_parts(whole):
+                info = self.book.info(part, device=device, produced=True)
+                specs.append(self.book.spec(part, info.device))
+                ids.append(self.book.tensor_id(part, info, new=id(whole) not in given))
+        return tuple(specs), tuple(ids)
+
+    def _forward_op(self) -> int:
+        """In backward, the op whose gradient is being computed; in forward, notes this op under its node's number."""
+        if torch._C._current_autograd_node() is None:
+            self._forward_of.setdefault(torch._C._autograd._get_sequence_nr() - 1, len(self.ops))
+        return self._forward_of_node()
+
+    def _forward_of_node(self) -> int:
+        node = torch._C._current_autograd_node()
+        return -1 if node is None else self._forward_of.get(node._sequence_nr(), -1)
+
+    def _in_backward_formula(self) -> bool:
+        """Whether PyTorch's own backward code is running, and no Python code of a hook or custom function."""
+        return torch._C._current_autograd_node() is not None and self.regions.called_by_engine()
+
+
+def _nobody_else_holds(tensor: torch.Tensor) -> bool:
+    """The engine's test for summing two gradients in place: dense memory, and no other holder of it.
+
+    Seen from here the tensor has four holders (the engine, the call, its Python object, ours) and its storage two.
+    """
+    if tensor.layout is not torch.strided or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return False
+    storage = tensor.untyped_storage()
+    holders: int = tensor._use_count()  # type: ignore[attr-defined]
+    return holders <= 4 and torch._C._storage_Use_Count(storage._cdata) <= 2

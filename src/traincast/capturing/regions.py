@@ -1,0 +1,140 @@
+"""Where in the step the program is: module, phase, stream."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.loss import _Loss
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from traincast.capturing.patches import Patches
+from traincast.workload.ops import Phase
+
+_BETWEEN = (str(Path(__file__).parent), torch._ops.__file__)  # frames of the recording itself
+
+
+class Regions:
+    """Follows module calls, backward passes and streams while a step runs."""
+
+    def __init__(self, *, training: bool) -> None:
+        self.stream = 0
+        self.hook_stream: int | None = None  # chosen by a `with stream` inside a backward hook
+        self.roots: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.buckets: list[weakref.ref[torch.Tensor]] = []  # flat gradients of data parallelism
+        self.on_optimizer: Callable[[], None] | None = None  # called before an optimizer's step
+        self.on_backward_end: Callable[[], None] | None = None
+        self._training = training
+        self._streams = 0
+        self._events = 0
+        self._paths: dict[int, str] = {}
+        self._stack: list[tuple[str, bool]] = []  # path, whether a loss
+        self._backward = 0
+        self._after_backward = False
+        self._model_done = False
+
+    @property
+    def module(self) -> str:
+        """Path of the module that is running, from its outermost module's class name: `DLRM.bottom.0`."""
+        return self._stack[-1][0] if self._stack else ""
+
+    def reset(self) -> None:
+        """Forgets how far the step has come."""
+        self._after_backward = self._model_done = False
+
+    def phase(self, proposed: Phase) -> Phase:
+        """The phase of an op that runs now; `proposed` is INPUT for a host-to-device copy, OTHER for a sync."""
+        if self._backward:
+            return Phase.BACKWARD
+        if proposed == Phase.OTHER or self._after_backward:
+            return Phase.OTHER
+        if proposed == Phase.INPUT:
+            return Phase.INPUT
+        if self._stack:
+            return Phase.LOSS if any(loss for _, loss in self._stack) else Phase.FORWARD
+        return Phase.LOSS if self._model_done and self._training else Phase.FORWARD
+
+    def note_buckets(self, buckets: list[torch.Tensor]) -> None:
+        """Flat gradients of one data-parallel module."""
+        self.buckets.extend(weakref.ref(bucket) for bucket in buckets)
+
+    def new_stream(self) -> int:
+        """The number of a new stream; 0 is the default one."""
+        self._streams += 1
+        return self._streams
+
+    def new_event(self) -> int:
+        """The number of a new event."""
+        self._events += 1
+        return self._events - 1
+
+    def called_by_engine(self) -> bool:
+        """Whether the running op was called by the autograd engine itself and not by Python code in a hook."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+            frame = frame.f_back
+        return frame.f_code.co_name == "_engine_run_backward"
+
+    def install(self, patches: Patches) -> None:
+        """Hooks module calls, optimizers and backward passes until the patches are undone."""
+        hooks = nn.modules.module
+        patches.callback(hooks.register_module_forward_pre_hook(self._enter).remove)
+        patches.callback(hooks.register_module_forward_hook(self._leave, always_call=True).remove)
+        step_hook = register_optimizer_step_pre_hook(self._note_optimizer)
+        patches.callback(step_hook.remove)
+        for name in ("backward", "grad"):
+            patches.set(torch.autograd, name, self._within_backward(getattr(torch.autograd, name)))
+
+    def _within_backward(self, original: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self._backward_region():
+                return original(*args, **kwargs)
+
+        return run
+
+    @contextmanager
+    def _backward_region(self) -> Iterator[None]:
+        self._backward += 1
+        try:
+            yield
+        finally:
+            self._backward -= 1
+            if self.on_backward_end is not None and not self._backward:
+                self.on_backward_end()
+            self._after_backward = True
+
+    def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not any(optimizer is known for known in self.optimizers):
+            self.optimizers.append(optimizer)
+        if self.on_optimizer is not None:
+            self.on_optimizer()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        if not self._stack:
+            self._root(module)
+        path = self._paths.get(id(module))
+        if path is None:
+            path = f"{self._stack[-1][0]}.{type(module).__name__}" if self._stack else type(module).__name__
+        self._stack.append((path, isinstance(module, _Loss)))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        _, loss = self._stack.pop()
+        if not self._stack and not loss and not self._backward:
+            self._model_done = True
+
+    def _root(self, module: nn.Module) -> None:
+        if not self._backward and not isinstance(module, _Loss):
+            self._after_backward = self._model_done = False
+        if any(module is root for root in self.roots):
+            return
+        self.roots.append(module)
+        name = type(module).__name__
+        for path, child in module.named_modules():
+            self._paths.setdefault(id(child), f"{name}.{path}" if path else name)

@@ -1,0 +1,198 @@
+"""Capturing one training (or inference) step of any PyTorch model without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from traincast.capturing.assemble import assemble, host_scopes
+from traincast.capturing.devices import DeviceMode
+from traincast.capturing.environment import environment
+from traincast.capturing.kinds import Kinds
+from traincast.capturing.patches import Patches
+from traincast.capturing.ranks import Place, install_ranks
+from traincast.capturing.recorder import Recorder
+from traincast.capturing.refusals import one_line, raised_line
+from traincast.capturing.regions import Regions
+from traincast.errors import TraincastError
+from traincast.workload.generalise import capture_sizes, generalise
+from traincast.workload.program import Program
+from traincast.workload.workload import Workload
+
+Step = Callable[[], object]
+Build = Callable[[int, int], Step]
+_Profiler = torch.autograd.profiler.profile  # steps are refused to start another
+MODES = ("training", "inference")
+
+
+def capture_step(
+    make_step: Callable[..., Step],
+    *,
+    batch_size: int,
+    name: str,
+    seq_len: int | None = None,
+    mode: str = "training",
+    rebatch: bool = True,
+    framework_version: str = "2.13",
+    synchronised: bool = False,
+) -> Workload:
+    """A workload from `make_step(batch_size)` or `make_step(batch_size, seq_len)`, with no GPU.
+
+    `make_step` builds model, optimizer and inputs in plain PyTorch and returns a callable that runs one
+    iteration. The iteration is run once to warm up (optimizer state), then once more and recorded, as a GPU
+    would run it. With `rebatch` it is captured at several sizes, so that the workload can be resized later;
+    a step whose sizes do not follow batch size and sequence length keeps its single capture
+    (`Program.rigid` says why).
+    """
+    check_request(mode, batch_size, seq_len)
+    build = with_sizes(make_step, seq_len)
+    with only_own_garbage():
+        first = capture_program(build, batch_size, seq_len or 0, mode)
+        program = _rebatched(build, first, mode) if rebatch else replace(first, rigid="captured at one size only")
+    return Workload(
+        name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version
+    )
+
+
+def check_request(mode: str, batch_size: int, seq_len: int | None) -> None:
+    """Raises a `TraincastError` for a mode that is unknown or a size that is out of range."""
+    if mode not in MODES:
+        raise TraincastError(f"mode '{mode}' is unknown; use {' or '.join(MODES)}")
+    for what, value in (("batch size", batch_size), ("sequence length", seq_len)):
+        if value is not None and value < 1:
+            raise TraincastError(f"{what} {value} is out of range; give a whole number from 1")
+
+
+def with_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Build:
+    """`make_step` as a function of (batch size, sequence length), whichever of the two forms it has."""
+    try:
+        positional = [
+            p
+            for p in inspect.signature(make_step).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+        ]
+        accepted = sum(p.kind is not p.KEYWORD_ONLY for p in inspect.signature(make_step).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise TraincastError(f"{make_step!r} is no function of (batch_size) or (batch_size, seq_len)") from error
+    if len(positional) > 2 or accepted == 0:
+        raise TraincastError(f"{_name(make_step)} must take (batch_size) or (batch_size, seq_len)")
+    if seq_len is None:
+        if len(positional) == 2:
+            raise TraincastError(f"{_name(make_step)} takes a sequence length; give one (seq_len, --seq-len)")
+        return lambda batch, _: make_step(batch)
+    if accepted < 2:
+        raise TraincastError(f"{_name(make_step)} takes no sequence length; leave out seq_len")
+    return lambda batch, length: make_step(batch, length)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _rebatched(build: Build, first: Program, mode: str) -> Program:
+    try:
+        sizes = capture_sizes(first.batch_size, first.seq_len)
+        return generalise([first, *(capture_program(build, batch, length, mode) for batch, length in sizes[1:])])
+    except TraincastError as error:
+        return replace(first, rigid=str(error))
+
+
+def capture_program(build: Build, batch: int, length: int, mode: str, place: Place | None = None) -> Program:
+    """One recorded step, of the rank at `place` where there are several.
+
+    A step that never mentions `cuda` is captured as if that were the default device.
+    """
+    program = _attempt(build, batch, length, mode, place, default_cuda=False)
+    return program or _attempt(build, batch, length, mode, place, default_cuda=True) or _empty()
+
+
+def _empty() -> Program:
+    raise TraincastError("the step ran no PyTorch op; return a callable that runs one whole iteration")
+
+
+def _attempt(
+    build: Build, batch: int, length: int, mode: str, place: Place | None, *, default_cuda: bool
+) -> Program | None:
+    regions = Regions(training=mode == "training")
+    recorder = Recorder(regions)
+    devices = DeviceMode(recorder, default_cuda=default_cuda)
+    with Patches() as patches:
+        if place is not None:
+            install_ranks(patches, recorder, devices, place)
+        environment(patches, recorder, devices)
+        patches.enter_context(_one_line_errors())
+        step = build(batch, length)
+        if not callable(step):
+            raise TraincastError(
+                f"the function must return a callable that runs one iteration, not {type(step).__name__}"
+            )
+        kinds = Kinds(recorder.book, regions)
+        step()
+        if not devices.uses_cuda:
+            return None
+        regions.reset()
+        kinds.before_step()
+        with _no_collection():
+            recorder.book.start()
+            with _host_profiler() as profiler:
+                step()
+            recorder.book.stop()
+        kinds.after_step()
+    if not recorder.ops:
+        return None
+    results: Any = profiler.kineto_results
+    scopes = host_scopes(results.experimental_event_tree())
+    return assemble(recorder.ops, recorder.book, scopes, batch_size=batch, seq_len=length)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except TraincastError:
+        raise
+    except Exception as error:
+        raise TraincastError(f"{raised_line(error.__traceback__)}: the step failed: {one_line(error)}") from error
+
+
+@contextmanager
+def only_own_garbage() -> Iterator[None]:
+    """Keeps what exists already out of garbage collection, which would take longer than the capture."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Lifetimes must not depend on when Python happens to collect garbage."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def _host_profiler() -> Iterator[_Profiler]:
+    """PyTorch's profiler of host events, without Kineto's start and stop lines on the terminal."""
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = before or "99"
+    try:
+        with _Profiler() as profiler:
+            yield profiler
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]

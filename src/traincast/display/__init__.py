@@ -1,0 +1,1 @@
+"""Plain text and HTML out of rows: pure functions without knowledge of what they show."""

@@ -1,0 +1,64 @@
+"""The kernels of one DLRM step against the study's timeline, op by op: durations without any host effect.
+
+V100 at its locked 1297 MHz, batch 2048. No fitted parameter saw these rows; a few constants of the streaming and
+embedding models were chosen with them in view (docs/kernels/streaming.md, docs/lowering.md).
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from traincast.api import predict
+from traincast.evaluation.metrics import ErrorRow, error_row
+from traincast.walk.timeline import Timeline
+
+_SUITE = "dlrm_kernel_timeline_v100"
+_SNAPSHOTS = (("2021-08-22", "DLRM_default", "dlrm-default"), ("2021-05-14", "DLRM_MLPerf", "dlrm-mlperf"))
+# until mid-2021 PyTorch copied the index lists of the interaction before the gather, since then within it
+_EARLIER_COPIES = "module::forward_pass::interaction > aten::to"
+_BATCH, _CLOCK_MHZ = 2048, 1297.0
+_LONG_US = 50.0
+
+
+def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
+    """Per model: every op that launches kernels, those above 50 us, and the sum of all."""
+    rows = []
+    for snapshot, model, name in _SNAPSHOTS:
+        measured = _measured(data, snapshot)
+        timeline = predict(name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ).timeline
+        predicted = _predicted(timeline)
+        if len(predicted) != len(measured):
+            raise AssertionError(f"{name} launches from {len(predicted)} ops, the timeline from {len(measured)}")
+        names = [f"{op} #{i}" for i, (op, _) in enumerate(measured)]
+        ours, theirs = np.array(predicted), np.array([us for _, us in measured])
+        long = np.flatnonzero(theirs > _LONG_US)
+        rows += [
+            error_row(_SUITE, f"{model}: each op", ours, theirs, names),
+            error_row(_SUITE, f"{model}: ops above 50 us", ours[long], theirs[long], [names[i] for i in long]),
+            error_row(_SUITE, f"{model}: sum of kernels", [ours.sum()], [theirs.sum()], [model]),
+        ]
+    return rows
+
+
+def _measured(data: Path, snapshot: str) -> list[tuple[str, float]]:
+    """(top-level op, microseconds of its kernels) in launch order."""
+    import polars as pl
+
+    table = pl.read_parquet(data / "kernels" / "dlrm_kernel_timeline_v100.parquet")
+    chosen = (pl.col("snapshot") == snapshot) & ~pl.col("op_path").str.ends_with(_EARLIER_COPIES)
+    rows = table.filter(chosen).sort("position").to_dicts()
+    return [
+        (path.rsplit(" > ", 1)[-1], sum(row["duration_us_median"] for row in group))
+        for (path, _), group in groupby(rows, key=lambda row: (row["op_path"], row["op_occurrence"]))
+    ]
+
+
+def _predicted(timeline: Timeline) -> list[float]:
+    """Microseconds of the kernels of every top-level op that launches any, in launch order."""
+    scope = timeline.schedule.scope[timeline.launches]
+    totals = np.bincount(scope, weights=1e6 * timeline.kernel_seconds)
+    found: list[float] = totals[np.unique(scope)].tolist()
+    return found

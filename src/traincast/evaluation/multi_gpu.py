@@ -1,0 +1,106 @@
+"""Whole steps on several GPUs, predicted against published measurements."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import TraincastError
+from traincast.evaluation.iterations import Case, Outcome, outcomes_row
+from traincast.evaluation.metrics import ErrorRow
+from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
+from traincast.evaluation.replay import replay_rows
+from traincast.workload.workload import Workload
+
+_NODES = {"NVIDIA A100-SXM4-40GB": "dgx-a100"}
+_TRANSFORMERS = {"gpt2_large": "gpt2-large"}
+_NOT_PYTORCH = (GROUPS["dle_tf"], GROUPS["hugectr"], GROUPS["pcie"])
+
+
+def multi_gpu_cases(data: Path) -> list[Case]:
+    """Every published step on several GPUs that can be predicted from its configuration."""
+    return [*transformer_cases(data), *dlrm_cases(data)]
+
+
+def multi_gpu_notes() -> tuple[str, ...]:
+    """What is left out here, and why."""
+    if _torch_is_there():
+        return ()
+    return ("tensor- and pipeline-parallel Transformers are captured when needed, and torch is missing: left out",)
+
+
+def transformer_cases(data: Path) -> list[Case]:
+    """NeuSight's GPT-2 on four GPUs, forward and backward without an optimizer: data, tensor and pipeline parallel."""
+    cases = []
+    for row in rows_of(data / "iterations" / "transformers_4gpu.csv"):
+        if row["strategy"] != "dp" and not _torch_is_there():
+            continue
+        measured = float(row["iteration_ms"])
+        cases.append(
+            Case(
+                name=f"{row['model']} {row['strategy']} {row['num_gpus']}, batch {row['global_batch']}",
+                group=f"Transformers, {row['device']}",
+                arguments={"on": _NODES[row["device"]], **_divided(row)},
+                measured_ms=measured,
+                others={"NeuSight": 100 * (float(row["neusight_pred_iteration_ms"]) / measured - 1)},
+            )
+        )
+    return cases
+
+
+def _divided(row: dict[str, str]) -> dict[str, Any]:
+    """The row's model divided over its GPUs, as arguments of `predict`."""
+    gpus, batch, length = int(row["num_gpus"]), int(row["global_batch"]), int(row["seq_len"])
+    if row["strategy"] == "dp":
+        return {
+            "workload": _TRANSFORMERS[row["model"]], "gpus": gpus, "batch_size": batch // gpus, "seq_len": length,
+            "optimizer": "none",
+        }  # fmt: skip
+    return {"workload": _captured(row["strategy"], gpus, batch, length)}
+
+
+@cache
+def _captured(strategy: str, gpus: int, batch: int, length: int) -> Workload:
+    """GPT-2 large with its layers divided over GPUs ("tp"), or one after the other ("pp", one micro-batch)."""
+    from traincast.capturing import capture_distributed
+    from traincast.zoo.build.parallel_gpt import pipeline_step, tensor_parallel_step
+    from traincast.zoo.define.gpt2 import GPT2_LARGE
+
+    make = tensor_parallel_step if strategy == "tp" else pipeline_step
+    return capture_distributed(
+        make(GPT2_LARGE),
+        world_size=gpus,
+        batch_size=batch,
+        seq_len=length,
+        name=f"gpt2-large-{strategy}",
+        rebatch=False,
+        ranks=[0] if strategy == "tp" else None,
+    )
+
+
+def _torch_is_there() -> bool:
+    return find_spec("torch") is not None
+
+
+def summarise_multi_gpu(outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
+    """All PyTorch steps together, then group by group, then eight traced ranks replayed together.
+
+    Steps of other frameworks are lower bounds or stand-ins and do not count among all.
+    """
+    suite = "multi-gpu"
+    rows = [outcomes_row(suite, "all PyTorch: step", [o for o in outcomes if o.case.group not in _NOT_PYTORCH])]
+    for group in dict.fromkeys(o.case.group for o in outcomes):
+        rows.append(outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]))
+    return [*rows, *replay_rows(data)]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a table of measurements."""
+    if not path.is_file():
+        raise TraincastError(f"'{path}' is missing; point --data at the folder of measurements")
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

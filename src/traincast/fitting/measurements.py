@@ -1,0 +1,179 @@
+"""Reading measured tables: every row is checked before a fit sees it, and the held-out fifth is set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import BoolArray, FloatArray
+from traincast.errors import TraincastError, unknown
+from traincast.platform import Device, device_by_name
+
+if TYPE_CHECKING:
+    import polars as pl
+
+HELD_OUT_SHARE = 0.2
+HASH_SEED = 0x9E3779B97F4A7C15
+UNJUDGED_SPREAD = 0.3
+"""Log-sigma for unseen devices when the measurements hold only one chip, so that none can be left out."""
+_MAX_ROWS = 5_000_000
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Table:
+    """A measured table: its file name for messages, and its columns. Text columns are object arrays.
+
+    `row` says where in the file each row stands, counted from 0 (None: as they are).
+    """
+
+    file: str
+    columns: dict[str, npt.NDArray[Any]]
+    row: npt.NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def text(self, name: str) -> npt.NDArray[Any]:
+        """A text column."""
+        return self.columns[name]
+
+    def number(self, name: str) -> FloatArray:
+        """A numeric column as float64."""
+        return self.columns[name].astype(np.float64)
+
+    def take(self, rows: BoolArray) -> Table:
+        """A selection of rows, which keep their place in the file."""
+        row = np.arange(len(self)) if self.row is None else self.row
+        return Table(self.file, {name: column[rows] for name, column in self.columns.items()}, row[rows])
+
+    def where(self, index: int, column: str) -> str:
+        """The file, row and column of a value, for messages."""
+        row = index if self.row is None else self.row[index]
+        return f"'{self.file}', row {row}, column '{column}'"
+
+
+def read_table(
+    data: Path, file: str, text: Sequence[str], numbers: Sequence[str], *, positive: Sequence[str] = (),
+    among: Mapping[str, Collection[str]] | None = None,
+) -> Table:  # fmt: skip
+    """Columns of a Parquet or CSV table under `data`. `positive` columns must hold finite numbers above zero, those of
+    `among` one of these words."""
+    frame = _read_frame(data, file)
+    for name in (*text, *numbers):
+        if name not in frame.columns:
+            raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
+    columns: dict[str, npt.NDArray[Any]] = {name: frame[name].to_numpy().astype(object) for name in text}
+    table = Table(file, columns)
+    for name, known in (among or {}).items():
+        check_among(table, name, known)
+    for name in numbers:
+        columns[name] = _numbers(frame, file, name)
+    for name in positive:
+        check_positive(table, name)
+    return table
+
+
+def _read_frame(data: Path, file: str) -> pl.DataFrame:
+    import polars as pl
+
+    path = data / file
+    if not path.is_file():
+        raise TraincastError(f"measurements '{file}' are not under {data}; give the folder that holds them with --data")
+    try:
+        frame = pl.read_parquet(path) if file.endswith(".parquet") else pl.read_csv(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise TraincastError(f"cannot read '{file}': {str(error).splitlines()[0]}") from None
+    if not frame.height:
+        raise TraincastError(f"'{file}' has no rows")
+    if frame.height > _MAX_ROWS:
+        raise TraincastError(f"'{file}' has {frame.height} rows; at most {_MAX_ROWS} are read")
+    return frame
+
+
+def _numbers(frame: pl.DataFrame, file: str, name: str) -> FloatArray:
+    import polars as pl
+
+    try:
+        return frame[name].cast(pl.Float64).to_numpy()
+    except pl.exceptions.PolarsError:
+        found = frame[name].cast(pl.String, strict=False).to_list()
+        row = next((row for row, value in enumerate(found) if not _is_number(value)), 0)
+        raise TraincastError(f"'{file}', row {row}, column '{name}': {found[row]!r} is not a number") from None
+
+
+def _is_number(value: str | None) -> bool:
+    try:
+        float(value or "nan")
+    except ValueError:
+        return False
+    return True
+
+
+def check_positive(table: Table, column: str) -> None:
+    """Refuses a table with anything but finite numbers above zero in this column."""
+    values = table.number(column)
+    bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
+    if len(bad):
+        raise TraincastError(f"{table.where(bad[0], column)}: {values[bad[0]]} is not a positive number")
+
+
+def check_among(table: Table, column: str, known: Collection[str]) -> None:
+    """Refuses a table with a word in this column that nobody knows what to do with."""
+    for index, value in enumerate(table.text(column)):
+        if value not in known:
+            problem = unknown(column, str(value), known, f"Known are {', '.join(known)}.")
+            raise TraincastError(f"{table.where(index, column)}: {problem}")
+
+
+def devices_in(table: Table, column: str = "device") -> list[Device]:
+    """The devices named in a column, sorted by key; a name no platform file knows is an error."""
+    names, first = np.unique(table.text(column).astype(str), return_index=True)
+    devices = []
+    for name, row in zip(names, first, strict=True):
+        try:
+            devices.append(device_by_name(str(name)))
+        except TraincastError as error:
+            raise TraincastError(f"{table.where(int(row), column)}: {error}") from None
+    return sorted(devices, key=lambda device: device.key)
+
+
+def device_rows(table: Table, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
+    """Position in `devices` of every row's device."""
+    position = {device.name: i for i, device in enumerate(devices)}
+    return np.array([position[str(name)] for name in table.text(column)], dtype=np.int64)
+
+
+def only_present(
+    devices: Sequence[Device], device: npt.NDArray[np.int64]
+) -> tuple[list[Device], npt.NDArray[np.int64]]:
+    """The devices that rows refer to, and the rows' references to that shorter list."""
+    present, renumbered = np.unique(device, return_inverse=True)
+    return [devices[i] for i in present], renumbered.reshape(-1).astype(np.int64)
+
+
+def check_possible(table: Table, least_seconds: FloatArray, seconds: FloatArray, column: str = "latency_us") -> None:
+    """Refuses a table with a row three times faster than the data sheet allows (`least_seconds`)."""
+    bad = np.flatnonzero(seconds * 3 < least_seconds)
+    if len(bad):
+        row = int(bad[0])
+        raise TraincastError(
+            f"{table.where(row, column)}: {1e6 * seconds[row]:.4g} us is more than 3 times faster than the sheet of "
+            f"'{table.text('device')[row]}' allows ({1e6 * least_seconds[row]:.4g} us)"
+        )
+
+
+def held_out(*shape: FloatArray) -> BoolArray:
+    """The fifth of the rows that no fit may see, chosen by a hash of the shape: repeats fall together."""
+    state = np.full(len(shape[0]), HASH_SEED, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for column in shape:
+            state = (state ^ column.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+            state ^= state >> np.uint64(29)
+            state *= np.uint64(0x94D049BB133111EB)
+            state ^= state >> np.uint64(32)
+    return (state >> np.uint64(11)).astype(np.float64) / 2.0**53 < HELD_OUT_SHARE

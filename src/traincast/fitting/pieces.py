@@ -1,0 +1,81 @@
+"""Everything `traincast fit` rebuilds, in order: piece -> where its data goes, and the function that fits it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import unknown
+from traincast.fitting.dates import date_profiles
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A fitted profile: the package folder it lives in, and `module:function(data, out, progress)` that writes it."""
+
+    folder: str
+    function: str
+
+    def fit(self, data: Path, out: Path, progress: Progress) -> dict[str, Any]:
+        """Writes the profile into `out` and returns its provenance."""
+        from threadpoolctl import threadpool_limits
+
+        module, name = self.function.split(":")
+        function = getattr(import_module(f"traincast.fitting.{module}"), name)
+        with threadpool_limits(1):  # sums in another order give other bytes
+            fitted: dict[str, Any] = function(data, out, progress)
+        return fitted
+
+
+PIECES = {
+    "gemm": Piece("kernels/profiles", "gemm:fit_gemm"),
+    "elementwise": Piece("kernels/profiles", "streaming:fit_elementwise"),
+    "softmax": Piece("kernels/profiles", "rows:fit_softmax"),
+    "norm": Piece("kernels/profiles", "rows:fit_norm"),
+    "conv": Piece("kernels/profiles", "conv:fit_conv"),
+    "attention": Piece("kernels/profiles", "attention:fit_attention"),
+    "embedding": Piece("kernels/profiles", "embedding:fit_embedding"),
+    "collectives": Piece("collectives/profiles", "collectives:fit_collectives"),
+    "host": Piece("host/data", "host:fit_host"),
+    "host-traces": Piece("host/data", "host_traces:fit_host_from_traces"),
+    "overlap": Piece("walk/data", "overlap:fit_overlap"),
+}
+
+
+def fit_pieces(names: Iterable[str], data: Path, out: Path | None, progress: Progress) -> dict[str, list[str]]:
+    """Fits the pieces named and returns the files written by piece. All are written, or none.
+
+    `out` receives the package's folder layout; None is the installed package itself.
+    """
+    chosen = list(names)
+    for name in chosen:
+        if name not in PIECES:
+            raise unknown("piece", name, PIECES, f"Choose from {', '.join(PIECES)}.")
+    shipped = Path(str(files("traincast")))
+    root = out or shipped
+    written: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, name in enumerate(chosen):
+            folder = Path(scratch) / name
+            folder.mkdir()
+            PIECES[name].fit(data, folder, _part(progress, number, len(chosen)))
+            date_profiles(folder, shipped / PIECES[name].folder)
+        for name in chosen:
+            target = root / PIECES[name].folder
+            target.mkdir(parents=True, exist_ok=True)
+            made = sorted((Path(scratch) / name).iterdir())
+            written[name] = [str(Path(shutil.copy(file, target / file.name)).relative_to(root)) for file in made]
+    return written
+
+
+def _part(progress: Progress, number: int, of: int) -> Progress:
+    """The progress of one piece as a part of the whole."""
+    return lambda what, share: progress(what, (number + share) / of)

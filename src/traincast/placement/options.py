@@ -1,0 +1,76 @@
+"""The ways in which a table can be placed that are worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traincast.embeddings.table import Table
+from traincast.placement.memory import MemoryLimits
+from traincast.placement.plan import COLUMN_STEP, Placement
+
+MIN_COLUMNS = 32
+"""Columns of a slice at least: FBGEMM gives a bag eight threads of four columns however few there are."""
+CACHE_FRACTIONS = (0.1, 0.3)
+_TIGHT = 0.7  # share of all device memory from which tables may have to live in host memory
+_COPIED = 0.05  # share of a device's memory up to which a table may be copied to every rank
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way to place a table, ranks left open. `slices` is the number of shards that need a rank each: of columns for
+    `column_wise`, one for `table_wise` and, a node instead of a rank, for `table_row_wise`; 0 when all ranks take part.
+    """
+
+    kind: str
+    slices: int
+    kernel: str = "fused"
+    cache_fraction: float = 0.0
+
+    def placement(self, places: Sequence[int], world_size: int, gpus_per_node: int) -> Placement:
+        """The placement on these ranks (for `table_row_wise`: this node)."""
+        if self.kind == "table_row_wise":
+            first = places[0] * gpus_per_node
+            ranks: Sequence[int] = range(first, min(first + gpus_per_node, world_size))
+        else:
+            ranks = places if self.slices else range(world_size)
+        return Placement(self.kind, tuple(ranks), self.kernel, self.cache_fraction)
+
+
+def option_of(placement: Placement) -> Option:
+    """The option that a placement is one case of."""
+    slices = {"table_wise": 1, "column_wise": len(placement.ranks), "table_row_wise": 1}.get(placement.kind, 0)
+    return Option(placement.kind, slices, placement.kernel, placement.cache_fraction)
+
+
+def table_options(
+    tables: Sequence[Table], limits: MemoryLimits, world_size: int, gpus_per_node: int
+) -> list[tuple[Option, ...]]:
+    """For every table the options worth trying, whole on one rank first. Host memory is for when devices are full."""
+    tight = sum(table.memory_bytes for table in tables) > _TIGHT * world_size * limits.for_tables
+    return [_options(table, limits, world_size, gpus_per_node, tight) for table in tables]
+
+
+def _options(
+    table: Table, limits: MemoryLimits, world_size: int, gpus_per_node: int, tight: bool
+) -> tuple[Option, ...]:
+    options = [Option("table_wise", 1)]
+    if world_size > 1:
+        options += [Option("column_wise", count) for count in _slices(table.dim, world_size)]
+        options.append(Option("row_wise", 0))
+        if 1 < gpus_per_node < world_size:
+            options.append(Option("table_row_wise", 1))
+        if table.memory_bytes < _COPIED * limits.for_tables:
+            options.append(Option("data_parallel", 0, "dense"))
+    if tight:
+        for kind, slices in [(each.kind, each.slices) for each in options if each.kind in ("table_wise", "row_wise")]:
+            options += [Option(kind, slices, "fused_uvm_caching", share) for share in CACHE_FRACTIONS]
+            options.append(Option(kind, slices, "fused_uvm"))
+    return tuple(options)
+
+
+def _slices(dim: int, world_size: int) -> list[int]:
+    """Numbers of equal slices: powers of two up to one a rank. One slice is a whole table that travels with the others'
+    slices."""
+    counts = [2**power for power in range(1, 17) if 2**power <= world_size]
+    return [1, *(n for n in counts if dim % n == 0 and dim // n >= MIN_COLUMNS and dim // n % COLUMN_STEP == 0)]

@@ -1,0 +1,87 @@
+"""Plans in files: JSON or YAML, one plan or several by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import TraincastError
+from traincast.placement.plan import Placement, Plan
+
+MAX_BYTES = 64 << 20
+MAX_PLANS = 10_000
+_PLAN_FIELDS = ("world_size", "tables")
+_PLACEMENT_FIELDS = ("kind", "ranks", "kernel", "cache_fraction")
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data: `world_size`, and `tables` by name with kind, ranks, kernel (and cache_fraction)."""
+    return {"world_size": plan.world_size, "tables": dict(zip(plan.tables, map(_entry, plan.placements), strict=True))}
+
+
+def _entry(placement: Placement) -> dict[str, Any]:
+    entry = {"kind": placement.kind, "ranks": list(placement.ranks), "kernel": placement.kernel}
+    return entry | ({"cache_fraction": placement.cache_fraction} if placement.cache_fraction else {})
+
+
+def plan_from_json(content: Any, label: str = "the plan") -> Plan:
+    """A plan from plain data; every complaint begins with `label`."""
+    if not isinstance(content, Mapping) or set(content) != set(_PLAN_FIELDS):
+        raise TraincastError(f"{label}: give 'world_size' and 'tables', and nothing else")
+    size, tables = content["world_size"], content["tables"]
+    if not (_whole(size) and size >= 1):
+        raise TraincastError(f"{label}: world_size {size!r}; give a whole number of ranks, 1 or more")
+    if not isinstance(tables, Mapping) or not tables:
+        raise TraincastError(f"{label}: 'tables' must map the name of each table to its placement")
+    placements = tuple(_placement(entry, f"{label}, table '{name}'") for name, entry in tables.items())
+    return Plan(tuple(str(name) for name in tables), placements, size)
+
+
+def _placement(entry: Any, label: str) -> Placement:
+    if not isinstance(entry, Mapping) or not {"kind", "ranks"} <= set(entry) <= set(_PLACEMENT_FIELDS):
+        raise TraincastError(f"{label}: give kind and ranks, and where wanted kernel and cache_fraction")
+    ranks, share = entry["ranks"], entry.get("cache_fraction", 0.0)
+    if not isinstance(ranks, list) or not all(_whole(rank) for rank in ranks):
+        raise TraincastError(f"{label}: ranks {ranks!r}; give a list of whole numbers")
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise TraincastError(f"{label}: cache_fraction {share!r}; give a number")
+    kind = str(entry["kind"])
+    default = "dense" if kind == "data_parallel" else "fused"
+    return Placement(kind, tuple(ranks), str(entry.get("kernel", default)), float(share))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def load_plans(path: Path) -> dict[str, Plan]:
+    """The plans of a file by name: one plan, or `plans:` with a mapping of names to plans."""
+    content = read_content(path)
+    if not isinstance(content, Mapping) or set(content) != {"plans"}:
+        return {path.stem: plan_from_json(content, str(path))}
+    plans = content["plans"]
+    if not isinstance(plans, Mapping) or not plans or len(plans) > MAX_PLANS:
+        raise TraincastError(f"{path}: 'plans' must map names to plans, 1 to {MAX_PLANS} of them")
+    return {str(name): plan_from_json(entry, f"{path}: plan '{name}'") for name, entry in plans.items()}
+
+
+def read_content(path: Path) -> Any:
+    """What a JSON or YAML file holds."""
+    if not path.is_file():
+        raise TraincastError(f"no file {path}; give plans in JSON or YAML")
+    if path.stat().st_size > MAX_BYTES:
+        raise TraincastError(f"{path}: larger than {MAX_BYTES >> 20} MB; that is no file of plans")
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            try:
+                return yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise TraincastError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
+        return json.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise TraincastError(f"{path}: not JSON ({error})") from error

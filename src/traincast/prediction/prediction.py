@@ -1,0 +1,230 @@
+"""The answer: how long a step takes on a platform, and what it is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from traincast.arrays import BoolArray
+from traincast.errors import TraincastError
+from traincast.host.profile import HostProfile, load_host_profile
+from traincast.kernels.call import Estimate
+from traincast.kernels.cost import Costs, Source, price
+from traincast.kernels.registry import LoweringContext
+from traincast.platform.platform import Platform
+from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
+from traincast.prediction.step import StepWalk, walk_step
+from traincast.prediction.step_path import PathPart, step_path
+from traincast.walk.compile import CompiledStep, compile_step
+from traincast.walk.matching import rank_list
+from traincast.walk.timeline import Timeline
+from traincast.walk.uneven import Unevenness
+from traincast.workload.program import Memory
+from traincast.workload.tables import bytes_left_out
+from traincast.workload.workload import Workload
+
+_TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
+Z90 = 1.645  # standard normal quantile of a two-sided 90 % interval
+_OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prediction:
+    """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`.
+
+    On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
+    (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has
+    all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
+    mean.
+
+    `estimated_ops` are ops without a kernel model (costed from their bytes), `out_of_domain_ops` those with a
+    call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
+    `out_of_domain_seconds` are the device time of those calls.
+    """
+
+    workload: Workload
+    platform: Platform
+    host_profile: str
+    iteration: float
+    interval: tuple[float, float]
+    device_active: float
+    device_idle: float
+    host: float
+    exposed_comm: float
+    by_family: dict[str, float]
+    by_phase: dict[str, float]
+    by_source: dict[str, float]
+    estimated_ops: tuple[str, ...]
+    estimated_seconds: float
+    out_of_domain_ops: tuple[str, ...]
+    out_of_domain_seconds: float
+    memory: Memory
+    warnings: tuple[str, ...]
+    timeline: Timeline
+    walk: StepWalk
+    ranks: tuple[RankAnswer, ...]
+    imbalance: float = 0.0
+    gpus: int = 1
+
+    @cached_property
+    def path(self) -> list[PathPart]:
+        """The critical path over all ranks."""
+        return step_path(self.walk)
+
+
+def lowering_context(workload: Workload, *, tf32: bool = False) -> LoweringContext:
+    """The context in which this workload's ops become kernels."""
+    major, _, minor = workload.framework_version.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise TraincastError(
+            f"workload '{workload.name}' has no usable PyTorch version: {workload.framework_version!r}"
+        )
+    return LoweringContext(framework_version=(int(major), int(minor)), tf32=tf32)
+
+
+def predict_step(
+    workload: Workload,
+    platform: Platform,
+    *,
+    tf32: bool = False,
+    host: HostProfile | None = None,
+    roofline_only: bool = False,
+    uneven: Unevenness | None = None,
+) -> Prediction:
+    """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r)."""
+    context = lowering_context(workload, tf32=tf32)
+    if platform.topology is not None and len(workload.ranks) > 1:
+        context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
+    programs, ranks = workload.programs, workload.ranks
+    if uneven is not None:  # no two ranks are alike
+        programs, ranks = tuple(programs[p] for p in ranks), tuple(range(len(ranks)))
+    compiled = compile_step(programs, ranks, context)
+    exchanged = compiled.seconds(platform.topology)
+    costs = price(compiled.lowered[0], platform.device, roofline_only=roofline_only)
+    costs = _with_meetings(costs, compiled, exchanged)
+    host = host or load_host_profile(platform.device.host)
+    walked = walk_step(
+        compiled,
+        costs,
+        host,
+        platform.topology,
+        synchronised=workload.synchronised,
+        gap=platform.device.kernel_gap,
+        uneven=uneven,
+    )
+    answers = rank_answers(walked)
+    slowest = _slowest(walked, answers)
+    timeline, answer = walked.timeline(slowest), answers[slowest]
+    program = walked.classes.program[slowest]
+    fullest = max(answers, key=lambda each: each.memory.peak_bytes)
+    spread = _relative_spread(timeline, costs, host, answer.device_active)
+    launched = timeline.schedule.call[timeline.launches]
+    per_source = np.bincount(costs.source[launched], weights=timeline.kernel_seconds, minlength=len(Source))
+    estimated = compiled.lowered[program].estimated
+    estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
+    outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~estimated)
+    seconds = walked.seconds
+    return Prediction(
+        workload=workload,
+        platform=platform,
+        host_profile=host.name,
+        iteration=seconds,
+        interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
+        device_active=answer.device_active,
+        device_idle=max(seconds - answer.device_active, 0.0),
+        host=answer.host,
+        exposed_comm=answer.exposed_comm,
+        by_family=timeline.seconds_by_family(),
+        by_phase=_by_phase(timeline),
+        by_source={source.name.lower(): float(per_source[source]) for source in Source if per_source[source]},
+        estimated_ops=estimated_ops,
+        estimated_seconds=estimated_seconds,
+        out_of_domain_ops=outside_ops,
+        out_of_domain_seconds=outside_seconds,
+        memory=fullest.memory,
+        warnings=_warnings(answers, platform, max(map(bytes_left_out, programs))),
+        timeline=timeline,
+        walk=walked,
+        ranks=answers,
+        imbalance=imbalance(answers),
+        gpus=len(workload.ranks),
+    )
+
+
+def _slowest(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
+    """The class of ranks that the others wait for: of those done last, the one that waited least."""
+    latest = walked.class_latest()
+    last = np.flatnonzero(latest >= latest.max() - _TOGETHER * walked.seconds)
+    return int(min(last.tolist(), key=lambda c: answers[c].waiting))
+
+
+def _with_meetings(costs: Costs, compiled: CompiledStep, exchanged: Estimate) -> Costs:
+    """Gives the collective calls the spread and domain of the meetings they are part of (the widest of several)."""
+    meeting, call = compiled.meeting_call.T
+    np.maximum.at(costs.sigma, call, exchanged.sigma[meeting])
+    np.logical_and.at(costs.in_domain, call, exchanged.in_domain[meeting])
+    return costs
+
+
+def _relative_spread(timeline: Timeline, costs: Costs, host: HostProfile, active: float) -> float:
+    """Spread of log step time: kernels of one family err together, families and the host on their own."""
+    if timeline.seconds <= 0:
+        return 0.0
+    sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
+    per_call = np.bincount(
+        timeline.schedule.call[timeline.launches], weights=timeline.kernel_seconds, minlength=len(sigma)
+    )
+    by_family: dict[str, float] = {}
+    for call, error in zip(timeline.calls, (sigma * per_call).tolist(), strict=True):
+        by_family[call.family.name] = by_family.get(call.family.name, 0.0) + error
+    idle = max(timeline.seconds - active, 0.0)
+    return math.hypot(host.spread * idle, *by_family.values()) / timeline.seconds
+
+
+def _by_phase(timeline: Timeline) -> dict[str, float]:
+    from traincast.workload.ops import Phase
+
+    phase = timeline.program.op_phase[timeline.schedule.op[timeline.launches]]
+    totals = np.bincount(phase, weights=timeline.kernel_seconds, minlength=len(Phase))
+    return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}
+
+
+def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
+    """Names of the ops whose launches use a marked call, most device time first, and the seconds of those calls."""
+    launches = timeline.launches
+    chosen = marked[timeline.schedule.call[launches]]
+    program, seconds = timeline.program, timeline.kernel_seconds[chosen]
+    signatures = program.columns.op_signature[timeline.schedule.op[launches][chosen]]
+    by_signature = np.bincount(signatures, weights=seconds, minlength=len(program.symbolic))
+    totals: dict[str, float] = {}
+    for index in np.unique(signatures).tolist():
+        name = program.symbolic[index].name
+        totals[name] = totals.get(name, 0.0) + float(by_signature[index])
+    return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
+
+
+def _warnings(answers: tuple[RankAnswer, ...], platform: Platform, left_out: int) -> tuple[str, ...]:
+    """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
+    limit = platform.device.memory_bytes
+    over = [answer for answer in answers if answer.memory.peak_bytes > limit]
+    peak = max(answer.memory.peak_bytes for answer in answers)
+    several = sum(len(answer.ranks) for answer in answers) > 1
+    said = []
+    if over:
+        who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
+        said.append(
+            f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
+            f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"
+        )
+    if left_out:
+        missing = peak + left_out - limit
+        much = f", {missing / 1e9:.1f} GB more than {platform.device.key} has" if missing > 0 else ""
+        said.append(
+            f"{left_out / 1e9:.1f} GB of its embedding tables are not counted as memory (docs/models.md, Rows); with "
+            f"them the step needs at least {(peak + left_out) / 1e9:.1f} GB{much}"
+        )
+    return tuple(said)

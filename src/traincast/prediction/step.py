@@ -1,0 +1,233 @@
+"""One step of a workload: its ranks classed by what they do, and the walk over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traincast.arrays import FloatArray, IntArray
+from traincast.errors import TraincastError
+from traincast.host.profile import ALONE, BEFORE, HostProfile
+from traincast.kernels.cost import Costs
+from traincast.walk.classes import Classes, find_classes
+from traincast.walk.clocks import Clocks
+from traincast.walk.compile import CompiledStep
+from traincast.walk.crew import Crew, CrewWalk
+from traincast.walk.overlap import walk_with_overlap
+from traincast.walk.ranks import Agenda, Meetings, Stuck, walk_ranks
+from traincast.walk.schedule import RUNTIME_CALLS, Code, Schedule
+from traincast.walk.timeline import Timeline
+from traincast.walk.uneven import Unevenness
+from traincast.workload.program import Program
+
+if TYPE_CHECKING:
+    from traincast.platform.topology import Topology
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepWalk:
+    """What the walk made of a step: one row a class of ranks; `place[c]` is the crew and row of class c.
+
+    `ranks[c]` are the ranks of a class. `origin` is when the host of each rank of each crew began the step, `previous`
+    when its last step was done; seconds.
+    """
+
+    compiled: CompiledStep
+    classes: Classes
+    ranks: tuple[tuple[int, ...], ...]
+    place: tuple[tuple[int, int], ...]
+    walks: tuple[CrewWalk, ...]
+    origin: tuple[FloatArray, ...]
+    previous: tuple[FloatArray, ...]
+    meetings: Meetings
+    gap: float
+
+    @property
+    def seconds(self) -> float:
+        """Time from one step to the next, over all ranks."""
+        latest = max(float(walk.latest().max()) for walk in self.walks)
+        return latest - max(float(previous.max()) for previous in self.previous)
+
+    def class_latest(self) -> FloatArray:
+        """When each class of ranks is done."""
+        own = [walk.latest() for walk in self.walks]
+        return np.array([own[crew][row] for crew, row in self.place])
+
+    def timeline(self, c: int) -> Timeline:
+        """The step of one class of ranks."""
+        crew, row = self.place[c]
+        walk, program = self.walks[crew], self.classes.program[c]
+        return Timeline(
+            program=self.compiled.programs[program],
+            schedule=self.compiled.schedules[program],
+            calls=self.compiled.lowered[program].calls,
+            trace=walk.trace(row),
+            origin=float(self.origin[crew][row]),
+            seconds=float(walk.latest()[row] - self.previous[crew][row]),
+            host_busy=float(walk.crew.host_seconds[row].sum()),
+            gap=self.gap,
+        )
+
+
+def walk_step(
+    compiled: CompiledStep,
+    costs: Costs,
+    host: HostProfile,
+    topology: Topology | None,
+    *,
+    synchronised: bool,
+    gap: float,
+    uneven: Unevenness | None = None,
+) -> StepWalk:
+    """Walks the step once from idle, or twice when steps run into each other, and keeps the last."""
+    classes, crews, place = _classed(compiled, _durations(compiled, costs, host, uneven), topology)
+    meetings = _meetings(classes, place)
+    try:
+        agenda = Agenda(crews, meetings)
+        start = _start(crews, meetings, agenda, synchronised=synchronised, gap=gap)
+        walks = walk_with_overlap(crews, meetings, agenda, start.clocks, gap=gap)
+    except Stuck as stuck:
+        raise _explained(stuck, compiled, classes, meetings, place) from None
+    ranks: list[list[tuple[int, ...]]] = [[] for _ in classes.program]
+    for program, c in enumerate(classes.of):
+        ranks[c].append(compiled.ranks_of[program])
+    return StepWalk(
+        compiled=compiled,
+        classes=classes,
+        ranks=tuple(own[0] if len(own) == 1 else tuple(sorted(chain(*own))) for own in ranks),
+        place=place,
+        walks=tuple(walks),
+        origin=tuple(start.origin),
+        previous=tuple(start.previous),
+        meetings=meetings,
+        gap=gap,
+    )
+
+
+def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> FloatArray:
+    """Host time of every instruction under a host profile."""
+    parts = host.scope_seconds(program.names)
+    runtime = np.array([host.t4[name] for name in RUNTIME_CALLS])
+    seconds: FloatArray = np.where(schedule.code == Code.HOST, parts[schedule.name, schedule.part], 0.0)
+    begins = np.flatnonzero((schedule.code == Code.HOST) & np.isin(schedule.part, (BEFORE, ALONE)))
+    gaps = np.stack([host.gap_seconds(program.names, main=main) for main in (True, False)])
+    seconds[begins] += gaps[np.minimum(schedule.thread[begins], 1), schedule.name[begins]]
+    calls = schedule.runtime >= 0
+    seconds[calls] = runtime[schedule.runtime[calls]]
+    return seconds
+
+
+def _durations(
+    compiled: CompiledStep, costs: Costs, host: HostProfile, uneven: Unevenness | None
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Host and kernel seconds of every program."""
+    by_call = np.append(costs.seconds, 0.0)  # -1, no call, is the last
+    kernel = [by_call[schedule.call] for schedule in compiled.schedules]
+    busy = _host_seconds(compiled, host)
+    if uneven is None:
+        return busy, kernel
+    both = [uneven.applied(own, kernel[number], number) for number, own in enumerate(busy)]
+    return [own for own, _ in both], [own for _, own in both]
+
+
+@lru_cache(maxsize=8)  # each holds a whole compiled step
+def _host_seconds(compiled: CompiledStep, host: HostProfile) -> list[FloatArray]:
+    """Host seconds of every program; equal ones are the same object."""
+    known: dict[tuple[int, int], FloatArray] = {}
+    equal: dict[bytes, FloatArray] = {}
+    seconds = []
+    for schedule, program in zip(compiled.schedules, compiled.programs, strict=True):
+        key = (id(schedule.code), id(program.names))
+        if key not in known:
+            own = host_seconds(schedule, program, host)
+            known[key] = equal.setdefault(own.tobytes(), own)
+        seconds.append(known[key])
+    return seconds
+
+
+def _classed(
+    compiled: CompiledStep, durations: tuple[list[FloatArray], list[FloatArray]], topology: Topology | None
+) -> tuple[Classes, list[Crew], tuple[tuple[int, int], ...]]:
+    """Classes of programs, the crews to walk, and where each class is among them."""
+    busy, kernel = durations
+    # equal host times are one object; kernel times are compared by a digest, which takes less room than they do
+    alike = [
+        (structure, blake2b(kernel[p].data).digest() if len(kernel) > 1 else b"", id(busy[p]))
+        for p, structure in enumerate(compiled.structure)
+    ]
+    classes = find_classes(alike, compiled.calls, compiled.meetings, compiled.seconds(topology).seconds)
+    return classes, *_crews(compiled, classes, kernel, busy)
+
+
+def _crews(
+    compiled: CompiledStep, classes: Classes, kernel: Sequence[FloatArray], busy: Sequence[FloatArray]
+) -> tuple[list[Crew], tuple[tuple[int, int], ...]]:
+    """Classes of one structure side by side, and the crew and row of every class."""
+    members: dict[int, list[int]] = {}
+    for c, program in enumerate(classes.program):
+        members.setdefault(compiled.structure[program], []).append(c)
+    place = {c: (crew, row) for crew, own in enumerate(members.values()) for row, c in enumerate(own)}
+    crews = []
+    for own in members.values():
+        programs = [classes.program[c] for c in own]
+        first = busy[programs[0]]
+        same = all(busy[p] is first for p in programs)
+        hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
+        schedule = compiled.schedules[programs[0]]
+        crews.append(Crew(schedule, hosts, np.stack([kernel[p] for p in programs])))
+    return crews, tuple(place[c] for c in range(len(classes.program)))
+
+
+def _meetings(classes: Classes, place: Sequence[tuple[int, int]]) -> Meetings:
+    entries = [
+        (number, *place[c], instruction)
+        for number, meeting in enumerate(classes.meetings)
+        for c, instruction in meeting.members
+    ]
+    table: IntArray = np.array(entries, dtype=np.int64).reshape(len(entries), 4)
+    seconds = np.array([meeting.seconds for meeting in classes.meetings])
+    return Meetings(table[:, 0], table[:, 1], table[:, 2], table[:, 3], seconds)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Start:
+    """Where a step begins: clocks of all ranks (None: idle at 0), when each host does, and when the last one ended."""
+
+    clocks: list[list[Clocks]] | None
+    origin: list[FloatArray]
+    previous: list[FloatArray]
+
+
+def _start(crews: Sequence[Crew], meetings: Meetings, agenda: Agenda, *, synchronised: bool, gap: float) -> _Start:
+    """From idle, or after a step like it: every rank's host goes on where it stands; its streams may be busy."""
+    if synchronised:
+        zero = [np.zeros(crew.size) for crew in crews]
+        return _Start(None, zero, zero)
+    before = walk_ranks(crews, meetings, gap=gap, agenda=agenda)
+    clocks = [walk.clocks() for walk in before]
+    origin = [np.array([max(each.threads) for each in own]) for own in clocks]
+    again = [[replace(each, threads=[max(each.threads)] * len(each.threads)) for each in own] for own in clocks]
+    return _Start(again, origin, [walk.latest() for walk in before])
+
+
+def _explained(
+    stuck: Stuck, compiled: CompiledStep, classes: Classes, meetings: Meetings, place: Sequence[tuple[int, int]]
+) -> TraincastError:
+    """Who waits where for whom, by rank and op."""
+    class_at = {where: c for c, where in enumerate(place)}
+
+    def named(entry: int, does: str = "") -> str:
+        program = classes.program[class_at[int(meetings.crew[entry]), int(meetings.row[entry])]]
+        call = int(np.searchsorted(compiled.calls[program].instruction, meetings.instruction[entry]))
+        return compiled.describe.who(program, does, f" at {compiled.describe.call(program, call)}")
+
+    lines = [f"{named(each.entry, 'wait')} for {named(each.missing[0])}" for each in stuck.waiting[:4] if each.missing]
+    return TraincastError(
+        "ranks wait for each other for ever (they disagree on the order of collectives): " + "; ".join(lines)
+    )

@@ -1,0 +1,72 @@
+"""The critical path of a predicted step, in the words of its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from traincast.prediction.step import StepWalk
+from traincast.walk.critical import critical_path
+
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """A stretch of the path on rank `rank` (the first of those that do the same), in seconds on the walk's clock.
+
+    `what` is "host" or the kernel family, `op` the top-level host op or the op that launched the kernel, `name` what a
+    timeline calls it.
+    """
+
+    rank: int
+    what: str
+    op: str
+    name: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the stretch."""
+        return self.end - self.start
+
+
+def step_path(walked: StepWalk) -> list[PathPart]:
+    """The critical path over all ranks, from the end of the step before to that of this one."""
+    begin = max(float(previous.max()) for previous in walked.previous)
+    class_at = {place: c for c, place in enumerate(walked.place)}
+    parts = []
+    for segment in critical_path(walked.walks, walked.meetings):
+        if segment.end <= begin:  # the host may have begun this step before the last one was done
+            continue
+        c = class_at[segment.crew, segment.row]
+        what, op, name = _labels(walked, walked.classes.program[c], segment.where, segment.instruction)
+        parts.append(PathPart(walked.ranks[c][0], what, op, name, max(segment.start, begin), segment.end))
+    return parts
+
+
+def _labels(walked: StepWalk, p: int, where: str, instruction: int) -> tuple[str, str, str]:
+    program, schedule = walked.compiled.programs[p], walked.compiled.schedules[p]
+    if where == "device":
+        call = walked.compiled.lowered[p].calls[schedule.call[instruction]]
+        op = program.symbolic[program.columns.op_signature[schedule.op[instruction]]].name
+        return call.family.name, op, f"{call.family.name}: {call.kind}"
+    scope = program.names[program.columns.scope_name[schedule.scope[instruction]]]
+    return HOST, scope, f"{HOST}: {scope}"
+
+
+def seconds_by_what(path: Iterable[PathPart]) -> dict[str, float]:
+    """Seconds of the path by what it is spent on, longest first."""
+    totals: dict[str, float] = {}
+    for part in path:
+        totals[part.what] = totals.get(part.what, 0.0) + part.seconds
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def seconds_by_place(path: Iterable[PathPart]) -> dict[tuple[int, str], float]:
+    """Seconds of the path by rank and op, longest first: the first one holds the step back most."""
+    totals: dict[tuple[int, str], float] = {}
+    for part in path:
+        totals[part.rank, part.op] = totals.get((part.rank, part.op), 0.0) + part.seconds
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))

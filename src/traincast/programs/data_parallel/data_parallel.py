@@ -1,0 +1,155 @@
+"""Data parallelism: any training step of one GPU as `DistributedDataParallel` runs it on many. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.programs.data_parallel.broadcast import broadcast_buffers, buffers_of
+from traincast.programs.data_parallel.buckets import assign_buckets
+from traincast.programs.data_parallel.communicator import Communicator
+from traincast.programs.data_parallel.reducer import Gradient, reduce_gradients
+from traincast.workload.program import Program
+from traincast.workload.splice import Splice, storages_of
+from traincast.workload.workload import Workload
+
+MAX_GPUS = 1 << 16
+_MIB = 1 << 20
+_DEFAULT_BUCKET_BYTES = (_MIB, 25 * _MIB)
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+def data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = None) -> Workload:
+    """The workload on `gpus` GPUs, each with its own samples: training under `DistributedDataParallel`, inference as
+    copies that know nothing of each other. The batch size stays that of one GPU.
+
+    `bucket_mb` is DDP's `bucket_cap_mb`, in MiB; None is its default: 25, and 1 for the first bucket.
+    """
+    if not 1 <= gpus <= MAX_GPUS:
+        raise TraincastError(f"{gpus} GPUs are out of range; give a whole number from 1 to {MAX_GPUS}")
+    if len(workload.ranks) != 1:
+        raise TraincastError(f"workload '{workload.name}' runs on {len(workload.ranks)} GPUs already; leave --gpus out")
+    if gpus == 1:
+        return workload
+    program = workload.programs[0]
+    if workload.mode == "training":
+        _check(workload)
+        program = with_ddp(program, tuple(range(gpus)), bucket_mb=bucket_mb)
+    return replace(workload, programs=(program,), ranks=(0,) * gpus)
+
+
+def on_gpus(workload: Workload, gpus: int | None) -> Workload:
+    """The workload on this many GPUs; None leaves it on its own number. One of many ranks runs on no other number."""
+    ranks = len(workload.ranks)
+    if gpus is None or gpus == ranks:
+        return workload
+    if ranks > 1:
+        raise TraincastError(
+            f"workload '{workload.name}' was made for {ranks} GPUs and cannot run on {gpus}; leave --gpus out"
+        )
+    return data_parallel(workload, gpus)
+
+
+def with_ddp(
+    program: Program,
+    ranks: tuple[int, ...],
+    *,
+    bucket_mb: float | None = None,
+    communicator: int = 0,
+    buffers: bool = True,
+) -> Program:
+    """A rank's program with the gradients that its backward pass accumulates averaged over `ranks`.
+
+    Gradients that are applied inside backward (fused embedding tables) are not accumulated and stay as they are.
+    `buffers`: they are broadcast before forward.
+    """
+    if bucket_mb is not None and not bucket_mb > 0:
+        raise TraincastError(f"buckets of {bucket_mb} MiB are impossible; give a size above 0")
+    gradients = _gradients(program)
+    if not gradients:
+        return program
+    sent = buffers_of(program) if buffers else []
+    splice = Splice(program)
+    comm = Communicator(splice=splice, ranks=ranks, number=communicator)
+    broadcast_buffers(comm, sent)
+    end = _end_of_backward(program, gradients)
+    limits = _DEFAULT_BUCKET_BYTES if bucket_mb is None else (bucket_mb * _MIB,)
+    reduce_gradients(comm, gradients, assign_buckets([g.spec for g in gradients], limits), end)
+    _hold_until_backward_returns(splice, end)
+    tensors = [g.tensor for g in gradients] + [b.tensor for b in sent]
+    return replace(splice.build(), rigid=program.rigid or _why_rigid(program, tensors))
+
+
+def _check(workload: Workload) -> None:
+    """A program whose gradients DDP cannot see."""
+    program = workload.programs[0]
+    c = program.columns
+    if any(signature.scalar("collective") is not None for signature in program.symbolic):
+        raise TraincastError(f"workload '{workload.name}' communicates already; capture it with --gpus instead")
+    accumulated = _accumulating(program)
+    if not len(accumulated):
+        raise TraincastError(f"workload '{workload.name}' accumulates no gradients; only training is data parallel")
+    if np.any(c.scope_ptr[accumulated] == c.scope_ptr[accumulated + 1]):
+        raise TraincastError(
+            f"workload '{workload.name}' updates parameters inside its backward pass (fused embedding tables), which "
+            "DistributedDataParallel cannot average; shard the tables, or capture the step you run with --gpus"
+        )
+
+
+def _accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Scopes that accumulate a gradient."""
+    if _ACCUMULATE not in program.names:
+        return np.zeros(0, dtype=np.intp)
+    return np.flatnonzero(program.columns.scope_name == program.names.index(_ACCUMULATE))
+
+
+def _gradients(program: Program) -> list[Gradient]:
+    """The gradients in the order in which they become ready."""
+    c = program.columns
+    found = []
+    for scope in _accumulating(program).tolist():
+        last = int(c.scope_ptr[scope + 1]) - 1
+        if last < c.scope_ptr[scope]:
+            continue
+        signature = program.signatures[c.op_signature[last]]
+        if len(signature.outputs) != 1:
+            raise TraincastError("a sparse gradient cannot be reduced in buckets; use dense embeddings, or shard them")
+        tensor = int(c.output_tensor[c.output_ptr[last]])
+        found.append(Gradient(scope, tensor, signature.outputs[0], int(c.op_stream[last])))
+    return found
+
+
+def _end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
+    """The scope before which backward has returned."""
+    thread = program.columns.scope_thread
+    first, last = gradients[0].scope, gradients[-1].scope
+    if np.any(thread[first : last + 1] != thread[last]):
+        raise TraincastError(
+            "the step runs several backward passes, and whether each of them reduces gradients is not recorded; "
+            "capture it under DistributedDataParallel with --gpus"
+        )
+    others = np.flatnonzero(thread[last:] != thread[last])
+    return last + int(others[0]) if len(others) else program.num_scopes
+
+
+def _why_rigid(program: Program, tensors: Sequence[int]) -> str:
+    """Gradients and buffers whose bytes change with batch size or sequence length would be in other buckets there."""
+    c = program.columns
+    sizes = c.storage_bytes[c.tensor_storage[tensors]]
+    if not np.any(program.sizes.coefficients[sizes, 1:]):
+        return ""
+    return "its gradients or buffers change with it; resize the workload before making it data parallel"
+
+
+def _hold_until_backward_returns(splice: Splice, end: int) -> None:
+    """What was freed after backward's last op, and not by it, was held by the call: now until gradients are back."""
+    program = splice.program
+    c = program.columns
+    last = int(c.scope_ptr[end]) - 1
+    held = c.storage_free == last
+    held[storages_of(program, int(c.scope_ptr[program.op_scope[last]]), last + 1)] = False
+    for storage in np.flatnonzero(held).tolist():
+        splice.storage_free[storage] = splice.last_op

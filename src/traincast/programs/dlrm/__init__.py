@@ -1,0 +1,1 @@
+"""A DLRM on one GPU, written without torch."""

@@ -1,0 +1,1 @@
+"""Training programs that others published measurements of, as their code runs them."""

@@ -1,0 +1,1 @@
+"""A recommender whose tables are sharded over many ranks."""

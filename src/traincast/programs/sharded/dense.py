@@ -1,0 +1,162 @@
+"""The dense part of a DLRM on a rank's tape: MLPs, interaction and loss, as facebookresearch/dlrm runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.programs.dlrm.interaction import Interaction, dot_products, dot_products_backward
+from traincast.programs.sharded.config import Dense
+from traincast.programs.sharded.cross import CrossNetwork
+from traincast.programs.sharded.mlp import Mlp, Reducer
+from traincast.programs.sharded.optimizer import optimizer_step, with_state, zero_grad
+from traincast.programs.sharded.tape import RankTape
+from traincast.programs.tape import Ref, Scalars
+from traincast.workload.ops import Phase
+
+MODULE = "Dlrm"
+
+
+class EagerDense:
+    """The parts of one step that every rank runs on its own samples, in the order they run."""
+
+    def __init__(self, tape: RankTape, dense: Dense, columns: int, batch: int) -> None:
+        self.tape, self.dense, self.batch = tape, dense, batch
+        tape.half = dense.half
+        self.bottom = Mlp(tape, f"{MODULE}.bottom", dense.bottom_mlp, input_grad=False)
+        self.float_op = -1
+        self.modules: list[Mlp | CrossNetwork] = [self.bottom, *self._above(dense.top_input(columns))]
+        self.reducers = self._under_ddp()
+        self.stepped = with_state(tape, dense.optimizer, [ref for each in self.modules for ref in each.parameters()])
+
+    def _above(self, width: int) -> list[Mlp | CrossNetwork]:
+        """Modules after the interaction, whose result is so wide."""
+        self.top = Mlp(self.tape, f"{MODULE}.top", (width, *self.dense.top_mlp), last="sigmoid", input_grad=True)
+        return [self.top]
+
+    def _under_ddp(self) -> list[Reducer]:
+        """Each module is under a DDP of its own."""
+        for module in self.modules:
+            module.reducer = Reducer(self.tape, module.arriving())
+        return [module.reducer for module in reversed(self.modules)]
+
+    def inputs(self) -> None:
+        """Dense features and targets, copied from the host."""
+        self.tape.scope("aten::to", Phase.INPUT)
+        self.features = self.tape.copied_in((self.batch, self.dense.bottom_mlp[0]), "float32")
+        self.tape.scope("aten::to", Phase.INPUT)
+        self.target = self.tape.copied_in((self.batch, 1), "float32")
+        zero_grad(self.tape, self.dense.optimizer)
+        for reducer in self.reducers:
+            reducer.drop()
+
+    def bottom_forward(self) -> None:
+        """The bottom MLP."""
+        self.x = self.bottom.forward(self.features)
+
+    def top_forward(self, embedded: Sequence[Ref]) -> None:
+        """Interaction, top MLP and loss from pooled embeddings [batch, columns]."""
+        tape, width = self.tape, self.dense.bottom_mlp[-1]
+        self.widths = (width, *(part.shape[1] for part in embedded))
+        tape.scope("aten::cat", Phase.FORWARD)
+        joined = tape.new((self.batch, sum(self.widths)))
+        self.cat_op = tape.op("aten::cat", [("tensors", (self.x, *embedded))], [joined], [("dim", 1)], module=MODULE)
+        tape.free(*embedded)
+        if self.dense.interaction == "dot":
+            tape.scope("aten::view")
+            features = tape.view(joined, (self.batch, joined.shape[1] // width, width))
+            scalars: Scalars = [("size", (self.batch, -1, width))]
+            self.view_op = tape.op("aten::view", [("self", joined)], [features], scalars, module=MODULE)
+            self.dot = Interaction(self.x, features, features, self.view_op, self.cat_op)
+            joined = dot_products(tape, self.dot, keep=True)
+        self.probabilities = self.top.forward(joined)
+        if tape.half:
+            tape.free(*([] if self.dense.interaction == "dot" else [joined]))
+            self.leave_autocast()
+            tape.scope("aten::to", Phase.LOSS)
+            self.probabilities, self.float_op = tape.cast(self.probabilities, "float32")
+        self._loss()
+
+    def leave_autocast(self) -> None:
+        """Casts of weights that nothing but autocast's cache holds are let go."""
+        for module in self.modules:
+            module.leave_autocast()
+
+    def _loss(self) -> None:
+        tape, mse = self.tape, self.dense.loss == "mse"
+        if mse:
+            tape.scope("aten::broadcast_tensors")
+        name = "aten::mse_loss" if mse else "aten::binary_cross_entropy"
+        tape.scope(name, Phase.LOSS)
+        self.loss = tape.new(())
+        scalars: Scalars = [("reduction", 1)] if mse else [("weight", None), ("reduction", 1)]
+        arguments = [("self", self.probabilities), ("target", self.target)]
+        self.loss_op = tape.op(name, arguments, [self.loss], scalars, module="MSELoss" if mse else "BCELoss")
+
+    def backward_top(self) -> list[Ref]:
+        """Back to the pooled embeddings: their gradients, in the order they were given."""
+        tape = self.tape
+        tape.scope("aten::ones_like", Phase.BACKWARD)
+        self.one = tape.new(())
+        scalars: Scalars = [("dtype", None), ("memory_format", "preserve_format")]
+        tape.op("aten::ones_like", [("self", self.loss)], [self.one], scalars)
+        grad = self._loss_backward(self.one)
+        if tape.half:
+            tape.free(self.probabilities)
+        grad = self.top.backward(tape.cast_backward(grad, self.float_op, dtype=tape.half))
+        return self._interaction_backward(grad)
+
+    def _loss_backward(self, one: Ref) -> Ref:
+        """The gradient of the top MLP's result."""
+        tape, mse = self.tape, self.dense.loss == "mse"
+        tape.scope("MseLossBackward0" if mse else "BinaryCrossEntropyBackward0")
+        grad = tape.new((self.batch, 1))
+        tape.op(
+            "aten::mse_loss_backward" if mse else "aten::binary_cross_entropy_backward",
+            [("grad_output", one), ("self", self.probabilities), ("target", self.target)], [grad],
+            [("reduction", 1)] if mse else [("weight", None), ("reduction", 1)],
+            module="MSELoss" if mse else "BCELoss", forward=self.loss_op,
+        )  # fmt: skip
+        return grad
+
+    def _interaction_backward(self, grad: Ref) -> list[Ref]:
+        tape = self.tape
+        to_x: Ref | None = None
+        if self.dense.interaction == "dot":
+            to_x, features = dot_products_backward(tape, self.dot, grad, sums_apart=False)
+            tape.scope("ViewBackward0")
+            grad = tape.view(features, (self.batch, sum(self.widths)))
+            size: Scalars = [("size", grad.shape)]
+            tape.op("aten::view", [("self", features)], [grad], size, module=MODULE, forward=self.view_op)
+        tape.scope("CatBackward0", Phase.BACKWARD)
+        pieces, start = [], 0
+        for width in self.widths:
+            piece = tape.view(grad, (self.batch, width), grad.spec.stride)
+            scalars: Scalars = [("dim", 1), ("start", start), ("end", start + width), ("step", 1)]
+            tape.op("aten::slice", [("self", grad)], [piece], scalars, overload="Tensor", module=MODULE,
+                    forward=self.cat_op)  # fmt: skip
+            pieces.append(piece)
+            start += width
+        self.x_grad, cast = tape.autocast(pieces[0], MODULE)
+        if to_x is not None:
+            arguments = [("self", to_x), ("other", self.x_grad)]
+            narrow = [self.x_grad] if cast >= 0 else []
+            self.x_grad = tape.new(pieces[0].shape, to_x.spec.dtype)
+            tape.op("aten::add", arguments, [self.x_grad], [("alpha", 1)], overload="Tensor", module=MODULE,
+                    forward=self.cat_op)  # fmt: skip
+            tape.free(to_x, *narrow)
+        return pieces[1:]
+
+    def backward_bottom(self) -> None:
+        """Back through the bottom MLP."""
+        self.bottom.backward(self.x_grad)
+
+    def end_backward(self) -> None:
+        """Reduced gradients come back."""
+        for reducer in self.reducers:
+            reducer.finish()
+        self.tape.free(self.one, self.loss)
+
+    def step(self) -> None:
+        """The optimizer's."""
+        grads = [ref for module in self.modules for ref in module.grads()]
+        optimizer_step(self.tape, self.dense.optimizer, self.stepped, grads)

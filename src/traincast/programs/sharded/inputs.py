@@ -1,0 +1,150 @@
+"""Indices on their way to the ranks that hold the tables, as TorchRec's `KJTAllToAll` sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traincast.programs.sharded.layout import Batch, Section
+from traincast.programs.sharded.tape import RankTape
+from traincast.programs.tape import Arguments, Ref, Scalars
+from traincast.workload.ops import DTYPE_BYTES, Phase, StorageKind
+
+MODULE = "Dlrm.tables"
+LENGTH_DTYPE = "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Lookups in jagged form: `values` are row numbers, `weights` those of weighted lookups.
+
+    `bags` holds the length of every bag ([tables * samples]), or where each starts and the last one ends.
+    """
+
+    bags: Ref
+    values: Ref
+    weights: Ref | None
+
+
+def copy_features(
+    tape: RankTape, tables: int, lookups: int, samples: int, dtype: str, *, weighted: bool, offsets: bool = False
+) -> Features:
+    """The lookups of a batch, copied from the host; with `offsets` as where each bag starts instead of its length."""
+    bags = (tables * samples + 1, dtype) if offsets else (tables * samples, LENGTH_DTYPE)
+    refs = []
+    for size, kind in ((lookups, dtype), bags, *([(lookups, "float32")] if weighted else [])):
+        tape.scope("aten::to", Phase.INPUT)
+        refs.append(tape.copied_in((size,), kind))
+    return Features(refs[1], refs[0], refs[2] if weighted else None)
+
+
+def ordered(tape: RankTape, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
+    """The lookups in the order of where they go: one permutation, of which each section has a part."""
+    counts = [(section.features * batch, section.own_lookups) for section in sections]
+    whole = _permuted(tape, sum(n for n, _ in counts), sum(n for _, n in counts), local)
+    return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
+
+
+def redistribute(tape: RankTape, section: Section, given: Features, batch: int) -> Features | None:
+    """The lookups of this rank's parts for the samples of all ranks; None when it has no part.
+
+    Sizes first, which the host waits for; then lengths, row numbers and weights.
+    """
+    world, rank = tape.world_size, tape.rank
+    lookups = [section.local_lookups(each) for each in range(world)]
+    if section.kind in ("row_wise", "table_row_wise"):
+        given = _bucketized(tape, sum(section.tables) * batch, given)
+    tensors = [given.bags, given.values, *([] if given.weights is None else [given.weights])]
+    _exchange_sizes(tape, len(tensors))
+    arrived = []
+    for number, tensor in enumerate(tensors):
+        counts = lookups if number else [count * batch for count in section.tables]
+        arrived.append(_exchange(tape, tensor, counts, [counts[rank]] * world))
+    tape.scope("KJTAllToAllTensorsAwaitable", Phase.FORWARD)
+    for _, event in arrived:
+        tape.wait(event, module=MODULE)
+    tape.free(*tensors)
+    if not section.tables[rank]:
+        return None
+    received = Features(arrived[0][0], arrived[1][0], arrived[2][0] if len(arrived) > 2 else None)
+    result = _permuted(tape, received.bags.shape[0], received.values.shape[0], received)
+    tape.free(*(tensor for tensor, _ in arrived))
+    return result
+
+
+def split(tape: RankTape, given: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
+    """The lookups of each kernel."""
+    return [_part(tape, given, batch.tables * samples, batch.lookups) for batch in batches]
+
+
+def _part(tape: RankTape, whole: Features, lengths: int, lookups: int) -> Features:
+    return Features(
+        tape.view(whole.bags, (lengths,)),
+        tape.view(whole.values, (lookups,)),
+        None if whole.weights is None else tape.view(whole.weights, (lookups,)),
+    )
+
+
+def offsets_of(tape: RankTape, lengths: Ref, dtype: str) -> Ref:
+    """Where each bag starts."""
+    tape.scope("fbgemm::asynchronous_complete_cumsum", Phase.FORWARD)
+    offsets = tape.new((lengths.shape[0] + 1,), dtype)
+    tape.op("fbgemm::asynchronous_complete_cumsum", [("t_in", lengths)], [offsets], module=MODULE)
+    tape.free(lengths)
+    return offsets
+
+
+def _permuted(tape: RankTape, lengths: int, lookups: int, given: Features) -> Features:
+    """Features in another order: one op, a kernel for lengths and one for the rest."""
+    tape.scope("fbgemm::permute_2D_sparse_data", Phase.FORWARD)
+    return _moved(tape, "fbgemm::permute_2D_sparse_data", lengths, lookups, given)
+
+
+def _bucketized(tape: RankTape, lengths: int, given: Features) -> Features:
+    """Row numbers sorted by the rank that holds their block of rows."""
+    tape.scope("fbgemm::block_bucketize_sparse_features", Phase.FORWARD)
+    return _moved(tape, "fbgemm::block_bucketize_sparse_features", lengths, given.values.shape[0], given)
+
+
+def _moved(tape: RankTape, name: str, lengths: int, lookups: int, given: Features) -> Features:
+    dtype = given.values.spec.dtype
+    moved = Features(
+        tape.new((lengths,), LENGTH_DTYPE),
+        tape.new((lookups,), dtype),
+        None if given.weights is None else tape.new((lookups,)),
+    )
+    arguments: Arguments = [("lengths", given.bags), ("indices", given.values)]
+    outputs = [moved.bags, moved.values]
+    if given.weights is not None and moved.weights is not None:
+        arguments = [*arguments, ("weights", given.weights)]
+        outputs.append(moved.weights)
+    tape.op(name, arguments, outputs, module=MODULE)
+    return moved
+
+
+def _exchange_sizes(tape: RankTape, tensors: int) -> None:
+    """How much every rank will send: made on the host, exchanged, and read back by the host."""
+    shape = (tape.world_size * tensors,)
+    item = DTYPE_BYTES["int64"]
+    host = tape.resident(shape, StorageKind.INPUT, "int64", "cpu")
+    copy: Scalars = [("dtype", None), ("non_blocking", False), ("memory_format", None)]
+    tape.scope("aten::to", Phase.FORWARD)
+    sent = tape.new(shape, "int64")
+    tape.op("aten::_to_copy", [("self", host)], [sent], copy, module=MODULE)
+    tape.scope("SplitsAllToAllAwaitable")
+    received = tape.new(shape, "int64")
+    event = tape.collective(
+        "alltoall_base_", "all_to_all", tape.world, [("output", received), ("input", sent)], received,
+        nbytes=shape[0] * item, module=MODULE,
+    )  # fmt: skip
+    tape.wait(event, module=MODULE)
+    tape.scope("aten::to")
+    answer = tape.new(shape, "int64", "cpu")
+    tape.op("aten::_to_copy", [("self", received)], [answer], copy, module=MODULE)
+    tape.free(sent, received, answer)
+
+
+def _exchange(tape: RankTape, given: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
+    tape.scope("c10d::alltoall_base_", Phase.FORWARD)
+    output = tape.new((sum(receive),), given.spec.dtype)
+    return output, tape.all_to_all(tape.world, given, output, send, receive, module=MODULE)

@@ -1,0 +1,1 @@
+"""What was asked, resolved: names and files become workloads, platforms and tasks, and are answered."""

@@ -1,0 +1,1 @@
+"""Traces replayed, predicted and turned into workloads."""

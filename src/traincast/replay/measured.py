@@ -1,0 +1,169 @@
+"""Everything that measured traces say, put together: steps, overheads, replay, all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.host.overheads import Overheads, measure_overheads
+from traincast.platform.links import with_links
+from traincast.platform.platform import Platform
+from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
+from traincast.replay.predicted_ranks import RanksPrediction, predict_ranks
+from traincast.replay.ranks_path import RanksPath, ranks_path
+from traincast.replay.replay import Replay, ReplaySchedule, compile_replay, rewalk
+from traincast.replay.replay_notes import replay_notes
+from traincast.replay.replay_ranks import RanksReplay, replay_ranks
+from traincast.replay.traced_path import PathReport, path_report
+from traincast.traces.breakdown import RanksBreakdown, StepBreakdown, breakdown, over_ranks
+from traincast.traces.collectives import Collective, collectives
+from traincast.traces.events import IntArray, Kind
+from traincast.traces.link import Linked, join_execution, link
+from traincast.traces.matching import match_collectives
+from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.overlap import Slowdown, slowdowns
+from traincast.traces.ranks import read_ranks
+from traincast.traces.signatures import SignatureReader
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankReport:
+    """One rank: its linked timeline, its instructions and what follows from them. `joined` is the share of ops that
+    were found in the execution trace (None without one), `node` where; `attribution` the prediction on a platform."""
+
+    rank: int
+    linked: Linked
+    execution: ExecutionTrace | None
+    node: IntArray | None
+    compiled: ReplaySchedule
+    steps: tuple[StepBreakdown, ...]
+    overheads: Overheads
+    replay: Replay
+    path: PathReport
+    attribution: Attribution | None
+    collectives: tuple[Collective, ...]
+    slowdowns: dict[str, Slowdown]
+    joined: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TogetherReport:
+    """Several ranks together. `replay` and `path` are None where their collectives could not be matched (`notes` say
+    why), `prediction` without a platform too."""
+
+    breakdown: RanksBreakdown
+    replay: RanksReplay | None
+    path: RanksPath | None
+    prediction: RanksPrediction | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TraceReport:
+    """All ranks that were given, and the figures over them (None for a single rank)."""
+
+    ranks: tuple[RankReport, ...]
+    together: TogetherReport | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceQuestion:
+    """What else to find out: the prediction on `platform` under host profile `host` (the platform's own if None) made
+    `host_scale` times slower (as the trace's launch calls say if None), and gains of ops or families in `twice`."""
+
+    platform: Platform | None = None
+    host: str | None = None
+    host_scale: float | None = 1.0
+    twice: tuple[str, ...] = ()
+
+
+def analyse_traces(paths: Sequence[str | Path], question: TraceQuestion | None = None) -> TraceReport:
+    """Reads trace files or folders of ranks and measures everything in them."""
+    question = question or TraceQuestion()
+    ranks = tuple(
+        _rank(entry.rank, link(entry.kineto), entry.execution, question) for entry in read_ranks(paths) if entry.kineto
+    )
+    if not ranks:
+        raise TraincastError("only execution traces were given; a measured step needs a Kineto trace too")
+    return TraceReport(ranks=ranks, together=_together(ranks, question) if len(ranks) > 1 else None)
+
+
+def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherReport:
+    linked = [report.linked for report in ranks]
+    matches = match_collectives(linked, [report.collectives for report in ranks])
+    notes = list(matches.notes)
+    replayed = replay_ranks(linked, [report.compiled for report in ranks], matches, [report.steps for report in ranks])
+    path, prediction = None, None
+    if replayed is None:
+        found = "contradict each other" if matches.collectives else "have no collective in common"
+        notes.append(f"the ranks cannot be replayed together: they {found}")
+    else:
+        path = ranks_path([report.rank for report in ranks], linked, replayed.walked, question.twice)
+        attributions = [report.attribution for report in ranks if report.attribution is not None]
+        if question.platform is not None:
+            platform, assumed = with_links(question.platform)
+            notes += [assumed] if assumed else []
+            if platform.topology is not None:
+                prediction = predict_ranks(linked, attributions, replayed, platform.topology)
+    return TogetherReport(
+        breakdown=over_ranks([report.steps for report in ranks]),
+        replay=replayed,
+        path=path,
+        prediction=prediction,
+        notes=tuple(notes),
+    )
+
+
+def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question: TraceQuestion) -> RankReport:
+    notes = list(linked.trace.notes)
+    joined, node = None, None
+    if execution is not None:
+        notes += execution.notes
+        node = join_execution(linked, execution)
+        ops = linked.host[linked.events["kind"][linked.host] == Kind.OP]
+        joined = float(np.mean(node[ops] >= 0)) if len(ops) else 0.0
+    if not linked.marked:
+        notes.append("no ProfilerStep marker: the whole trace counts as one step")
+    unlinked = int((linked.launch[linked.device] < 0).sum())
+    if unlinked:
+        notes.append(f"{unlinked} of {len(linked.device)} kernels were launched before the trace began")
+    compiled = compile_replay(linked)
+    replayed, overheads = rewalk(linked, compiled), measure_overheads(linked)
+    attribution = None
+    if question.platform is not None:
+        reader = SignatureReader(linked, execution, node)
+        attribution = _predicted(linked, compiled, reader, overheads, question.platform, question)
+    return RankReport(
+        rank=rank,
+        linked=linked,
+        execution=execution,
+        node=node,
+        compiled=compiled,
+        steps=tuple(breakdown(linked)),
+        overheads=overheads,
+        replay=replayed,
+        path=path_report(linked, compiled, question.twice),
+        attribution=attribution,
+        collectives=tuple(collectives(linked)),
+        slowdowns=slowdowns(linked),
+        joined=joined,
+        notes=(*notes, *replay_notes(linked, replayed)),
+    )
+
+
+def _predicted(
+    linked: Linked,
+    compiled: ReplaySchedule,
+    reader: SignatureReader,
+    overheads: Overheads,
+    platform: Platform,
+    question: TraceQuestion,
+) -> Attribution:
+    profile = choose_profile(platform, linked, question.host)
+    scale = host_scale(overheads, profile) if question.host_scale is None else question.host_scale
+    return attribute(linked, compiled, reader, platform, profile, scale)

@@ -1,0 +1,357 @@
+"""A measured timeline as instructions for the walk, and what the walk makes of them.
+
+Host segments, launch calls and kernels keep their measured lengths. What is simulated is everything that waits:
+kernels for their stream, streams for each other, the host for the device, threads for each other. Comparing the
+walked steps with the measured ones shows the walk's own error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.traces.intervals import Intervals
+from traincast.traces.link import Linked
+from traincast.walk.schedule import Code, Schedule
+from traincast.walk.walk import Clocks, Trace, walk
+
+_NS = 1e-9
+_MARKER = -2
+_NOTHING = np.empty(0, dtype=np.int64)
+_CROWDED_NS = 10_000
+_JOIN_NS = 20_000  # a thread silent for longer than this while another works is taken to wait for it
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ReplaySchedule:
+    """Instructions with their measured times in seconds; `row` is the event behind each, -1, or -2 at a step's edge.
+
+    `point` is the runtime call that an instruction belongs to or leads to (-1 for a step's edge). An instruction that
+    is the host's way to that call has `gap_begin` and `gap_end`, nanoseconds on the trace's clock; others have -1.
+    `origin` is the moment at which the walk begins, on the same clock.
+    """
+
+    origin: int
+    schedule: Schedule
+    host_seconds: FloatArray
+    kernel_seconds: FloatArray
+    row: IntArray
+    point: IntArray
+    gap_begin: IntArray
+    gap_end: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedStep:
+    """A step measured and walked, in seconds."""
+
+    number: int
+    measured: float
+    walked: float
+
+    @property
+    def error(self) -> float:
+        """Signed relative error of the walk."""
+        return self.walked / self.measured - 1.0 if self.measured else 0.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Replay:
+    """What the walk made of a timeline: its steps, and when each kernel (event `kernel_row`) ran.
+
+    Kernel times are seconds from `origin`, a moment in nanoseconds on the trace's clock.
+    """
+
+    steps: tuple[ReplayedStep, ...]
+    origin: int
+    kernel_row: IntArray
+    kernel_start: FloatArray
+    kernel_end: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Something a host thread does at one moment: a call, or the start or end of a step."""
+
+    start: int
+    end: int
+    thread: int
+    row: int
+
+
+def replay(linked: Linked) -> Replay:
+    """Walks the whole timeline and compares each step between its markers."""
+    return rewalk(linked, compile_replay(linked))
+
+
+def compile_replay(linked: Linked) -> ReplaySchedule:
+    """The timeline as instructions, with all times as measured."""
+    return _Compiler(linked).compile(_points(linked))
+
+
+def walk_instructions(compiled: ReplaySchedule) -> Trace:
+    """When every instruction of a timeline is done, from all clocks at zero."""
+    return walk(compiled.schedule, compiled.host_seconds, compiled.kernel_seconds, Clocks.at_zero(compiled.schedule))
+
+
+def rewalk(linked: Linked, compiled: ReplaySchedule) -> Replay:
+    """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
+    return compare(linked, compiled, walk_instructions(compiled))
+
+
+def compare(linked: Linked, compiled: ReplaySchedule, trace: Trace, begin: float = 0.0) -> Replay:
+    """What a walk that began at `begin` made of the timeline, each step against the measured one."""
+    return Replay(
+        steps=_compare(linked, compiled, trace, begin),
+        origin=compiled.origin,
+        kernel_row=compiled.row[compiled.schedule.code == Code.LAUNCH],
+        kernel_start=trace.kernel_start - begin,
+        kernel_end=trace.kernel_end - begin,
+    )
+
+
+def _points(linked: Linked) -> list[_Point]:
+    """Runtime calls that touch the device and the step markers, in the order in which the host came to them."""
+    events = linked.events
+    calls = np.flatnonzero(linked.is_launch | linked.is_synchronise)
+    calls = calls[linked.thread[calls] >= 0]
+    points = [
+        _Point(int(events["start"][row]), int(linked.end[row]), int(linked.thread[row]), row) for row in calls.tolist()
+    ]
+    for step in linked.steps:
+        points.append(_Point(step.start, step.start, 0, -1))
+    points.append(_Point(linked.steps[-1].end, linked.steps[-1].end, 0, -1))
+    return sorted(points, key=lambda point: (point.start, point.end))
+
+
+class _Compiler:
+    """Emits instructions for points; every gap between two points of a thread is host time."""
+
+    def __init__(self, linked: Linked) -> None:
+        self.linked = linked
+        # code thread target event host kernel row point gap_begin gap_end
+        self.rows: list[tuple[int, int, int, int, float, float, int, int, int, int]] = []
+        self.point = -1
+        self.last: dict[int, int] = {}  # thread -> end of its last point
+        self.device: dict[int, list[int]] = {}
+        for row in linked.device[linked.launch[linked.device] >= 0].tolist():
+            self.device.setdefault(int(linked.launch[row]), []).append(row)
+        streams = np.unique(linked.events["stream"][linked.device])
+        self.stream = {int(stream): number for number, stream in enumerate(streams)}
+        sources = np.unique(linked.waited_for[linked.waited_for >= 0])
+        self.event = {int(row): number for number, row in enumerate(sources)}
+        self.busy_device = Intervals.union(linked.events["start"][linked.device], linked.end[linked.device])
+        self.free = _stream_free(linked)
+        self.queues = _queues(linked)
+        self.busy = _busy(linked)
+        self.begin = 0
+
+    def compile(self, points: list[_Point]) -> ReplaySchedule:
+        self.begin = points[0].start
+        self._backlog(points[0].start)
+        for point in points:
+            self.point = point.row
+            self._gap(point)
+            if point.row < 0:
+                self._emit(Code.HOST, point.thread, row=_MARKER)
+            elif self.linked.is_synchronise[point.row]:
+                self._synchronise(point)
+            else:
+                self._launch(point)
+            self.last[point.thread] = point.end
+        return self._finish()
+
+    def _emit(
+        self,
+        code: Code,
+        thread: int,
+        *,
+        target: int = -1,
+        event: int = -1,
+        host: int = 0,
+        kernel: int = 0,
+        row: int = -1,
+        gap: tuple[int, int] = (-1, -1),
+    ) -> None:
+        self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, row, self.point, *gap))
+
+    def _backlog(self, start: int) -> None:
+        """Work from before the trace: each stream is busy until the last of it had ended, as measured."""
+        before = self.linked.device[self.linked.launch[self.linked.device] < 0]
+        last = {
+            int(self.linked.events["stream"][row]): row for row in before[np.argsort(self.linked.end[before])].tolist()
+        }
+        for stream, row in last.items():
+            busy = int(self.linked.end[row]) - start
+            if busy > 0:
+                self._emit(Code.LAUNCH, 0, target=self.stream[stream], kernel=busy, row=row)
+
+    def _gap(self, point: _Point) -> None:
+        """Host time since the thread's last point; after a silence, it waited for the thread that worked last."""
+        previous = self.last.get(point.thread, self.begin)
+        others = {t: end for t, end in self.last.items() if t != point.thread and end <= point.start}
+        if others and point.start - previous > _JOIN_NS:
+            other = max(others, key=lambda t: others[t])
+            if others[other] > previous and self._silent(point.thread, previous, point.start):
+                self._emit(Code.JOIN, point.thread, target=other)
+                previous = others[other]
+        gap = (min(previous, point.start), point.start)
+        self._emit(Code.HOST, point.thread, host=max(point.start - previous, 0), gap=gap)
+
+    def _silent(self, thread: int, begin: int, end: int) -> bool:
+        """Whether the thread ran no op for most of this time."""
+        starts, ends = self.busy.get(thread, (_NOTHING, _NOTHING))
+        first, last = int(np.searchsorted(ends, begin)), int(np.searchsorted(starts, end))
+        worked = np.minimum(ends[first:last], end) - np.maximum(starts[first:last], begin)
+        return float(np.maximum(worked, 0).sum()) < 0.5 * (end - begin)
+
+    def _launch(self, point: _Point) -> None:
+        """A call and its kernels."""
+        rows = self.device.get(point.row, [])
+        length = point.end - point.start
+        if not rows:
+            self._emit(Code.HOST, point.thread, host=length)
+        elif self._holds_host(point, rows):
+            self._blocking_copy(point, rows[0])
+        else:
+            for index, row in enumerate(rows):
+                self._kernel(point.thread, row, host=0 if index else length)
+
+    def _holds_host(self, point: _Point, rows: list[int]) -> bool:
+        """Whether the call itself took part in its copy (pageable memory): it lasted for most of it."""
+        if len(rows) != 1 or self.linked.events["kind"][rows[0]] != Kind.MEMCPY:
+            return False
+        start, length = int(self.linked.events["start"][rows[0]]), int(self.linked.events["duration"][rows[0]])
+        return length > 0 and min(point.end, start + length) - start > 0.5 * length
+
+    def _blocking_copy(self, point: _Point, row: int) -> None:
+        """The host is held for as much of the copy as lies inside the call."""
+        start, end = int(self.linked.events["start"][row]), int(self.linked.end[row])
+        stream = self.stream[int(self.linked.events["stream"][row])]
+        free = self._stream_free(row)
+        inside = min(end, point.end) - start
+        self._kernel(point.thread, row, host=max(start - max(point.start, free), 0), length=inside)
+        self._emit(Code.STREAM_SYNCHRONIZE, point.thread, target=stream, row=point.row)
+        if end > point.end:
+            self._emit(Code.LAUNCH, point.thread, target=stream, kernel=end - point.end, row=row)
+        self._emit(Code.HOST, point.thread, host=max(point.end - end, 0))
+
+    def _crowded_out(self, row: int) -> int:
+        """How long a kernel that could have started waited while other streams filled the device, nanoseconds."""
+        start, waited = int(self.linked.events["start"][row]), int(self.linked.waited_for[row])
+        ready = max(int(self.linked.end[self.linked.launch[row]]), self._stream_free(row))
+        ready = max(ready, int(self.linked.end[waited])) if waited >= 0 else ready
+        if start - ready < _CROWDED_NS:
+            return 0
+        covered = self.busy_device.clip(ready, start).total
+        return start - ready if covered > 0.9 * (start - ready) else 0
+
+    def _stream_free(self, row: int) -> int:
+        """When the stream had done what was before this on it."""
+        return self.free.get(row, 0)
+
+    def _kernel(self, thread: int, row: int, *, host: int, length: int | None = None) -> None:
+        """Puts one kernel on its stream, behind the kernel it waited for elsewhere."""
+        stream = self.stream[int(self.linked.events["stream"][row])]
+        if self.linked.waited_for[row] >= 0:
+            event = self.event[int(self.linked.waited_for[row])]
+            self._emit(Code.STREAM_WAIT_EVENT, thread, target=stream, event=event)
+        kernel = (int(self.linked.events["duration"][row]) if length is None else length) + self._crowded_out(row)
+        self._emit(Code.LAUNCH, thread, target=stream, host=host, kernel=kernel, row=row)
+        if row in self.event:
+            self._emit(Code.EVENT_RECORD, thread, target=stream, event=self.event[row])
+
+    def _synchronise(self, point: _Point) -> None:
+        """Holds the host for the stream that the call can have waited for; which one is not recorded.
+
+        All that had been launched on it must have ended when the call returned; of several the last one counts.
+        """
+        ends = {stream: self._launched_until(stream, point.start) for stream in self.queues}
+        possible = {stream: end for stream, end in ends.items() if point.start < end <= point.end}
+        if not possible:
+            self._emit(Code.HOST, point.thread, host=point.end - point.start, row=point.row)
+            return
+        last = max(possible, key=lambda stream: possible[stream])
+        everything = "Device" in self.linked.name(point.row) and max(ends.values()) <= point.end
+        code = Code.DEVICE_SYNCHRONIZE if everything else Code.STREAM_SYNCHRONIZE
+        self._emit(code, point.thread, target=-1 if everything else self.stream[last], row=point.row)
+        self._emit(Code.HOST, point.thread, host=point.end - possible[last])
+
+    def _launched_until(self, stream: int, moment: int) -> int:
+        """When the stream had done all that was launched on it before this moment; 0 for nothing."""
+        issued, ends = self.queues[stream]
+        place = int(np.searchsorted(issued, moment))
+        return int(ends[place - 1]) if place else 0
+
+    def _finish(self) -> ReplaySchedule:
+        columns = list(zip(*self.rows, strict=True))
+        code, thread, target, event = (np.array(column, dtype=np.int32) for column in columns[:4])
+        blank = np.full(len(code), -1, dtype=np.int32)
+        schedule = Schedule(
+            code=code, thread=thread, target=target, event=event, name=blank, part=blank, runtime=blank, call=blank,
+            op=blank, scope=blank, num_threads=int(max(thread.max(), target[code == Code.JOIN].max(initial=0))) + 1,
+            num_streams=max(len(self.stream), 1), num_events=len(self.event),
+        )  # fmt: skip
+        return ReplaySchedule(
+            origin=self.begin,
+            schedule=schedule,
+            host_seconds=np.array(columns[4]),
+            kernel_seconds=np.array(columns[5]),
+            row=np.array(columns[6], dtype=np.int64),
+            point=np.array(columns[7], dtype=np.int64),
+            gap_begin=np.array(columns[8], dtype=np.int64),
+            gap_end=np.array(columns[9], dtype=np.int64),
+        )
+
+
+def _stream_free(linked: Linked) -> dict[int, int]:
+    """For every kernel the end of the one before it on its stream."""
+    last: dict[int, int] = {}
+    free = {}
+    streams = linked.events["stream"][linked.device].tolist()
+    for row, stream, end in zip(linked.device.tolist(), streams, linked.end[linked.device].tolist(), strict=True):
+        free[row] = last.get(stream, 0)
+        last[stream] = end
+    return free
+
+
+def _busy(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
+    """Starts and ends of every thread's top-level ops."""
+    scopes = linked.scopes
+    threads = linked.thread[scopes]
+    return {
+        int(thread): (linked.events["start"][scopes[threads == thread]], linked.end[scopes[threads == thread]])
+        for thread in np.unique(threads)
+    }
+
+
+def _queues(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
+    """For every stream the times of its launches, and when all up to each of them had ended."""
+    launched = linked.device[linked.launch[linked.device] >= 0]
+    issued = linked.events["start"][linked.launch[launched]]
+    queues = {}
+    for stream in np.unique(linked.events["stream"][launched]).tolist():
+        own = np.flatnonzero(linked.events["stream"][launched] == stream)
+        own = own[np.argsort(issued[own], kind="stable")]
+        queues[stream] = (issued[own], np.maximum.accumulate(linked.end[launched[own]]))
+    return queues
+
+
+def step_edges(compiled: ReplaySchedule, trace: Trace) -> FloatArray:
+    """When the walk came to each step's start and to the last one's end, in seconds."""
+    edges: FloatArray = trace.host_after[compiled.row == _MARKER]
+    return edges
+
+
+def _compare(linked: Linked, compiled: ReplaySchedule, trace: Trace, begin: float) -> tuple[ReplayedStep, ...]:
+    """Walked step = host time between its markers; without markers, until host and device are done."""
+    if not linked.marked:
+        walked = max(float(trace.host_after.max()), float(trace.kernel_end.max(initial=0.0))) - begin
+        return (ReplayedStep(0, linked.steps[0].seconds, walked),)
+    edges = step_edges(compiled, trace)
+    return tuple(
+        ReplayedStep(step.number, step.seconds, float(walked))
+        for step, walked in zip(linked.steps, np.diff(edges), strict=True)
+    )

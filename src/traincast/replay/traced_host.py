@@ -1,0 +1,161 @@
+"""The host time of a timeline cut into the five overheads, and what a pooled host profile says in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.host.names import issuer, today
+from traincast.host.overheads import ProfilerCost, profiler_cost, runtime_class
+from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
+from traincast.replay.replay import ReplaySchedule
+from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.traces.link import Linked
+from traincast.walk.schedule import Code
+
+# what no profile of ops knows: reading the next batch takes as long as the user's loader does
+_KEPT = re.compile(r"enumerate\(DataLoader\)")
+KEPT = "kept"
+TYPES = ("T1", "T2", "T3", "T4", "T5", "alone", KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPiece:
+    """A stretch of one instruction's host time: its overhead type, its op, and its two lengths in seconds."""
+
+    instruction: int
+    kind: str
+    op: str
+    measured: float
+    pooled: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TracedHost:
+    """Host seconds of every instruction by overhead type, as measured and as pooled."""
+
+    pieces: tuple[HostPiece, ...]
+    size: int
+
+    def replaced(self, host_seconds: FloatArray, *kinds: str) -> FloatArray:
+        """Host seconds with these types pooled instead of measured."""
+        change = np.zeros(self.size)
+        for piece in self.pieces:
+            if piece.kind in kinds:
+                change[piece.instruction] += piece.pooled - piece.measured
+        return np.maximum(host_seconds + change, 0.0)
+
+    def totals(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """(measured, pooled) seconds by (type, op) over the whole trace, the largest differences first."""
+        totals: dict[tuple[str, str], tuple[float, float]] = {}
+        for piece in self.pieces:
+            measured, pooled = totals.get((piece.kind, piece.op), (0.0, 0.0))
+            totals[piece.kind, piece.op] = (measured + piece.measured, pooled + piece.pooled)
+        return dict(sorted(totals.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
+
+
+def pooled_host(linked: Linked, compiled: ReplaySchedule, profile: HostProfile) -> TracedHost:
+    """Every host instruction under a profile. What recording cost is put back: the measured step contains it."""
+    cutter = _Cutter(linked, compiled, profile, profiler_cost(linked))
+    cutter.run()
+    return TracedHost(pieces=tuple(cutter.pieces), size=len(compiled.row))
+
+
+class _Cutter:
+    def __init__(self, linked: Linked, compiled: ReplaySchedule, profile: HostProfile, cost: ProfilerCost) -> None:
+        self.linked, self.compiled, self.profile, self.cost = linked, compiled, profile, cost
+        self.pieces: list[HostPiece] = []
+        self.launched: set[int] = set()
+        scopes = linked.scopes
+        self.scopes = {int(t): scopes[linked.thread[scopes] == t] for t in np.unique(linked.thread[scopes])}
+        self.next = dict.fromkeys(self.scopes, 0)
+        self.records = self._record_starts()
+        names = list(dict.fromkeys(linked.name(row) for row in scopes.tolist()))
+        self.parts: Mapping[str, FloatArray] = dict(
+            zip(names, profile.scope_seconds([today(name) for name in names]), strict=True)
+        )
+
+    def _record_starts(self) -> dict[int, tuple[IntArray, FloatArray]]:
+        """For each thread when its recordings inside of scopes began, and their summed cost up to each."""
+        linked, kinds = self.linked, self.linked.events["kind"]
+        under = linked.scope >= 0
+        inside = under & (linked.scope != np.arange(len(linked.scope)))
+        ops = inside & ((kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
+        stacks = under & (linked.events["frames"] > 0)  # a scope's own stack too is recorded inside of it
+        calls = inside & (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise
+        found = {}
+        for thread in self.scopes:
+            rows = np.flatnonzero((ops | calls | stacks) & (linked.thread == thread))
+            rows = rows[np.argsort(linked.events["start"][rows], kind="stable")]
+            cost = self.cost.op * ops[rows] + self.cost.call * calls[rows]
+            cost = cost + self.cost.frame * linked.events["frames"][rows]
+            found[thread] = (linked.events["start"][rows], np.concatenate(([0.0], np.cumsum(cost))))
+        return found
+
+    def run(self) -> None:
+        compiled = self.compiled
+        charged: set[int] = set()
+        for i in range(len(compiled.row)):
+            point, thread = int(compiled.point[i]), int(compiled.schedule.thread[i])
+            if compiled.gap_end[i] >= 0:
+                self._gap(i, thread, point, int(compiled.gap_begin[i]), int(compiled.gap_end[i]))
+            elif point >= 0 and compiled.schedule.code[i] in (Code.LAUNCH, Code.HOST):
+                self._call(i, point, first=point not in charged)
+                charged.add(point)
+
+    def _call(self, i: int, point: int, *, first: bool) -> None:
+        name = self.linked.name(point)
+        kind = runtime_class(name)
+        seconds = self.profile.t4.get(kind, self.profile.t4["launch"]) + 1e-9 * self.cost.call if first else 0.0
+        self.pieces.append(HostPiece(i, "T4", name, float(self.compiled.host_seconds[i]), seconds))
+
+    def _gap(self, i: int, thread: int, point: int, begin: int, end: int) -> None:
+        """The way from a thread's last call to this one, through the ends and beginnings of scopes."""
+        inside = int(self.linked.scope[point]) if point >= 0 else -1
+        launches = point >= 0 and bool(self.linked.is_launch[point]) and not self.linked.is_synchronise[point]
+        starts, ends = self.linked.events["start"], self.linked.end
+        rows, at = self.scopes.get(thread, np.empty(0, dtype=np.int64)), begin
+        place = self.next.get(thread, 0)
+        while place < len(rows) and starts[rows[place]] < end:
+            scope = int(rows[place])
+            name, first, last = self.linked.name(scope), int(starts[scope]), int(ends[scope])
+            if last <= begin and last < end:  # done while the thread had to wait for another one
+                place += 1
+                continue
+            if first >= at:
+                gap = self.profile.t1[issuer(name, main=thread == 0)]
+                self._add(i, "T1", "", first - at, gap + 1e-9 * self.cost.op)
+            at = max(at, first)
+            covered = max(min(last, end) - at, 0)
+            at = max(at, min(last, end))
+            if last > end or scope == inside:
+                if launches and scope == inside:
+                    again = scope in self.launched
+                    self._scope(i, "T5" if again else "T2", name, covered, BETWEEN if again else BEFORE, thread, end)
+                    self.launched.add(scope)
+                else:
+                    self._add(i, "T5" if scope in self.launched else "T2", name, covered, 0.0)
+                break
+            ended = scope in self.launched
+            self._scope(i, "T3" if ended else "alone", name, covered, AFTER if ended else ALONE, thread, last)
+            place += 1
+        else:
+            self._add(i, "T1", "", max(end - at, 0), 0.0)
+        self.next[thread] = place
+
+    def _scope(self, i: int, kind: str, name: str, covered: int, part: int, thread: int, end: int) -> None:
+        """One part of a scope's host time, with the cost of what was recorded during it."""
+        if _KEPT.match(name):
+            self._add(i, KEPT, name, covered, 1e-9 * covered)
+            return
+        seconds = float(self.parts[name][part])
+        starts, summed = self.records[thread]
+        low, high = np.searchsorted(starts, [end - covered, end])
+        self._add(i, kind, name, covered, seconds + 1e-9 * float(summed[high] - summed[low]))
+
+    def _add(self, i: int, kind: str, op: str, measured_ns: int, pooled: float) -> None:
+        if measured_ns or pooled:
+            self.pieces.append(HostPiece(i, kind, op, 1e-9 * measured_ns, pooled))

@@ -1,0 +1,117 @@
+"""A workload's programs as instructions, and who meets whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traincast.arrays import IntArray
+from traincast.errors import TraincastError
+from traincast.kernels.call import Estimate
+from traincast.kernels.lowered import LoweredProgram, lower_programs
+from traincast.kernels.registry import LoweringContext
+from traincast.walk.exchanges import Calls, ExchangeFinder
+from traincast.walk.matching import Describe, Meeting, match_calls
+from traincast.walk.schedule import Schedule, Scheduler
+from traincast.workload.program import Program
+
+if TYPE_CHECKING:
+    from traincast.platform.topology import Topology
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CompiledStep:
+    """Programs as instructions. All `lowered` share their calls; `calls[p]` are the collectives of program p.
+
+    `structure[p]` is equal for programs with equal instructions and places of meetings, `ranks_of[p]` are the ranks of
+    a program. `meeting_call` has a row (meeting, kernel call) for every call that takes part in a meeting.
+    """
+
+    programs: tuple[Program, ...]
+    ranks: tuple[int, ...]
+    lowered: tuple[LoweredProgram, ...]
+    schedules: tuple[Schedule, ...]
+    calls: tuple[Calls, ...]
+    meetings: tuple[Meeting, ...]
+    describe: Describe
+    structure: tuple[int, ...]
+    ranks_of: tuple[tuple[int, ...], ...]
+    meeting_call: IntArray
+
+    def seconds(self, topology: Topology | None) -> Estimate:
+        """How long every meeting takes on this topology."""
+        return _meeting_seconds(self, topology)
+
+
+@lru_cache(maxsize=8)
+def compile_step(programs: tuple[Program, ...], ranks: tuple[int, ...], context: LoweringContext) -> CompiledStep:
+    """Lowers the programs and finds out who meets whom; `ranks[r]` is the program of rank r."""
+    lowered = lower_programs(programs, context)
+    scheduler, finder = Scheduler(lowered[0].calls), ExchangeFinder(lowered[0])
+    schedules = tuple(scheduler.schedule(p, own) for p, own in zip(programs, lowered, strict=True))
+    calls = tuple(finder.calls(p, s, own) for p, s, own in zip(programs, schedules, lowered, strict=True))
+    describe = Describe(ranks, [_Labels(p, s, c) for p, s, c in zip(programs, schedules, calls, strict=True)])
+    meetings = tuple(match_calls(ranks, calls, describe))
+    kernel = [schedule.call[own.instruction].tolist() for schedule, own in zip(schedules, calls, strict=True)]
+    ranks_of: list[list[int]] = [[] for _ in programs]
+    for rank, program in enumerate(ranks):
+        ranks_of[program].append(rank)
+    pairs = {(m, kernel[part.program][part.call]) for m, each in enumerate(meetings) for part in each.participants}
+    return CompiledStep(
+        programs=programs,
+        ranks=ranks,
+        lowered=tuple(replace(own, signatures=(), plain=()) for own in lowered),  # no longer needed, and large
+        schedules=schedules,
+        calls=calls,
+        meetings=meetings,
+        describe=describe,
+        structure=_structures(schedules, calls),
+        ranks_of=tuple(tuple(own) for own in ranks_of),
+        meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
+    )
+
+
+class _Labels(Sequence[str]):
+    """What each collective call of a program is called in messages; made when asked for."""
+
+    def __init__(self, program: Program, schedule: Schedule, calls: Calls) -> None:
+        self.program, self.schedule, self.calls = program, schedule, calls
+
+    def __len__(self) -> int:
+        return len(self.calls.instruction)
+
+    def __getitem__(self, call: int) -> str:  # type: ignore[override]
+        op = int(self.schedule.op[self.calls.instruction[call]])
+        name = self.program.symbolic[self.program.columns.op_signature[op]].name
+        module = self.program.names[self.program.columns.op_module[op]]
+        return f"{name} (op {op}" + (f" of {module})" if module else ")")
+
+
+def _structures(schedules: Sequence[Schedule], calls: Sequence[Calls]) -> tuple[int, ...]:
+    known: dict[tuple[bytes, ...], int] = {}
+    same: dict[tuple[int, bytes], int] = {}  # schedules made from one template have the same columns
+    numbers = []
+    for schedule, own in zip(schedules, calls, strict=True):
+        key = (id(schedule.code), own.instruction.tobytes())
+        if key not in same:
+            columns = (schedule.code, schedule.thread, schedule.target, schedule.event, own.instruction)
+            same[key] = known.setdefault(tuple(column.tobytes() for column in columns), len(known))
+        numbers.append(same[key])
+    return tuple(numbers)
+
+
+@lru_cache(maxsize=8)  # each holds a whole compiled step
+def _meeting_seconds(compiled: CompiledStep, topology: Topology | None) -> Estimate:
+    if not compiled.meetings:
+        return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
+    if topology is None:
+        raise TraincastError(
+            "the platform says nothing of the links between its GPUs; name a node such as dgx-a100, or describe yours"
+        )
+    from traincast.walk.meeting_cost import price_meetings  # one GPU needs no curves of collectives
+
+    return price_meetings(compiled.meetings, compiled.ranks, topology, compiled.describe)

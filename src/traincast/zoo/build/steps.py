@@ -1,0 +1,208 @@
+"""One training or inference step of each kind of model, written as a script for a GPU would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.dlrm.cross_config import DcnConfig
+from traincast.zoo.define.dcn import DlrmDcn
+from traincast.zoo.define.dlrm import Dlrm
+
+M = TypeVar("M", bound=nn.Module)
+Step = Callable[[], object]
+MakeStep = Callable[[int, int], Step]
+Inputs = Callable[[int, int], tuple[torch.Tensor, ...]]
+Loss = Callable[..., torch.Tensor]
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.AdamW,
+}
+LEARNING_RATE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What differs between the files of one model. `precision` is "fp32" or "half" (autocast when training)."""
+
+    mode: str
+    optimizer: str
+    precision: str
+    choice: str
+
+    @property
+    def autocast(self) -> AbstractContextManager[object]:
+        """Mixed precision for training; inference runs a model that is itself in bfloat16."""
+        mixed = self.precision == "half" and self.mode == "training"
+        return torch.autocast("cuda", dtype=torch.bfloat16) if mixed else nullcontext()
+
+    def prepare(self, build: Callable[[], M]) -> M:
+        """The model on the GPU, in the mode and the precision of its weights."""
+        with torch.device("cuda"):
+            model = build()
+        if self.mode == "inference":
+            model = model.eval()
+            return model.to(torch.bfloat16) if self.precision == "half" else model
+        return model.train()
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Floating-point inputs are of the weights' type."""
+        return torch.bfloat16 if self.precision == "half" and self.mode == "inference" else torch.float32
+
+
+def modern_step(
+    setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, loss: Loss, labels: Inputs
+) -> MakeStep:
+    """Today's loop: gradients dropped, not zeroed; PyTorch's default (foreach) optimizer; inputs on the GPU."""
+
+    def make(batch_size: int, seq_len: int) -> Step:
+        model = setting.prepare(build)
+        given, targets = inputs(batch_size, seq_len), labels(batch_size, seq_len)
+        if setting.mode == "inference":
+            return _inference(model, given)
+        optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with setting.autocast:
+                value = loss(model(*given), *targets)
+            value.backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, labels: Inputs) -> MakeStep:
+    """The loop of convnet-benchmark-py: synchronised after forward, backward and update, gradients zeroed last."""
+
+    def make(batch_size: int, seq_len: int) -> Step:
+        model = setting.prepare(build)
+        given, (targets,) = inputs(batch_size, seq_len), labels(batch_size, seq_len)
+        if setting.mode == "inference":
+            return _inference(model, given)
+        optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE, foreach=False)
+        criterion = nn.CrossEntropyLoss()
+
+        def step() -> None:
+            with setting.autocast:
+                output = model(*given)
+            torch.cuda.synchronize()
+            with setting.autocast:
+                loss = criterion(output, targets)
+            loss.backward()
+            torch.cuda.synchronize()
+            optimizer.step()
+            torch.cuda.synchronize()
+            optimizer.zero_grad(set_to_none=False)
+
+        return step
+
+    return make
+
+
+def _inference(model: nn.Module, given: Sequence[torch.Tensor]) -> Step:
+    def step() -> None:
+        with torch.no_grad():
+            model(*given)
+
+    return step
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """Inputs of a DLRM in pinned host memory; one index tensor, or one per table for `bag`."""
+
+    dense: torch.Tensor
+    indices: tuple[torch.Tensor, ...]
+    offsets: torch.Tensor
+    target: torch.Tensor
+
+
+def host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostBatch:
+    """A batch of zeros."""
+    index = torch.int32 if config.index_dtype == "int32" else torch.int64
+    dense = torch.zeros(batch_size, config.bottom_mlp[0], dtype=dtype).pin_memory()
+    target = torch.zeros(batch_size, 1).pin_memory()
+    if config.embedding == "bag":
+        indices = [torch.zeros(batch_size * n, dtype=index).pin_memory() for n in config.lookups_per_table]
+        offsets = torch.zeros(config.num_tables, batch_size, dtype=index).pin_memory()
+    else:
+        indices = [torch.zeros(batch_size * config.lookups, dtype=index).pin_memory()]
+        offsets = torch.zeros(batch_size * config.num_tables + 1, dtype=index).pin_memory()
+    return HostBatch(dense, tuple(indices), offsets, target)
+
+
+def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: DlrmConfig) -> MakeStep:
+    """The loop of facebookresearch/dlrm: inputs copied inside the step, loss read back, gradients zeroed in place."""
+    device = torch.device("cuda")
+
+    def make(batch_size: int, _: int) -> Step:
+        model = setting.prepare(lambda: build(config))
+        host = host_batch(config, batch_size, setting.input_dtype)
+
+        def forward() -> Any:
+            indices = [each.to(device) for each in host.indices]
+            offsets = host.offsets.to(device)
+            return model(host.dense.to(device), indices if config.embedding == "bag" else indices[0], offsets)
+
+        if setting.mode == "inference":
+            return torch.no_grad()(forward)
+        optimizer = OPTIMIZERS[setting.optimizer](model.dense_parameters(), lr=LEARNING_RATE, foreach=False)
+        criterion = nn.MSELoss() if config.loss == "mse" else nn.BCELoss()
+
+        def step() -> None:
+            torch.ones(host.target.shape)  # sample weights the original makes and does not use
+            with setting.autocast:
+                probabilities = forward()
+            if setting.precision == "half":
+                probabilities = probabilities.float()
+            loss = criterion(probabilities, host.target.to(device))
+            loss.detach().cpu()
+            optimizer.zero_grad(set_to_none=False)
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    return make
+
+
+def dlrm_v2_step(setting: Setting, build: Callable[[DcnConfig], DlrmDcn], config: DcnConfig) -> MakeStep:
+    """Today's loop for a recommender: inputs copied without blocking, logits, foreach optimizer."""
+    device = torch.device("cuda")
+
+    def make(batch_size: int, _: int) -> Step:
+        model = setting.prepare(lambda: build(config))
+        host = host_batch(config, batch_size, setting.input_dtype)
+
+        def forward() -> Any:
+            given = (host.dense, *host.indices, host.offsets)
+            return model(*(each.to(device, non_blocking=True) for each in given))
+
+        if setting.mode == "inference":
+            return torch.no_grad()(forward)
+        optimizer = OPTIMIZERS[setting.optimizer](model.dense_parameters(), lr=LEARNING_RATE)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            with setting.autocast:
+                logits = forward()
+                target = host.target.to(device, non_blocking=True)
+                loss = nn.functional.binary_cross_entropy_with_logits(logits, target)
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    return make

@@ -1,0 +1,210 @@
+"""Ops that CUDA takes apart differently: the expected CUDA ops, listed."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from traincast.capturing import capture_step
+from traincast.workload import Op
+
+
+def ops_of(run, **options) -> list[Op]:
+    """The captured ops of `run()`, which is called with everything on `cuda` and returns a tensor or nothing."""
+    step = capture_step(lambda _: run, batch_size=1, name="x", rebatch=False, **options)
+    return [op for op in step.programs[0].ops if not op.name.endswith(("::empty", "::randn", "::ones", "::ones_like"))]
+
+
+def names_of(run, **options) -> list[str]:
+    return [op.name.removeprefix("aten::") for op in ops_of(run, **options)]
+
+
+def cuda(*shape, dtype=torch.float32, grad=False):
+    return torch.empty(*shape, device="cuda", dtype=dtype, requires_grad=grad)
+
+
+def test_dropout_is_one_kernel_each_way():
+    def run():
+        F.dropout(cuda(4, 4, grad=True), 0.1).sum().backward()
+
+    assert names_of(run) == ["native_dropout", "sum", "expand", "native_dropout_backward", "detach"]
+
+
+@pytest.mark.parametrize(
+    ("p", "training", "expected"), [(0.0, True, []), (0.5, False, []), (1.0, True, ["zeros", "mul"])]
+)
+def test_dropout_that_drops_nothing_or_everything(p, training, expected):
+    assert names_of(lambda: F.dropout(cuda(4, 4), p, training)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "training", "expected"),
+    [
+        ((2, 3, 4, 4), torch.float32, True, "cudnn_batch_norm"),
+        ((2, 3, 4, 4), torch.float32, False, "cudnn_batch_norm"),
+        ((2, 3, 4, 4), torch.float16, True, "cudnn_batch_norm"),
+        ((2, 3, 4, 4), torch.bfloat16, True, "native_batch_norm"),
+        ((5, 3, 7), torch.float32, True, "cudnn_batch_norm"),
+        ((5, 3), torch.float32, True, "native_batch_norm"),
+    ],
+)
+def test_batch_norm_goes_to_cudnn_when_cudnn_takes_it(shape, dtype, training, expected):
+    def run():
+        return F.batch_norm(cuda(*shape, dtype=dtype), cuda(3), cuda(3), cuda(3), cuda(3), training)
+
+    assert names_of(run) == [expected]
+
+
+def test_batch_norm_backward_is_cudnns_in_training_only():
+    def run(training):
+        weight = cuda(3, grad=True)
+        F.batch_norm(cuda(2, 3, 4, 4), cuda(3), cuda(3), weight, cuda(3), training).sum().backward()
+
+    assert "cudnn_batch_norm_backward" in names_of(lambda: run(True))
+    assert "native_batch_norm_backward" in names_of(lambda: run(False))
+
+
+def attention(dtype, *, size=16, heads=4, mask=None, backward=False, length=9, **options):
+    q = cuda(2, 4, length, size, dtype=dtype, grad=backward)
+    k, v = (cuda(2, heads, length, size, dtype=dtype, grad=backward) for _ in range(2))
+    attn_mask = None if mask is None else cuda(*mask[0], dtype=mask[1])
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
+    if backward:
+        out.sum().backward()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"dtype": torch.float16}, ["_scaled_dot_product_flash_attention"]),
+        ({"dtype": torch.bfloat16, "is_causal": True}, ["_scaled_dot_product_flash_attention"]),
+        ({"dtype": torch.float32}, ["_scaled_dot_product_efficient_attention"]),
+        (
+            {"dtype": torch.float16, "heads": 2, "is_causal": True, "enable_gqa": True},
+            ["_scaled_dot_product_flash_attention"],
+        ),
+        (
+            {"dtype": torch.float16, "size": 20},
+            [*["constant_pad_nd"] * 3, "_scaled_dot_product_flash_attention", "slice"],
+        ),
+        (
+            {"dtype": torch.float16, "length": 16, "mask": ((2, 1, 16, 16), torch.bool)},
+            ["scalar_tensor", "scalar_tensor", "where", "expand", "_scaled_dot_product_efficient_attention"],
+        ),
+        (
+            {"dtype": torch.float32, "length": 16, "mask": ((16, 16), torch.float32)},
+            ["expand", "_scaled_dot_product_efficient_attention"],
+        ),
+        (
+            {"dtype": torch.float32, "mask": ((9, 9), torch.float32)},
+            ["constant_pad_nd", "slice", "expand", "_scaled_dot_product_efficient_attention"],
+        ),
+    ],
+)
+def test_attention_backend(arguments, expected):
+    assert names_of(lambda: attention(**arguments)) == expected
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float16, "flash"), (torch.float32, "efficient")])
+def test_attention_backward(dtype, kind):
+    names = names_of(lambda: attention(dtype, backward=True))
+    assert f"_scaled_dot_product_{kind}_attention_backward" in names
+    assert not any("bmm" in name for name in names)
+
+
+def test_unaligned_heads_and_float64_take_the_portable_road():
+    for arguments in ({"dtype": torch.float64}, {"dtype": torch.float32, "size": 6}):
+        names = names_of(lambda arguments=arguments: attention(**arguments))
+        assert names.count("bmm") == 2
+
+
+def test_half_softmax_with_a_float_result_is_widened_in_the_kernel():
+    (op,) = ops_of(lambda: torch.softmax(cuda(4, 4, dtype=torch.float16), -1, dtype=torch.float32))
+    assert op.name == "aten::_softmax"
+    assert op.signature.scalar("half_to_float") is True
+    assert (op.inputs[0].spec.dtype, op.outputs[0].spec.dtype) == ("float16", "float32")
+
+
+def test_convolution_puts_channels_last_if_the_input_has_them_last():
+    def run():
+        x = torch.empty(4, 3, 16, 16, device="cuda", memory_format=torch.channels_last)
+        return F.conv2d(x, cuda(8, 3, 3, 3))
+
+    (op,) = ops_of(run)
+    assert op.name == "aten::convolution"
+    assert op.outputs[0].spec.stride == (1568, 1, 112, 8)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradients_are_summed_in_place_as_the_engine_does_unwatched(memory_format):
+    def run():
+        x = torch.empty(2, 3, 4, 4, device="cuda").to(memory_format=memory_format).requires_grad_()
+        y = x * 2
+        (y.exp() + y.sin()).sum().backward()
+
+    adds = [op for op in ops_of(run) if op.name in ("aten::add", "aten::add_") and op.phase.name == "BACKWARD"]
+    assert [op.name for op in adds] == ["aten::add_"]
+    assert adds[0].outputs[0].storage == adds[0].inputs[0].storage
+
+
+FOREACH = {
+    "SGD": ["_foreach_add_"],
+    "Adam": ["_foreach_add_", "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_", "_foreach_sqrt", "_foreach_div_",
+             "_foreach_add_", "_foreach_addcdiv_"],
+    "Adagrad": ["_foreach_add_", "_foreach_addcmul_", "_foreach_sqrt", "_foreach_add_", "_foreach_mul",
+                "_foreach_addcdiv_"],
+}  # fmt: skip
+
+
+def optimizer_ops(name, **options) -> list[Op]:
+    def make_step(batch):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).cuda()
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1, **options)
+        x = torch.randn(batch, 4, device="cuda")
+
+        def step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        return step
+
+    program = capture_step(make_step, batch_size=3, name="x", rebatch=False).programs[0]
+    return [op for op in program.ops if op.phase.name == "OPTIMIZER"]
+
+
+@pytest.mark.parametrize("name", FOREACH)
+def test_optimizers_are_foreach_by_default(name):
+    ops = [op for op in optimizer_ops(name) if "_foreach" in op.name]
+    assert [op.name.removeprefix("aten::") for op in ops] == FOREACH[name]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_fused_optimizers_are_one_op(name):
+    fused = f"aten::_fused_{name.lower()}_"
+    ops = optimizer_ops(name, fused=True)
+    assert ops[-1].name == fused
+    assert dict(ops[-1].signature.groups)["self"] == 4
+    assert {op.name for op in ops} <= {fused, "aten::_foreach_add_"}  # the step counts
+
+
+@pytest.mark.parametrize(("layer", "states"), [(nn.LSTM, 2), (nn.GRU, 1), (nn.RNN, 1)])
+def test_recurrent_layers_are_one_cudnn_call_each_way(layer, states):
+    def make_step(batch):
+        model = layer(8, 16, num_layers=2, batch_first=True, bidirectional=True, dropout=0.1).cuda()
+        x = torch.randn(batch, 5, 8, device="cuda", requires_grad=True)
+        return lambda: model(x)[0].sum().backward()
+
+    program = capture_step(make_step, batch_size=3, name="x").programs[0]
+    assert program.rigid == ""
+    (forward,) = (op for op in program.ops if op.name == "aten::_cudnn_rnn")
+    assert [t.spec.shape for t in forward.outputs[: 1 + states]] == [(3, 5, 32), *[(4, 3, 16)] * states]
+    (backward,) = (op for op in program.ops if op.name == "aten::_cudnn_rnn_backward")
+    assert backward.forward == forward.index
+    assert len(backward.outputs) == 2 + states - 1 + 16
