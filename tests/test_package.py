@@ -49,26 +49,6 @@ def test_shipped_data_stays_small():
     assert sum(path.stat().st_size for path in shipped) < 25e6
 
 
-def test_rooms_import_only_from_rooms_to_their_left():
-    allowed = {
-        "workload": set(),
-        "platform": set(),
-        "capture": {"workload"},
-        "traces": {"workload"},
-        "embeddings": set(),
-        "kernels": {"workload", "platform", "embeddings"},
-        "host": {"workload", "traces"},
-        "report": {"workload", "simulate", "evaluate", "kernels", "traces", "host", "sharding"},
-    }
-    for room, may in allowed.items():
-        for path in (PACKAGE / room).rglob("*.py"):
-            for line in path.read_text(encoding="utf-8").splitlines():
-                words = line.split()
-                if words[:1] == ["from"] and words[1].startswith("traincast."):
-                    used = words[1].split(".")[1]
-                    assert used in {room, "errors", *may}, f"{path.name} imports {used}"
-
-
 def test_benchmarks_of_many_ranks_report_ratios():
     done = run("benchmarks/ranks.py", "--quick", "--json")
 

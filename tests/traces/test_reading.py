@@ -94,9 +94,22 @@ def test_two_timelines_of_one_rank_are_refused(tmp_path):
         read_ranks([tmp_path])
 
 
+def test_stream_handles_of_amd_are_read(tmp_path):
+    document = damaged.kineto_document()
+    launches = [event for event in document["traceEvents"] if event.get("cat") == "cuda_runtime"]
+    launches[0]["args"]["stream"] = "0x0"
+    launches[1]["args"]["stream"] = "0x55674ecd4180"
+
+    trace = read_trace(write(tmp_path / "amd.json", document))
+
+    streams = trace.events["stream"][trace.events["kind"] == int(Kind.RUNTIME)].tolist()
+    assert streams[:2] == [0, -1]
+    assert trace.skipped == 0
+
+
 def test_every_public_trace_is_read_whole(shared_data):
     files = sorted((shared_data / "traces").glob("*/*.gz"))
-    assert len(files) == 35
+    assert len(files) >= 45
     for file in files:
         trace = read_trace(file)
         assert trace.notes == ()
@@ -112,7 +125,7 @@ def test_every_public_trace_is_read_whole(shared_data):
 
 CATEGORIES = {
     "cpu_op", "Operator", "user_annotation", "cuda_runtime", "Runtime", "kernel", "Kernel", "gpu_memcpy", "Memcpy",
-    "gpu_memset", "Memset", "cuda_sync",
+    "gpu_memset", "Memset", "cuda_sync", "cuda_driver", "overhead",
 }  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Arguments(msgspec.Struct, gc=False, rename={
     external: Int = -1
     external_old: Int = -1
     correlation: Int = -1
-    stream: Int = -1
+    stream: Int | str = -1  # AMD's launch calls name a handle, "0x0" for the default stream
     device: Int = -1
     bytes: Any = -1
     sequence: Int = -1
@@ -166,7 +166,7 @@ class _KinetoSink:
             rows["frames"] = [_frames(a.stack) if a.stack else 0 for a in arguments]
         if present - _HOST:
             rows["correlation"] = [a.correlation for a in arguments]
-            rows["stream"] = [a.stream for a in arguments]
+            rows["stream"] = [a.stream if isinstance(a.stream, int) else _stream(a.stream) for a in arguments]
             rows["device"] = [a.device for a in arguments]
             rows["bytes"] = [_count(a.bytes) if a.bytes != -1 else -1 for a in arguments]
         if Kind.SYNC in present:
@@ -194,6 +194,11 @@ class _KinetoSink:
 def _frames(stack: msgspec.Raw) -> int:
     """How many Python frames a recorded stack has; they are parted by semicolons."""
     return min(bytes(stack).count(b";") + 1, 0xFFFF) if len(stack) > len('""') else 0
+
+
+def _stream(handle: str) -> int:
+    """The stream that a handle of the host means: the default one is 0, of any other the number is not known (-1)."""
+    return 0 if handle in ("0x0", "0") else -1
 
 
 def _count(value: Any) -> int:
