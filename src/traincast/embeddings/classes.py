@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import FloatArray
 from traincast.embeddings.poisson import at_most
-
-FloatArray = npt.NDArray[np.float64]
 
 BIN_EDGES = (0, *(2**power for power in range(16)))
 """Reuse bins: (0, 1], (1, 2], (2, 4], ... (16384, 32768], and beyond 32768."""

@@ -11,7 +11,7 @@ from math import ceil, floor, sqrt
 
 import numpy as np
 
-from traincast.embeddings.classes import FloatArray
+from traincast.arrays import FloatArray
 
 TYPICAL = 1.4  # mean count of a bin over its lower edge, for counts that thin out like a power law
 SPREAD = 0.2  # of the counts inside a bin about their mean: a power law over one octave

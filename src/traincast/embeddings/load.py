@@ -13,13 +13,11 @@ from functools import lru_cache
 from math import ceil, log2
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import FloatArray
 from traincast.embeddings.access import Access, row_classes
 from traincast.embeddings.poisson import at_most
 from traincast.embeddings.table import ITEM_BYTES, Table
-
-FloatArray = npt.NDArray[np.float64]
 
 CACHE_BYTES = tuple(float(1 << power) for power in range(15, 29))
 """Sizes of the cache that one table has to itself at which missing bytes are given: 32 KiB to 256 MiB."""

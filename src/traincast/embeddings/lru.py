@@ -7,12 +7,9 @@ stack distance, is the time since then less the repeats inside it, and counting 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.errors import TraincastError
-
-IntArray = npt.NDArray[np.int64]
-Int32Array = npt.NDArray[np.int32]
 
 FIRST_TOUCH = -1
 DEFAULT_LARGEST = 1 << 20
@@ -31,7 +28,7 @@ def stack_distances(indices: IntArray) -> IntArray:
     return _distances(previous)
 
 
-def _neighbours(indices: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
+def _neighbours(indices: IntArray) -> tuple[IntArray, BoolArray]:
     """For every lookup: where its row was wanted before (-1 if nowhere), and whether this was the last time."""
     bits = len(indices).bit_length()
     keys = (indices << bits) | np.arange(len(indices))  # row, then time: a plain sort is far faster than a stable one

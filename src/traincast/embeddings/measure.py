@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.embeddings.access import Reuse
 from traincast.embeddings.classes import NUM_BINS
-from traincast.embeddings.lru import DEFAULT_LARGEST, MAX_INDEX, IntArray, LruCounter
+from traincast.embeddings.lru import DEFAULT_LARGEST, MAX_INDEX, LruCounter
 from traincast.embeddings.raw import Bags
 from traincast.embeddings.reuse import ReuseHistogram, by_bin
 from traincast.embeddings.table import MAX_POOLING, Pooling

@@ -5,14 +5,15 @@ from __future__ import annotations
 from math import erfc, sqrt
 
 import numpy as np
-import numpy.typing as npt
+
+from traincast.arrays import FloatArray
 
 _SUMMED = 64  # up to here term by term; beyond, Wilson and Hilferty's normal form is right to 1e-4
 
 _erfc = np.frompyfunc(erfc, 1, 1)
 
 
-def at_most(count: int | None, mean: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def at_most(count: int | None, mean: FloatArray) -> FloatArray:
     """Probability of at most `count` for each mean; None stands for no bound. Below zero: impossible."""
     if count is None:
         return np.ones_like(mean)

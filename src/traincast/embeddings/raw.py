@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.embeddings.lru import IntArray
+from traincast.arrays import IntArray
 from traincast.errors import TraincastError
 
 _LARGEST = np.iinfo(np.int64).max

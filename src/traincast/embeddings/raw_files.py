@@ -11,7 +11,8 @@ from typing import IO
 
 import numpy as np
 
-from traincast.embeddings.lru import MAX_PIECE, IntArray
+from traincast.arrays import IntArray
+from traincast.embeddings.lru import MAX_PIECE
 from traincast.embeddings.raw import Bags, check_integers, check_lengths, lengths_of, samples_of, sum_of, whole
 from traincast.errors import TraincastError
 

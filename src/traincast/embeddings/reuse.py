@@ -12,9 +12,9 @@ from functools import cache
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
-from traincast.embeddings.classes import BIN_EDGES, NUM_BINS, FloatArray, RowClasses, bin_shares
+from traincast.arrays import FloatArray, IntArray
+from traincast.embeddings.classes import BIN_EDGES, NUM_BINS, RowClasses, bin_shares
 from traincast.embeddings.hot import TYPICAL, HotBin
 from traincast.errors import TraincastError
 
@@ -60,7 +60,7 @@ class ReuseHistogram:
         self._check_means()
 
     @staticmethod
-    def of_counts(counts: npt.NDArray[np.int64]) -> ReuseHistogram:
+    def of_counts(counts: IntArray) -> ReuseHistogram:
         """The histogram of how often each row was wanted; zeros are ignored."""
         return ReuseHistogram.of_bins(*by_bin(counts[counts > 0]))
 
@@ -138,7 +138,7 @@ class ReuseHistogram:
         return RowClasses.of(class_rows, rates)
 
 
-def by_bin(counts: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
+def by_bin(counts: IntArray) -> tuple[FloatArray, FloatArray]:
     """Rows, and their lookups, in every bin; `counts` says how often each row was wanted, never zero."""
     which = np.searchsorted(BIN_EDGES[1:], counts, side="left")
     rows = np.bincount(which, minlength=NUM_BINS).astype(np.float64)

@@ -13,8 +13,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.embeddings.access import Reuse
-from traincast.embeddings.classes import BIN_EDGES, FloatArray
+from traincast.embeddings.classes import BIN_EDGES
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.embeddings.table import Pooling, Table
 

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from traincast.embeddings.classes import FloatArray, RowClasses
+from traincast.arrays import FloatArray
+from traincast.embeddings.classes import RowClasses
 
 _SINGLE = 256  # ranks that are a class of their own
 _RATIO = 1.02  # last rank over first of the other classes

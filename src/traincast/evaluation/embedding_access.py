@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.embeddings.access import Reuse, Zipf
 from traincast.embeddings.classes import RowClasses
-from traincast.embeddings.lru import IntArray, LruCounter
+from traincast.embeddings.lru import LruCounter
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.evaluation.embedding_draws import (
     CACHES,

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.embeddings.classes import BIN_EDGES, NUM_BINS
-from traincast.embeddings.lru import IntArray, LruCounter
+from traincast.embeddings.lru import LruCounter
 from traincast.fitting.embedding_sets import Locality
 
 CACHES = tuple(4**power for power in range(2, 10))  # rows

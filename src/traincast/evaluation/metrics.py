@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from traincast.arrays import BoolArray, FloatArray
 
 _Z90 = 1.645
 _SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
@@ -43,7 +43,7 @@ def error_row(
     measured: npt.ArrayLike,
     names: Sequence[str] | None = None,
     reference: str = "",
-    inside: npt.NDArray[np.bool_] | None = None,
+    inside: BoolArray | None = None,
 ) -> ErrorRow:
     """The accuracy of predictions against measurements that took no part in fitting; `inside` says of each whether
     it lies in its 90 % interval."""
@@ -69,6 +69,6 @@ def error_row(
     )
 
 
-def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> npt.NDArray[np.bool_]:
+def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:
     """Which measurements lie in the 90 % interval of a prediction with this log-sigma."""
     return np.asarray(np.abs(np.log(predicted / measured)) <= _Z90 * sigma)

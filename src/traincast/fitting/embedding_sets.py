@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.embeddings.classes import NUM_BINS, FloatArray
+from traincast.arrays import FloatArray
+from traincast.embeddings.classes import NUM_BINS
 from traincast.embeddings.synthesis import Recipe
 from traincast.errors import TraincastError
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from traincast.arrays import FloatArray
+
 _LOWEST, _RATIO, _BINS = 1e-8, 1.05, 480  # seconds; the last bin begins at 130 s
 
 

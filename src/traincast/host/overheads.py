@@ -15,9 +15,10 @@ from itertools import combinations
 
 import numpy as np
 
+from traincast.arrays import BoolArray, IntArray
 from traincast.host.distribution import Distribution
 from traincast.host.names import issuer
-from traincast.traces.events import BoolArray, IntArray, Kind
+from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 
 # what the profiler adds, as the DLRM study measured it; a trace in which ops take less than this bounds it

@@ -10,12 +10,11 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import FloatArray
 from traincast.errors import TraincastError, unknown
 from traincast.host.names import ISSUERS, issuer
 
-FloatArray = npt.NDArray[np.float64]
 _DATA = files("traincast.host") / "data"
 
 # how a scope's host time is cut up around its launches

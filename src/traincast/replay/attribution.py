@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.host.overheads import Overheads
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.platform import Platform
 from traincast.replay.replay import Replay, ReplaySchedule, rewalk
 from traincast.replay.traced_host import KEPT, TYPES, TracedHost, pooled_host
 from traincast.replay.traced_kernels import TracedKernels, predict_kernels
-from traincast.traces.events import FloatArray
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.walk.schedule import Code

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.errors import TraincastError
 from traincast.host.overheads import Overheads, measure_overheads
 from traincast.platform.links import with_links
@@ -21,7 +22,7 @@ from traincast.replay.replay_ranks import RanksReplay, replay_ranks
 from traincast.replay.traced_path import PathReport, path_report
 from traincast.traces.breakdown import RanksBreakdown, StepBreakdown, breakdown, over_ranks
 from traincast.traces.collectives import Collective, collectives
-from traincast.traces.events import IntArray, Kind
+from traincast.traces.events import Kind
 from traincast.traces.link import Linked, join_execution, link
 from traincast.traces.matching import match_collectives
 from traincast.traces.nodes import ExecutionTrace

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.collectives.calls import even_bytes
 from traincast.collectives.model import shipped_collectives
 from traincast.kernels.call import Calls, KernelCall
@@ -18,7 +19,6 @@ from traincast.platform.topology import Topology
 from traincast.replay.attribution import Attribution
 from traincast.replay.replay import Replay, compare
 from traincast.replay.replay_ranks import RankReplay, RanksReplay, RanksSchedule, exposed, walk_together
-from traincast.traces.events import FloatArray
 from traincast.traces.link import Linked
 from traincast.traces.matching import Match
 

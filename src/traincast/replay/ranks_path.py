@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.replay.replay_ranks import RanksSchedule, RanksWalk, walk_together
 from traincast.replay.traced_path import HOST, Labels
 from traincast.traces.classify import COMMUNICATION
-from traincast.traces.events import FloatArray
 from traincast.traces.link import Linked
 from traincast.walk.critical import critical_path
 

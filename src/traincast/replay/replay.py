@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.arrays import FloatArray, IntArray
+from traincast.traces.events import Kind
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code, Schedule

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.replay.replay import Replay, ReplaySchedule, compare, step_edges
 from traincast.traces.breakdown import StepBreakdown
 from traincast.traces.classify import COMMUNICATION, kernel_family
-from traincast.traces.events import BoolArray, FloatArray, IntArray
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 from traincast.traces.matching import Matches

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.host.names import issuer, today
 from traincast.host.overheads import ProfilerCost, profiler_cost, runtime_class
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
 from traincast.replay.replay import ReplaySchedule
-from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code
 

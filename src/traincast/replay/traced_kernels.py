@@ -8,6 +8,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
 from traincast.kernels.families import MEMCPY
@@ -15,7 +16,7 @@ from traincast.kernels.registry import LoweringContext
 from traincast.platform.device import Device
 from traincast.replay.traced_ops import OpFinder, framework_version, version_context
 from traincast.traces.classify import COMMUNICATION, kernel_family
-from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.errors import unknown
 from traincast.replay.replay import ReplaySchedule, rewalk, step_edges
 from traincast.traces.classify import kernel_family
-from traincast.traces.events import FloatArray, IntArray
 from traincast.traces.link import Linked
 from traincast.walk.clocks import Trace
 from traincast.walk.critical import critical_path

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.traces.classify import COMMUNICATION, kernel_family
-from traincast.traces.events import IntArray
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked, Step
 

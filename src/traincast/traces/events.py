@@ -7,13 +7,9 @@ from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import IntArray
 from traincast.traces.tables import Table
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 class Kind(IntEnum):

@@ -8,8 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from traincast.arrays import BoolArray, IntArray
 from traincast.errors import TraincastError
-from traincast.traces.events import DEVICE_KINDS, BoolArray, IntArray, Kind, KinetoTrace
+from traincast.traces.events import DEVICE_KINDS, Kind, KinetoTrace
 from traincast.traces.nodes import ExecutionTrace, rows_of
 from traincast.traces.tables import Table
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.arrays import FloatArray
 from traincast.traces.collectives import Collective
-from traincast.traces.events import FloatArray
 from traincast.traces.link import Linked
 
 _KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier"})

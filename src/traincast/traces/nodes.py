@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.errors import TraincastError
-from traincast.traces.events import IntArray
 from traincast.traces.tables import Table
 
 NODE = np.dtype(

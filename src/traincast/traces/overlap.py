@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from traincast.arrays import FloatArray, IntArray
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.classify import COMMUNICATION, kernel_family
-from traincast.traces.events import FloatArray, IntArray, Kind
+from traincast.traces.events import Kind
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 

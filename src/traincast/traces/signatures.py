@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from traincast.arrays import IntArray
 from traincast.traces.arguments import Recorded, contiguous, parse_arguments
-from traincast.traces.events import IntArray, Kind
+from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.outputs import derive_outputs, split_out, window_of

@@ -13,11 +13,9 @@ from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import IndexArray
 from traincast.walk.schedule import Code, Schedule
-
-IndexArray = npt.NDArray[np.intp]
 
 
 class BlockKind(IntEnum):

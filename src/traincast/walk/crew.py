@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import FloatArray
-from traincast.walk.blocks import Block, BlockKind, Blocks, IndexArray
+from traincast.arrays import FloatArray, IndexArray
+from traincast.walk.blocks import Block, BlockKind, Blocks
 from traincast.walk.clocks import Clocks, Trace
 from traincast.walk.schedule import Schedule
 

@@ -8,12 +8,12 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import IntArray
+from traincast.arrays import Int32Array, IntArray
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN
 from traincast.kernels.call import KernelCall
 from traincast.kernels.lowered import LoweredProgram
 from traincast.kernels.registry import Control, ControlKind
-from traincast.workload.program import Int32Array, Program
+from traincast.workload.program import Program
 
 
 class Code(IntEnum):

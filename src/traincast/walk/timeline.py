@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.arrays import FloatArray
+from traincast.arrays import FloatArray, Int32Array
 from traincast.kernels.call import KernelCall
 from traincast.walk.clocks import Trace
 from traincast.walk.schedule import Code, Schedule
-from traincast.workload.program import Int32Array, Program
+from traincast.workload.program import Program
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -7,8 +7,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from traincast.arrays import Int32Array
 from traincast.workload.ops import Phase, Signature, StorageKind
-from traincast.workload.program import Columns, Int32Array, Program
+from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import SizeTable
 from traincast.workload.symbolic import with_size_indices
 

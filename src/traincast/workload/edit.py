@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import BoolArray, Int32Array
 from traincast.errors import TraincastError, unknown
 from traincast.workload.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
-from traincast.workload.program import Columns, Int32Array, Program
+from traincast.workload.program import Columns, Program
 from traincast.workload.workload import Workload
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def without_phase(workload: Workload, phase: Phase) -> Workload:

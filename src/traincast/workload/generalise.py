@@ -15,10 +15,11 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from traincast.arrays import BoolArray, IntArray
 from traincast.errors import TraincastError
 from traincast.workload.ops import Signature
 from traincast.workload.program import Columns, Program
-from traincast.workload.sizes import MONOMIALS, IntArray, SizeTable, monomials, rounded_up
+from traincast.workload.sizes import MONOMIALS, SizeTable, monomials, rounded_up
 from traincast.workload.symbolic import form_and_sizes, with_size_indices
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
@@ -145,7 +146,7 @@ class _Fit:
 
     coefficients: IntArray
     denominator: IntArray
-    good: npt.NDArray[np.bool_]
+    good: BoolArray
 
 
 def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int]) -> _Fit:
@@ -180,14 +181,14 @@ def _numerators(fit: _Fit, points: Iterable[tuple[int, int]]) -> npt.NDArray[np.
     return values
 
 
-def _always_whole(fit: _Fit) -> npt.NDArray[np.bool_]:
+def _always_whole(fit: _Fit) -> BoolArray:
     """Which sizes are whole at every batch size and sequence length.
 
     A polynomial of degree 1 in B and 2 in S is, if it is at 2 x 3 neighbouring points. `S // 2` met at a few
     lengths can be fitted by chance; the fit then has fractions that no real size has.
     """
     remainders = _numerators(fit, product((0, 1), (0, 1, 2))) % fit.denominator[:, None]
-    whole: npt.NDArray[np.bool_] = np.all(remainders == 0, axis=1)
+    whole: BoolArray = np.all(remainders == 0, axis=1)
     return whole
 
 

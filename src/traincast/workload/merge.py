@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from traincast.arrays import BoolArray, Int32Array
 from traincast.workload.edit import pointer, renumber
 from traincast.workload.ops import Signature
-from traincast.workload.program import BoolArray, Columns, Int32Array, Program
+from traincast.workload.program import Columns, Program
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,13 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.errors import TraincastError
 from traincast.workload.ops import Op, Phase, Scope, Signature, StorageKind, Tensor
-from traincast.workload.sizes import IntArray, SizeTable
+from traincast.workload.sizes import SizeTable
 from traincast.workload.symbolic import with_plain_sizes
 
-Int32Array = npt.NDArray[np.int32]
-BoolArray = npt.NDArray[np.bool_]
 _TABLE, _COMMUNICATION = len(StorageKind), len(StorageKind) + 1
 _USES = (*(kind.name.lower() for kind in StorageKind), "embedding_table", "communication")
 _EXCHANGED = (StorageKind.INPUT, StorageKind.ACTIVATION, StorageKind.BUFFER)

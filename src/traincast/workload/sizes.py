@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import IntArray
 from traincast.errors import TraincastError
-
-IntArray = npt.NDArray[np.int64]
 
 MONOMIALS = ("1", "B", "S", "B*S", "S^2", "B*S^2")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.workload.ops import Phase, Signature, StorageKind
-from traincast.workload.program import Columns, Int32Array, Program
-from traincast.workload.sizes import IntArray, SizeTable
+from traincast.workload.program import Columns, Program
+from traincast.workload.sizes import SizeTable
 from traincast.workload.symbolic import with_size_indices
 
 _PER_OP = ("op_signature", "op_module", "op_forward", "op_stream")
@@ -125,7 +125,7 @@ class Splice:
             columns=Columns(**{name: np.asarray(values, dtype=np.int32) for name, values in joined.items()}),
         )
 
-    def _gone_before_first_op(self) -> npt.NDArray[np.bool_]:
+    def _gone_before_first_op(self) -> BoolArray:
         """Storages freed before any op ran, which a program notes as freed after op 0: they stay so."""
         c = self.program.columns
         gone = np.zeros(len(self.storage_free), dtype=np.bool_)

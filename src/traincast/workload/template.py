@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.workload.builder import ProgramBuilder
 from traincast.workload.ops import Scalar, Signature
 from traincast.workload.program import Program
-from traincast.workload.sizes import IntArray, SizeTable
+from traincast.workload.sizes import SizeTable
 from traincast.workload.symbolic import with_plain_sizes, with_size_indices
 
 

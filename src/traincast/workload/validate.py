@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.errors import TraincastError
 from traincast.workload.ops import DEVICES, DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
-from traincast.workload.program import Columns, Int32Array, Program
-from traincast.workload.sizes import MONOMIALS, IntArray
+from traincast.workload.program import Columns, Program
+from traincast.workload.sizes import MONOMIALS
 from traincast.workload.symbolic import SizeRef
 from traincast.workload.workload import MAX_BATCH, MAX_SEQ_LEN, Workload
 
@@ -201,7 +201,7 @@ def _collect(value: Scalar, into: list[int]) -> None:
             _collect(item, into)
 
 
-def _require(good: npt.NDArray[np.bool_], message: str, program: Program | None = None) -> None:
+def _require(good: BoolArray, message: str, program: Program | None = None) -> None:
     if not good.all():
         at = int(np.argmin(good))
         raise TraincastError(message.format(i=at, name=_name_of(at, program) if program else ""))
