@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class TraincastError(ValueError):
@@ -15,3 +17,24 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> Traincas
     nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
     hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
     return TraincastError(f"unknown {kind} '{name}'.{hint} {remedy}")
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 4
+_SHORT.maxstring = _SHORT.maxother = 80  # characters; a message stays on one line
+_SHORT.maxlong = 40
+
+
+def shown(value: Any) -> str:
+    """A value of a stranger for a message: short, on one line, without escape sequences, however large it is.
+
+    >>> len(shown("a" * 1000)) <= 80
+    True
+    >>> shown("two" + chr(10) + "lines").isprintable()
+    True
+    """
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):  # a whole number too long to print
+        return f"a {type(value).__name__}"

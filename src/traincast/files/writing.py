@@ -1,0 +1,93 @@
+"""Files are written whole or not at all: aside under a name nobody has, flushed to the disk, then put in place."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from traincast.errors import TraincastError
+from traincast.files.reading import shown_path
+
+
+def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
+    """The path, when a file can be put there: not an input, and nothing but a regular file is there already."""
+    where = shown_path(path)
+    if not str(path):
+        raise TraincastError("cannot write to '': give the path of a file")
+    target = Path(path)
+    try:
+        state = target.lstat()
+    except FileNotFoundError:
+        state = None
+    except (OSError, ValueError) as error:
+        raise TraincastError(f"cannot write '{where}': {getattr(error, 'strerror', None) or 'not a path'}") from None
+    if state is not None and not stat.S_ISREG(state.st_mode):
+        kind = "a folder" if stat.S_ISDIR(state.st_mode) else "no regular file"
+        raise TraincastError(f"cannot write '{where}': it is {kind}; give the path of a file")
+    for source in inputs:
+        with suppress(OSError):
+            if state is not None and os.path.samestat(state, Path(source).stat()):
+                raise TraincastError(f"cannot write '{where}': it is also read; give another path")
+    if not target.parent.is_dir():
+        raise TraincastError(f"cannot write '{where}': there is no folder '{shown_path(target.parent)}'")
+    return target
+
+
+@contextmanager
+def replacing(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
+    """A binary file to write to; it takes the place of `path` when the block ends well, else it vanishes."""
+    target = check_output(path, inputs=inputs)
+    draft: Path | None = None
+    try:
+        number, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent)
+        draft = Path(name)
+        with os.fdopen(number, "wb") as file:
+            os.fchmod(number, _permissions(target))
+            yield file
+            file.flush()
+            os.fsync(number)
+        draft.replace(target)
+        draft = None
+        _flush_folder(target.parent)
+    except OSError as error:
+        raise TraincastError(f"cannot write '{shown_path(path)}': {error.strerror or error}") from None
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] = ()) -> None:
+    """A file with these bytes, whole or not at all."""
+    with replacing(path, inputs=inputs) as file:
+        file.write(data)
+
+
+def write_json(path: str | Path, document: Any, *, inputs: Iterable[str | Path] = ()) -> None:
+    """A compact JSON file, whole or not at all; numbers that are not finite are refused."""
+    with replacing(path, inputs=inputs) as file:
+        for piece in json.JSONEncoder(separators=(",", ":"), allow_nan=False).iterencode(document):
+            file.write(piece.encode("utf-8", "backslashreplace"))
+
+
+def _permissions(target: Path) -> int:
+    """Those of the file that is there, else what the user's mask leaves of read and write for all."""
+    with suppress(OSError):
+        return stat.S_IMODE(target.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _flush_folder(folder: Path) -> None:
+    with suppress(OSError):  # some file systems cannot; the file itself is on the disk
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
