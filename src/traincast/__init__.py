@@ -6,7 +6,7 @@
 True
 """
 
-from traincast.api import load, load_trace, predict, read_trace
+from traincast.api import load, load_trace, predict, read_trace, scaling
 from traincast.version import __version__
 
-__all__ = ["__version__", "load", "load_trace", "predict", "read_trace"]
+__all__ = ["__version__", "load", "load_trace", "predict", "read_trace", "scaling"]

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from traincast.evaluation.iterations import Case, Outcome, summarise
+from traincast.questions.predict import Question
 from traincast.report.evaluation import cases_text, evaluation_json, summary_text
 
 
 def outcome(name, measured, predicted, low, high):
-    case = Case(name=name, group="V100", arguments={}, measured_ms=measured, others={"peer": -20.0})
+    case = Case(
+        name=name,
+        group="V100",
+        question=Question(workload="dlrm-default", on="v100"),
+        measured_ms=measured,
+        others={"peer": -20.0},
+    )
     return Outcome(case=case, predicted_ms=predicted, low_ms=low, high_ms=high, active_ms=1.0)
 
 

@@ -11,6 +11,8 @@ from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.platform import load_device, load_platform
 from traincast.programs.published.distributed_embeddings import Model, tensorflow_workload
 from traincast.programs.published.distributed_embeddings_tables import Group, place
+from traincast.questions.predict import Question
+from traincast.questions.variant import Variant
 
 _HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
 
@@ -32,12 +34,12 @@ def distributed_embeddings_cases(data: Path) -> list[Case]:
             Case(
                 name=f"{row['model']} x{gpus}",
                 group="DGX A100",
-                arguments={
-                    "workload": tensorflow_workload(model, place(groups, gpus), int(row["global_batch"])),
-                    "on": node if gpus > 1 else replace(node, topology=None, gpus_per_node=1),
-                    "dtype": "tf32",
-                    "host": host,
-                },
+                question=Question(
+                    workload=tensorflow_workload(model, place(groups, gpus), int(row["global_batch"])),
+                    on=node if gpus > 1 else replace(node, topology=None, gpus_per_node=1),
+                    variant=Variant(dtype="tf32"),
+                    host=host,
+                ),
                 measured_ms=float(row["iteration_ms"]),
             )
         )

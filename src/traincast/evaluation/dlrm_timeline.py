@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.api import predict
 from traincast.evaluation.metrics import ErrorRow, error_row
+from traincast.questions.predict import Question, predict
+from traincast.questions.variant import Variant
 from traincast.walk.timeline import Timeline
 
 _SUITE = "dlrm_kernel_timeline_v100"
@@ -28,7 +29,8 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
     rows = []
     for snapshot, model, name in _SNAPSHOTS:
         measured = _measured(data, snapshot)
-        timeline = predict(name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ).timeline
+        variant = Variant(batch_size=_BATCH)
+        timeline = predict(Question(workload=name, on="v100", variant=variant, clock_mhz=_CLOCK_MHZ)).timeline
         predicted = _predicted(timeline)
         if len(predicted) != len(measured):
             raise AssertionError(f"{name} launches from {len(predicted)} ops, the timeline from {len(measured)}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from traincast.api import predict
 from traincast.errors import TraincastError
 from traincast.evaluation.metrics import ErrorRow, error_row
 from traincast.platform.platform import device_by_name
+from traincast.questions.predict import Question, predict
+from traincast.questions.variant import Variant
 from traincast.walk.timeline import Timeline
 
 # the study locked its SM clocks; see the notes on the papers' machines
@@ -33,7 +33,7 @@ class Case:
 
     name: str
     group: str
-    arguments: dict[str, Any]
+    question: Question
     measured_ms: float
     measured_active_ms: float | None = None
     others: dict[str, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def dlrm_cases(data: Path) -> list[Case]:
         Case(
             name=f"{row['model']} {row['batch']}",
             group=row["device"],
-            arguments=_study(row, names),
+            question=_study(row, names),
             measured_ms=float(row["iteration_ms"]),
             measured_active_ms=float(row["gpu_active_ms_implied"]),
             others={"reference": float(row["ref_err_e2e_pct"]), "kernels only": float(row["ref_err_kernel_only_pct"])},
@@ -90,7 +90,7 @@ def cnn_cases(data: Path) -> list[Case]:
         Case(
             name=f"{row['model']} {row['batch']}",
             group=row["device"],
-            arguments=_study(row, names),
+            question=_study(row, names),
             measured_ms=float(row["iteration_ms"]),
             others={"|reference|": float(row["ref_abs_err_pct"]), "|Habitat|": float(row["habitat_abs_err_pct"])},
             stops_at="Optimizer.zero_grad#SGD.zero_grad",
@@ -109,18 +109,16 @@ def transformer_cases(data: Path) -> list[Case]:
             for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
             if row[column]
         }
-        arguments: dict[str, Any] = {
-            "workload": _TRANSFORMERS[row["model"]],
-            "on": device_by_name(row["device"]).key,
-            "batch_size": int(row["batch"]),
-            "seq_len": int(row["seq_len"]),
-            "mode": "inference" if row["mode"] == "inf" else "training",
-            "compiled": row["compiled"] == "true",
-        }
-        if row["mode"] != "inf":
-            arguments["optimizer"] = "none"
-        name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * arguments["compiled"]
-        cases.append(Case(name=name, group=row["device"], arguments=arguments, measured_ms=measured, others=others))
+        variant = Variant(
+            batch_size=int(row["batch"]),
+            seq_len=int(row["seq_len"]),
+            mode="inference" if row["mode"] == "inf" else "training",
+            optimizer=None if row["mode"] == "inf" else "none",
+            compiled=row["compiled"] == "true",
+        )
+        question = Question(workload=_TRANSFORMERS[row["model"]], on=device_by_name(row["device"]).key, variant=variant)
+        name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * variant.compiled
+        cases.append(Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others))
     return cases
 
 
@@ -137,7 +135,7 @@ def run_cases(
     """Predicts every case; `progress` hears the fraction done."""
     outcomes = []
     for done, case in enumerate(cases):
-        answer = predict(**case.arguments, roofline_only=roofline_only)
+        answer = predict(replace(case.question, roofline_only=roofline_only))
         timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
         scale = 1e3 * timed / answer.iteration
         outcomes.append(
@@ -192,13 +190,13 @@ def outcomes_row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRo
     )
 
 
-def _study(row: dict[str, str], names: dict[str, str]) -> dict[str, Any]:
-    return {
-        "workload": names[row["model"]],
-        "on": device_by_name(row["device"]).key,
-        "batch_size": int(row["batch"]),
-        "clock_mhz": _STUDY_CLOCK_MHZ[row["device"]],
-    }
+def _study(row: dict[str, str], names: dict[str, str]) -> Question:
+    return Question(
+        workload=names[row["model"]],
+        on=device_by_name(row["device"]).key,
+        variant=Variant(batch_size=int(row["batch"])),
+        clock_mhz=_STUDY_CLOCK_MHZ[row["device"]],
+    )
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

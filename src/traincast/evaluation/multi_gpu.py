@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.evaluation.iterations import Case, Outcome, outcomes_row
 from traincast.evaluation.metrics import ErrorRow
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
 from traincast.evaluation.replay import replay_rows
+from traincast.questions.predict import Question
+from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
 _NODES = {"NVIDIA A100-SXM4-40GB": "dgx-a100"}
@@ -44,7 +45,7 @@ def transformer_cases(data: Path) -> list[Case]:
             Case(
                 name=f"{row['model']} {row['strategy']} {row['num_gpus']}, batch {row['global_batch']}",
                 group=f"Transformers, {row['device']}",
-                arguments={"on": _NODES[row["device"]], **_divided(row)},
+                question=_divided(row),
                 measured_ms=measured,
                 others={"NeuSight": 100 * (float(row["neusight_pred_iteration_ms"]) / measured - 1)},
             )
@@ -52,15 +53,14 @@ def transformer_cases(data: Path) -> list[Case]:
     return cases
 
 
-def _divided(row: dict[str, str]) -> dict[str, Any]:
-    """The row's model divided over its GPUs, as arguments of `predict`."""
+def _divided(row: dict[str, str]) -> Question:
+    """The row's model divided over its GPUs."""
     gpus, batch, length = int(row["num_gpus"]), int(row["global_batch"]), int(row["seq_len"])
+    node = _NODES[row["device"]]
     if row["strategy"] == "dp":
-        return {
-            "workload": _TRANSFORMERS[row["model"]], "gpus": gpus, "batch_size": batch // gpus, "seq_len": length,
-            "optimizer": "none",
-        }  # fmt: skip
-    return {"workload": _captured(row["strategy"], gpus, batch, length)}
+        variant = Variant(batch_size=batch // gpus, seq_len=length, optimizer="none")
+        return Question(workload=_TRANSFORMERS[row["model"]], on=node, gpus=gpus, variant=variant)
+    return Question(workload=_captured(row["strategy"], gpus, batch, length), on=node)
 
 
 @cache

@@ -14,6 +14,8 @@ from traincast.evaluation.published import rows_of, settings_of
 from traincast.platform.platform import Platform, device_by_name, load_device, load_platform
 from traincast.programs.published.hugectr import dense_bound
 from traincast.programs.published.nvidia_dlrm import Run, nvidia_dlrm
+from traincast.questions.predict import Question
+from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
 _NODES = {"DGX A100": "dgx-a100", "DGX-1": "dgx1-v100", "DGX-2": "dgx2-v100"}
@@ -45,11 +47,11 @@ def _dle_cases(data: Path, configs: dict[str, Any]) -> list[Case]:
             Case(
                 name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row['readme_date']})",
                 group=GROUPS[group],
-                arguments={
-                    "workload": _workload(rows, gpus, batch, half, half, True),
-                    "on": _platform(_NODES[row["system"]], row["device"], gpus),
-                    "dtype": "tf32" if row["precision"] == "tf32" else "fp32",
-                },
+                question=Question(
+                    workload=_workload(rows, gpus, batch, half, half, True),
+                    on=_platform(_NODES[row["system"]], row["device"], gpus),
+                    variant=Variant(dtype="tf32" if row["precision"] == "tf32" else "fp32"),
+                ),
                 measured_ms=float(row["iteration_ms"]),
             )
         )
@@ -64,21 +66,20 @@ def _mlperf_cases(data: Path, configs: dict[str, Any]) -> list[Case]:
         card = "40" if "40GB" in row["accelerator"] or row["accelerator"] == "NVIDIA A100" else "80"
         pcie = "PCI" in row["accelerator"].upper()
         key = f"a100-{card}gb-pcie" if pcie else f"a100-{card}gb"
-        arguments: dict[str, Any]
         if row["framework"].startswith("PyTorch"):
             rows = tuple(configs["mlperf"]["dlrm"]["rows_per_table"])
             group = "mlperf"
             platform = replace(load_platform("dgx-a100"), device=load_device(key))
-            arguments = {"workload": _workload(rows, gpus, batch, True, False, False), "on": platform}
+            question = Question(workload=_workload(rows, gpus, batch, True, False, False), on=platform)
         else:
             group = "pcie" if pcie else "hugectr"
             bound = dense_bound(batch // gpus, cross=row["benchmark"] == "dlrm_dcnv2")
-            arguments = {"workload": bound, "on": key, "host": "cuda-graph"}
+            question = Question(workload=bound, on=key, host="cuda-graph")
         cases.append(
             Case(
                 name=f"{row['mlperf_round']} {row['submitter']} {row['system']} x{gpus}",
                 group=GROUPS[group],
-                arguments=arguments,
+                question=question,
                 measured_ms=float(row["iteration_ms"]),
             )
         )

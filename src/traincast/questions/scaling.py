@@ -1,63 +1,32 @@
-"""Scaling curves: the same step on one GPU after another, and how much of them is used."""
+"""Scaling curves: the same step on one number of GPUs after another, and how much of them is used."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from traincast.api import SCALINGS, load, load_on, predict
 from traincast.errors import TraincastError
-from traincast.platform.links import with_links
-from traincast.platform.platform import load_platform
 from traincast.prediction.scaling import ScalingCurve, ScalingPoint
 from traincast.programs.sharded.hybrid import described_dlrm
+from traincast.questions.predict import Question, predict
+from traincast.questions.workloads import load
+from traincast.workload.workload import Workload
 
-if TYPE_CHECKING:
-    from traincast.platform.platform import Platform
-
-MAX_COUNTS = 64
-
-
-class Variant(TypedDict, total=False):
-    """Which variant of a workload: what `load` takes besides its name and batch size."""
-
-    seq_len: int | None
-    dtype: str
-    mode: str | None
-    optimizer: str | None
-    attention: str | None
-    embedding: str | None
-    compiled: bool
+SCALINGS = ("weak", "strong")
+MAX_COUNTS = 64  # a curve of more points is a mistake in the command rather than a wish
 
 
-def predict_scaling(
-    workload: str | Path,
-    *,
-    on: str | Platform,
-    gpus: Sequence[int],
-    batch_size: int | None = None,
-    scaling: str = "weak",
-    clock_mhz: float | None = None,
-    host: str | None = None,
-    **variant: Unpack[Variant],
-) -> ScalingCurve:
-    """Predicts a step on every number of GPUs given. `batch_size` is that of one GPU when scaling is weak, and that of
-    all GPUs together when it is strong."""
+def predict_scaling(question: Question, gpus: Sequence[int], scaling: str = "weak") -> ScalingCurve:
+    """Predicts a step on every number of GPUs. The question's batch size is that of one GPU when scaling is weak, and
+    that of all GPUs together when it is strong; its number of GPUs is not looked at."""
     if scaling not in SCALINGS:
         raise TraincastError(f"scaling '{scaling}' is unknown; choose {' or '.join(SCALINGS)}")
     counts = _checked(gpus)
-    whole = _whole_batch(workload, batch_size, variant)
-    batches = [_batch_of_one(whole, count, scaling) for count in counts]
-    platform, _ = with_links(load_platform(on) if isinstance(on, str) else on)
-    answers = []
-    for count, batch in zip(counts, batches, strict=True):
-        step, assumed = load_on(workload, platform, gpus=count, always_sharded=True, batch_size=batch, **variant)
-        answer = predict(step, on=on, dtype=variant.get("dtype", "fp32"), clock_mhz=clock_mhz, host=host)
-        answers.append(replace(answer, warnings=(*answer.warnings, assumed)) if assumed else answer)
+    whole = _whole_batch(question)
     points: list[ScalingPoint] = []
-    for count, batch, answer in zip(counts, batches, answers, strict=True):
+    for count, batch in [(count, _batch_of_one(whole, count, scaling)) for count in counts]:
+        variant = replace(question.variant, batch_size=batch)
+        answer = predict(replace(question, variant=variant, gpus=count), always_sharded=True)
         throughput = count * batch / answer.iteration
         alone = points[0].throughput / points[0].gpus if points else throughput / count
         nodes = -(-count // answer.platform.gpus_per_node)
@@ -65,18 +34,19 @@ def predict_scaling(
     return ScalingCurve(scaling, tuple(points))
 
 
-def _whole_batch(workload: str | Path, batch_size: int | None, variant: Variant) -> int:
+def _whole_batch(question: Question) -> int:
     """The batch size asked for, or the workload's own; one made for several GPUs is refused."""
-    if variant.get("mode") != "inference" and not variant.get("compiled"):
-        sharded = described_dlrm(str(workload))
+    variant = question.variant
+    if variant.trains_eagerly and not isinstance(question.workload, Workload):
+        sharded = described_dlrm(str(question.workload))
         if sharded is not None:
-            return sharded.batch_size if batch_size is None else batch_size
-    base = load(workload, batch_size=batch_size, **variant)
-    if len(base.ranks) > 1:
+            return sharded.batch_size if variant.batch_size is None else variant.batch_size
+    workload = load(question.workload, variant)
+    if len(workload.ranks) > 1:
         raise TraincastError(
-            f"workload '{base.name}' was made for {len(base.ranks)} GPUs; a curve needs one made for one GPU"
+            f"workload '{workload.name}' was made for {len(workload.ranks)} GPUs; a curve needs one made for one GPU"
         )
-    return base.batch_size
+    return workload.batch_size
 
 
 def _checked(gpus: Sequence[int]) -> list[int]:

@@ -20,10 +20,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.api import MODES
 from traincast.cli.arguments import whole_numbers
 from traincast.cli.output import print_json, print_text
 from traincast.display.text import count
+from traincast.questions.variant import MODES
 from traincast.workload import peak_memory
 from traincast.workload.file import save_workload
 

@@ -14,18 +14,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from traincast.api import DTYPES, MODES, OPTIMIZERS, SCALINGS, predict
+from traincast.api import predict, scaling
 from traincast.cli.arguments import whole_numbers
 from traincast.cli.output import print_json, print_text, write_json_file
 from traincast.errors import TraincastError
+from traincast.questions.scaling import SCALINGS
+from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS, VariantOptions
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_json, prediction_text
 from traincast.walk.uneven import Unevenness
-
-if TYPE_CHECKING:
-    from traincast.questions.scaling import Variant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--optimizer", choices=OPTIMIZERS)
-    parser.add_argument("--attention", choices=("eager", "sdpa"), help="Transformers; default eager")
-    parser.add_argument("--embedding", choices=("batched", "bag", "fbgemm"), help="DLRMs; default batched")
+    parser.add_argument("--attention", choices=ATTENTIONS, help="Transformers; default eager")
+    parser.add_argument("--embedding", choices=EMBEDDINGS, help="DLRMs; default batched")
     parser.add_argument("--compiled", action="store_true", help="as torch.compile would run it (inference only)")
     parser.add_argument("--clock-mhz", type=float, metavar="N", help="locked SM clock")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
@@ -52,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
-    variant: Variant = {
+    variant: VariantOptions = {
+        "batch_size": args.batch_size,
         "seq_len": args.seq_len,
         "dtype": args.dtype,
         "mode": args.mode,
@@ -72,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
     answer = predict(
         args.workload,
         on=args.on,
-        batch_size=args.batch_size,
         gpus=gpus[0] if gpus else None,
         clock_mhz=args.clock_mhz,
         host=args.host,
@@ -88,18 +86,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _curve(args: argparse.Namespace, gpus: list[int], variant: Variant) -> int:
-    from traincast.questions.scaling import predict_scaling
+def _curve(args: argparse.Namespace, gpus: list[int], variant: VariantOptions) -> int:
     from traincast.report.scaling import scaling_json, scaling_text
 
     if args.trace_out:
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
-    curve = predict_scaling(
+    curve = scaling(
         args.workload,
         on=args.on,
         gpus=gpus,
-        batch_size=args.batch_size,
-        scaling=args.scaling or "weak",
+        kind=args.scaling or "weak",
         clock_mhz=args.clock_mhz,
         host=args.host,
         **variant,

@@ -1,0 +1,57 @@
+"""A prediction asked for by names and files: what was asked as one value, and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from traincast.host.profile import HostProfile, load_host_profile
+from traincast.platform.links import with_links
+from traincast.platform.platform import Platform, load_platform
+from traincast.prediction.prediction import Prediction, predict_step
+from traincast.questions.variant import Variant
+from traincast.questions.workloads import Source, load_on
+from traincast.walk.uneven import Unevenness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Which step is to be predicted, and where.
+
+    `on` is a platform, its name or its file. `gpus` None is one, or as many as the workload was captured on.
+    `clock_mhz` locks the SM clock. `host` is a host profile or its name (None: the platform's). `roofline_only`
+    takes rooflines instead of the fitted kernel models. `uneven` lets ranks differ by chance.
+    """
+
+    workload: Source
+    on: str | Platform
+    variant: Variant = field(default_factory=Variant)
+    gpus: int | None = None
+    clock_mhz: float | None = None
+    host: str | HostProfile | None = None
+    roofline_only: bool = False
+    uneven: Unevenness | None = None
+
+    def platform(self) -> Platform:
+        """The platform asked for, its clock locked where one is given."""
+        platform = load_platform(self.on) if isinstance(self.on, str) else self.on
+        return platform if self.clock_mhz is None else platform.at_clock(self.clock_mhz)
+
+
+def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
+    """The answer, which says among its warnings what was assumed; `always_sharded` as in `load_on`."""
+    alone = question.platform()
+    platform, links = with_links(alone)
+    step, shards = load_on(
+        question.workload, platform, question.variant, gpus=question.gpus, always_sharded=always_sharded
+    )
+    many = len(step.ranks) > 1
+    answer = predict_step(
+        step,
+        platform if many else alone,
+        tf32=question.variant.dtype == "tf32",
+        host=load_host_profile(question.host) if isinstance(question.host, str) else question.host,
+        roofline_only=question.roofline_only,
+        uneven=question.uneven,
+    )
+    assumed = tuple(said for said in (shards, links if many else "", step.meta.get("compiled")) if said)
+    return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer

@@ -1,0 +1,86 @@
+"""Names and files of workloads become workloads, at the size and in the variant asked for.
+
+Writers of programs are imported when a step needs them: most predictions read one file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traincast.questions.variant import Variant, check_held
+from traincast.workload.file import load_workload
+from traincast.workload.workload import Workload
+from traincast.zoo.catalog import load_model
+
+if TYPE_CHECKING:
+    from traincast.platform.platform import Platform
+
+Source = str | Path | Workload
+"""A built-in model by name, a saved workload (`.tc`), a DLRM described in YAML, or a workload itself."""
+
+
+def load(source: Source, variant: Variant) -> Workload:
+    """The workload of one GPU (or of those it was captured on) in a variant."""
+    return _at_size(source if isinstance(source, Workload) else _named(str(source), variant), variant)
+
+
+def load_on(
+    source: Source, platform: Platform, variant: Variant, *, gpus: int | None = None, always_sharded: bool = False
+) -> tuple[Workload, str]:
+    """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
+
+    A DLRM trains hybrid parallel on several GPUs (with `always_sharded` also on one), every other workload of one GPU
+    data parallel; one captured on several GPUs runs on those.
+    """
+    if not isinstance(source, Workload) and gpus is not None and (gpus > 1 or always_sharded):
+        from traincast.programs.sharded.hybrid import described_dlrm, hybrid_variant
+
+        config = described_dlrm(str(source)) if variant.trains_eagerly else None
+        if config is not None:
+            return hybrid_variant(
+                config, gpus, platform, batch_size=variant.batch_size, seq_len=variant.seq_len, dtype=variant.dtype,
+                optimizer=variant.optimizer, attention=variant.attention, embedding=variant.embedding,
+            )  # fmt: skip
+    workload = load(source, variant)
+    if gpus is None:
+        return workload, ""
+    from traincast.programs.data_parallel import on_gpus
+
+    return on_gpus(workload, gpus), ""
+
+
+def _at_size(workload: Workload, variant: Variant) -> Workload:
+    resized = workload.resized(batch_size=variant.batch_size, seq_len=variant.seq_len)
+    if not variant.compiled:
+        return resized
+    from traincast.kernels.fusion import compiled_step
+    from traincast.prediction.prediction import lowering_context
+
+    return compiled_step(resized, lowering_context(resized))
+
+
+def _named(name: str, variant: Variant) -> Workload:
+    if name.endswith(".tc"):
+        workload = load_workload(Path(name))
+        check_held(Path(name).name, workload.mode, variant)
+        return workload
+    mode = variant.mode or "training"
+    if name.endswith((".yaml", ".yml")):
+        from traincast.programs.dlrm.yaml_file import load_dlrm_yaml
+
+        return load_dlrm_yaml(
+            Path(name),
+            mode=mode,
+            optimizer=variant.optimizer,
+            precision=variant.dtype,
+            embedding=variant.embedding,
+        )
+    return load_model(
+        name,
+        mode=mode,
+        optimizer=variant.optimizer,
+        precision=variant.dtype,
+        attention=variant.attention,
+        embedding=variant.embedding,
+    )
