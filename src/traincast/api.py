@@ -91,7 +91,7 @@ def read_trace(
     """What `traincast trace` measures, as data frames by name: "steps", "kernels", "overheads", "critical_path", ...;
     with a platform `on` also the "prediction". Needs polars."""
     from traincast.platform.platform import load_platform
-    from traincast.replay.measured import TraceQuestion, analyse_traces
+    from traincast.replay.analysis import TraceQuestion, analyse_traces
     from traincast.report.frames import trace_frames
 
     platform = load_platform(on) if isinstance(on, str) else on
@@ -102,8 +102,8 @@ def read_trace(
 def load_trace(*files: str | Path, step: int | None = None) -> Workload:
     """One step (by number; default: the one of median length) of a traced run as a workload, which can be saved with
     `traincast.workload.save_workload` and predicted elsewhere. Its `meta` says what the trace did not tell."""
-    from traincast.replay.measured import analyse_traces
-    from traincast.replay.traced_workload import trace_workload
+    from traincast.replay.analysis import analyse_traces
+    from traincast.replay.workload import trace_workload
 
     name = Path(files[0]).name.partition(".")[0] if files else ""
     return trace_workload(analyse_traces(files), name=name, step=step)

@@ -10,7 +10,7 @@ import pytest
 
 from traincast.errors import TraincastError
 from traincast.fitting.overlap import TRACE, best, errors, fit_overlap
-from traincast.traces.overlap import Pair
+from traincast.traces.slowdowns import Pair
 
 
 def test_it_finds_what_was_added():

@@ -13,7 +13,7 @@ from traincast.fitting import host_versions
 from traincast.fitting.dates import date_profiles
 from traincast.fitting.host import PROFILE, fit_host, host_tables
 from traincast.fitting.host_traces import fit_host_from_traces
-from traincast.host.names import today
+from traincast.host.names import current_name
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, load_host_profile, parse_host_profile, profile_names
 
 TABLES = {
@@ -65,7 +65,7 @@ def test_the_gap_before_an_op_depends_on_who_issues_it():
     ],
 )
 def test_nodes_of_older_versions_have_todays_names(then, now):
-    assert today(then) == now
+    assert current_name(then) == now
 
 
 @pytest.mark.parametrize(

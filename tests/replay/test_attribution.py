@@ -14,14 +14,14 @@ from tests.traces.test_signatures import op
 from traincast.cli.main import main
 from traincast.host.profile import load_host_profile
 from traincast.platform.platform import load_platform
+from traincast.replay.analysis import TraceQuestion, analyse_traces
 from traincast.replay.attribution import attribute, choose_profile, host_scale
-from traincast.replay.measured import TraceQuestion, analyse_traces
-from traincast.replay.replay import compile_replay, rewalk
-from traincast.replay.replay_notes import replay_notes
-from traincast.replay.traced_host import TYPES, pooled_host
-from traincast.replay.traced_kernels import Known, predict_kernels
-from traincast.replay.traced_ops import framework_version
-from traincast.replay.traced_path import path_report
+from traincast.replay.host import TYPES, pooled_host
+from traincast.replay.kernels import Known, predict_kernels
+from traincast.replay.notes import replay_notes
+from traincast.replay.ops import framework_version
+from traincast.replay.path import path_report
+from traincast.replay.timeline import rewalk, timeline_instructions
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
 from traincast.traces.signatures import SignatureReader
@@ -42,7 +42,7 @@ def product_step(length=2000, kernel_us=900):
 def predicted(tied, platform="v100", **options):
     place = load_platform(platform)
     profile = choose_profile(place, tied)
-    return attribute(tied, compile_replay(tied), SignatureReader(tied), place, profile, **options)
+    return attribute(tied, timeline_instructions(tied), SignatureReader(tied), place, profile, **options)
 
 
 def test_kernels_are_predicted_from_shapes_and_kept_without(tmp_path):
@@ -97,18 +97,18 @@ def test_the_shares_add_up_to_the_error(tmp_path):
 
 def test_every_microsecond_of_the_host_is_some_overhead(tmp_path):
     tied = linked(tmp_path, product_step())
-    compiled = compile_replay(tied)
-    host = pooled_host(tied, compiled, load_host_profile("study-2022"))
-    assert sum(p.measured for p in host.pieces) == pytest.approx(compiled.host_seconds.sum())
+    instructions = timeline_instructions(tied)
+    host = pooled_host(tied, instructions, load_host_profile("study-2022"))
+    assert sum(p.measured for p in host.pieces) == pytest.approx(instructions.host_seconds.sum())
     assert {p.kind for p in host.pieces} <= set(TYPES)
 
 
 def test_replacing_measured_overheads_by_equal_ones_changes_nothing(tmp_path):
     tied = linked(tmp_path, product_step())
-    compiled = compile_replay(tied)
-    host = pooled_host(tied, compiled, load_host_profile("study-2022"))
+    instructions = timeline_instructions(tied)
+    host = pooled_host(tied, instructions, load_host_profile("study-2022"))
     same = replace(host, pieces=tuple(replace(p, pooled=p.measured) for p in host.pieces))
-    assert np.allclose(same.replaced(compiled.host_seconds, *TYPES), compiled.host_seconds)
+    assert np.allclose(same.replaced(instructions.host_seconds, *TYPES), instructions.host_seconds)
 
 
 def test_a_slower_host_makes_the_prediction_longer(tmp_path):
@@ -121,7 +121,9 @@ def test_data_loading_is_not_predicted(tmp_path):
     loading = event("user_annotation", "enumerate(DataLoader)#_Single.__next__", 1200, 700)
     tied = linked(tmp_path, [*product_step(), loading])
     kept = [
-        p for p in pooled_host(tied, compile_replay(tied), load_host_profile("study-2022")).pieces if p.kind == "kept"
+        p
+        for p in pooled_host(tied, timeline_instructions(tied), load_host_profile("study-2022")).pieces
+        if p.kind == "kept"
     ]
     assert sum(p.measured for p in kept) == pytest.approx(700e-6)
     assert all(p.measured == p.pooled for p in kept)
@@ -138,7 +140,7 @@ def test_a_profile_is_not_used_on_its_own_trace(shared_data):
 
 def test_half_a_kernel_that_is_waited_for_saves_half_of_it(tmp_path):
     tied = linked(tmp_path, product_step())
-    path = path_report(tied, compile_replay(tied), ["aten::mm"])
+    path = path_report(tied, timeline_instructions(tied), ["aten::mm"])
     assert sum(path.by_what.values()) == pytest.approx(1.0)
     assert path.by_what["gemm"] == pytest.approx(0.45, abs=0.01)
     assert path.faster["gemm"] == pytest.approx(0.225, abs=0.01)
@@ -148,15 +150,17 @@ def test_half_a_kernel_that_is_waited_for_saves_half_of_it(tmp_path):
 
 
 def test_segments_of_the_path_touch(tmp_path):
-    segments = path_report(linked(tmp_path, product_step()), compile_replay(linked(tmp_path, product_step()))).segments
+    segments = path_report(
+        linked(tmp_path, product_step()), timeline_instructions(linked(tmp_path, product_step()))
+    ).segments
     assert all(a.end == pytest.approx(b.start) for a, b in zip(segments, segments[1:], strict=False))
 
 
 def test_a_step_that_replays_badly_is_explained(tmp_path):
     tied = linked(tmp_path, product_step())
-    compiled = compile_replay(tied)
-    slower = rewalk(tied, replace(compiled, kernel_seconds=compiled.kernel_seconds * 2))
-    assert replay_notes(tied, rewalk(tied, compiled)) == []
+    instructions = timeline_instructions(tied)
+    slower = rewalk(tied, replace(instructions, kernel_seconds=instructions.kernel_seconds * 2))
+    assert replay_notes(tied, rewalk(tied, instructions)) == []
     (note,) = replay_notes(tied, slower)
     assert "step 3 replays +44.8%" in note
     assert "aten::add" in note

@@ -9,7 +9,7 @@ import pytest
 from tests.traces import damaged
 from tests.traces.test_linking import event, kernel, launch, linked, step
 from traincast.cli.main import main
-from traincast.replay.replay import replay
+from traincast.replay.timeline import replay
 from traincast.traces.collectives import collectives
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import forward_of, link
@@ -38,12 +38,12 @@ def test_a_synchronised_step_is_walked_to_its_measured_length(tmp_path):
 def test_a_longer_kernel_makes_the_replayed_step_longer(tmp_path, monkeypatch):
     """The wait is simulated, not copied from the trace."""
     tied = linked(tmp_path, synchronised_step())
-    from traincast.replay import replay as module
+    from traincast.replay import timeline as module
 
-    compiled = module._Compiler(tied).compile(module._points(tied))
-    slower = compiled.kernel_seconds * 2
-    clocks = module.Clocks.at_zero(compiled.schedule)
-    trace = module.walk(compiled.schedule, compiled.host_seconds, slower, clocks)
+    instructions = module._Compiler(tied).compile(module._points(tied))
+    slower = instructions.kernel_seconds * 2
+    clocks = module.Clocks.at_zero(instructions.schedule)
+    trace = module.walk(instructions.schedule, instructions.host_seconds, slower, clocks)
     assert trace.host_after.max() == pytest.approx(330e-6 + 300e-6, abs=5e-6)
 
 

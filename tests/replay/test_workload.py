@@ -12,8 +12,8 @@ from tests.traces.test_ranks import rank_events
 from traincast.api import load, load_trace, predict
 from traincast.cli.main import main
 from traincast.errors import TraincastError
-from traincast.replay.measured import TraceQuestion, analyse_traces
-from traincast.replay.traced_workload import trace_workload
+from traincast.replay.analysis import TraceQuestion, analyse_traces
+from traincast.replay.workload import trace_workload
 from traincast.workload.ops import Phase
 
 FLOATS = ["float", "float"]

@@ -7,8 +7,8 @@ import pytest
 
 from traincast.sharding.max_plus import Open, Skip, compile_walk
 from traincast.walk.clocks import Clocks
+from traincast.walk.one_rank import walk
 from traincast.walk.schedule import Code, Schedule
-from traincast.walk.walk import walk
 
 GAP = 0.5
 

@@ -16,7 +16,7 @@ from traincast.errors import TraincastError
 from traincast.traces.chakra import read_chakra
 from traincast.traces.events import KinetoTrace
 from traincast.traces.execution import read_execution_trace
-from traincast.traces.ranks import read_trace
+from traincast.traces.ranks import read_trace_file
 
 SOUND = json.dumps(damaged.kineto_document(), indent=1).encode()
 EXECUTION = json.dumps(damaged.execution_document()).encode()
@@ -51,7 +51,7 @@ def test_every_damaged_timeline_is_read_or_refused(tmp_path):
     for what, data in CORPUS:
         path.write_bytes(data)
         began = time.perf_counter()
-        read += read_or_refuse(read_trace, path) is not None
+        read += read_or_refuse(read_trace_file, path) is not None
         assert time.perf_counter() - began < 10, what
     assert 0 < read < len(CORPUS)
 
@@ -67,7 +67,7 @@ def test_every_damaged_execution_trace_is_read_or_refused(tmp_path, reader, corp
 def test_a_truncated_timeline_keeps_what_came_before(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(SOUND[: 3 * len(SOUND) // 4])
-    trace = read_trace(path)
+    trace = read_trace_file(path)
     assert 20 < len(trace.events) < len(damaged.kineto_events())
     assert "ends early" in trace.notes[0]
 
@@ -77,7 +77,7 @@ def test_one_senseless_event_is_left_out_and_counted(tmp_path):
     document["traceEvents"][5]["ts"] = []
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(document))
-    trace = read_trace(path)
+    trace = read_trace_file(path)
     assert trace.skipped == 1
     assert len(trace.events) == len(document["traceEvents"]) - 1
 
@@ -89,7 +89,7 @@ def test_many_senseless_events_are_refused(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(document))
     with pytest.raises(TraincastError, match="too damaged"):
-        read_trace(path)
+        read_trace_file(path)
 
 
 @pytest.mark.parametrize("parents", [{2: 3, 3: 2}, {2: 4, 3: 2, 4: 3}])
@@ -100,7 +100,7 @@ def test_calls_in_a_circle_are_refused(tmp_path, parents):
     path = tmp_path / "et.json"
     path.write_text(json.dumps(document))
     with pytest.raises(TraincastError, match="circle"):
-        read_trace(path)
+        read_trace_file(path)
 
 
 def test_dependencies_in_a_circle_are_refused(tmp_path):
@@ -108,7 +108,7 @@ def test_dependencies_in_a_circle_are_refused(tmp_path):
     path = tmp_path / "graph.json"
     path.write_text(json.dumps({"workload_graph": graph}))
     with pytest.raises(TraincastError, match="circle"):
-        read_trace(path)
+        read_trace_file(path)
 
 
 def test_a_bomb_is_refused_within_a_memory_bound(tmp_path):
@@ -119,7 +119,7 @@ def test_a_bomb_is_refused_within_a_memory_bound(tmp_path):
             file.write(b"a" * (1 << 20))
     tracemalloc.start()
     with pytest.raises(TraincastError, match="single value"):
-        read_trace(path)
+        read_trace_file(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100 << 20
@@ -149,12 +149,12 @@ def test_anything_shaped_like_a_trace_is_read_or_refused(tmp_path_factory, event
     text = json.dumps({"traceEvents": events}, indent=indent).encode()
     path = tmp_path_factory.mktemp("fuzz") / "trace.json"
     path.write_bytes(text[: int(len(text) * cut)])
-    trace = read_or_refuse(read_trace, path)
+    trace = read_or_refuse(read_trace_file, path)
     assert trace is None or isinstance(trace, KinetoTrace)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.binary(max_size=300), reader=st.sampled_from([read_trace, read_execution_trace, read_chakra]))
+@given(data=st.binary(max_size=300), reader=st.sampled_from([read_trace_file, read_execution_trace, read_chakra]))
 def test_any_bytes_are_read_or_refused(tmp_path_factory, data, reader):
     path = tmp_path_factory.mktemp("fuzz") / "trace.et"
     path.write_bytes(data)

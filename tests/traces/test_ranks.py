@@ -10,15 +10,15 @@ from tests.traces.test_linking import event, kernel, launch, linked, step
 from traincast.cli.main import main
 from traincast.evaluation.replay import replay_rows, replayed_ranks
 from traincast.platform.platform import load_platform
-from traincast.replay.measured import TraceQuestion, analyse_traces
-from traincast.replay.replay import compile_replay, rewalk
-from traincast.replay.replay_ranks import replay_ranks
+from traincast.replay.analysis import TraceQuestion, analyse_traces
+from traincast.replay.timeline import rewalk, timeline_instructions
+from traincast.replay.together import replay_ranks
 from traincast.traces.breakdown import breakdown
 from traincast.traces.collectives import collectives
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
-from traincast.traces.matching import match_collectives
-from traincast.traces.overlap import slowdowns
+from traincast.traces.matched_collectives import match_collectives
+from traincast.traces.slowdowns import slowdowns
 
 CLOCK_OFF_US = 5_000_000
 
@@ -185,11 +185,11 @@ def test_kernels_beside_a_collective_are_compared_with_the_same_alone(tmp_path):
 def test_equal_ranks_replay_together_as_each_does_alone(shared_data):
     """Nobody waits for anybody, and what crowded a collective out is not lost."""
     tied = link(read_kineto(shared_data / "traces/hta_recsys_a100_rank3of8/kineto_rank3.json.gz"))
-    calls, compiled, steps = collectives(tied), compile_replay(tied), breakdown(tied)
+    calls, instructions, steps = collectives(tied), timeline_instructions(tied), breakdown(tied)
     matches = match_collectives([tied, tied], [calls, calls])
     assert len(matches.collectives) == len(calls) == 60
-    together = replay_ranks([tied, tied], [compiled, compiled], matches, [steps, steps])
-    alone = rewalk(tied, compiled)
+    together = replay_ranks([tied, tied], [instructions, instructions], matches, [steps, steps])
+    alone = rewalk(tied, instructions)
     for rank in together.ranks:
         assert rank.waited == 0.0
         assert [s.walked for s in rank.replay.steps] == pytest.approx([s.walked for s in alone.steps])

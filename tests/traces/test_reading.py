@@ -15,7 +15,7 @@ from traincast.traces.events import Kind, KinetoTrace
 from traincast.traces.execution import read_execution_trace
 from traincast.traces.kineto import read_kineto
 from traincast.traces.nodes import ExecutionTrace
-from traincast.traces.ranks import read_ranks, read_trace
+from traincast.traces.ranks import read_ranks, read_trace_file
 
 
 def write(path, document, **options):
@@ -100,7 +100,7 @@ def test_stream_handles_of_amd_are_read(tmp_path):
     launches[0]["args"]["stream"] = "0x0"
     launches[1]["args"]["stream"] = "0x55674ecd4180"
 
-    trace = read_trace(write(tmp_path / "amd.json", document))
+    trace = read_trace_file(write(tmp_path / "amd.json", document))
 
     streams = trace.events["stream"][trace.events["kind"] == int(Kind.RUNTIME)].tolist()
     assert streams[:2] == [0, -1]
@@ -111,7 +111,7 @@ def test_every_public_trace_is_read_whole(shared_data):
     files = sorted((shared_data / "traces").glob("*/*.gz"))
     assert len(files) >= 45
     for file in files:
-        trace = read_trace(file)
+        trace = read_trace_file(file)
         assert trace.notes == ()
         raw = b"" if file.name.endswith(".et.gz") else gzip.decompress(file.read_bytes())
         if isinstance(trace, KinetoTrace):
@@ -150,7 +150,7 @@ def test_execution_trace_dialects_give_the_same_columns(tmp_path):
 def test_chakra_nodes_have_their_dependencies(tmp_path):
     path = tmp_path / "rank0.et"
     path.write_bytes(damaged.chakra_bytes(5))
-    trace = read_trace(path)
+    trace = read_trace_file(path)
     assert isinstance(trace, ExecutionTrace)
     assert trace.nodes["id"].tolist() == [1, 2, 3, 4, 5]
     assert trace.needs.tolist() == [1, 2, 3, 4]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.walk.one_rank import Clocks, RankTimes, walk
 from traincast.walk.ranks import Crew
 from traincast.walk.schedule import Code, Schedule
-from traincast.walk.walk import Clocks, Trace, walk
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def schedule_of(program: list[Instruction]) -> Schedule:
     )
 
 
-def run(program: list[Instruction], gap: float = 0.0) -> tuple[Trace, Clocks]:
+def run(program: list[Instruction], gap: float = 0.0) -> tuple[RankTimes, Clocks]:
     schedule = schedule_of(program)
     clocks = Clocks.at_zero(schedule, gap)
     host_seconds = np.array([i.host for i in program])

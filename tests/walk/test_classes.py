@@ -10,8 +10,8 @@ from tests.walk.instructions import crew_of, launch
 from tests.walk.test_ranks_properties import RANKS, any_instruction, moments, walk_apart
 from tests.walk.test_walk_properties import seconds, stream, thread
 from traincast.walk.classes import find_classes
-from traincast.walk.exchanges import Calls
-from traincast.walk.matching import Meeting, Participant
+from traincast.walk.collective_calls import CollectiveCalls
+from traincast.walk.matched_calls import Meeting, Participant
 from traincast.walk.ranks import Meetings, walk_ranks
 
 # few durations and few groups, so that ranks are often alike
@@ -46,7 +46,7 @@ def classes_of(ranks, meetings):
         for places, _ in meetings
     ]  # fmt: skip
     lasts = np.array([length for _, length in meetings])
-    found = [Calls(np.array(own, dtype=np.int64), ()) for own in calls]
+    found = [CollectiveCalls(np.array(own, dtype=np.int64), ()) for own in calls]
     return find_classes([tuple(program) for program in ranks], found, made, lasts)
 
 
@@ -64,7 +64,7 @@ def test_a_class_walks_like_each_of_its_ranks(steps):
     once = walk_ranks(crews, Meetings(*table.T, lasts))
     every = walk_apart(ranks, meetings)
     for rank in range(RANKS):
-        assert moments(once[classes.of[rank]].trace(0)) == moments(every[rank].trace(0))
+        assert moments(once[classes.of[rank]].times(0)) == moments(every[rank].times(0))
 
 
 def test_equal_ranks_that_meet_are_one_class():

@@ -67,4 +67,4 @@ def test_durations_settle_between_alone_and_all_late(run, gap):
     # and what was taken over from walk to walk is what a walk from scratch finds
     scratch = walk_ranks(crews, meetings, gap=1e-6 * gap, kernel_seconds=[walk.kernel_seconds for walk in walks])
     for walk, other in zip(walks, scratch, strict=True):
-        assert moments(walk.trace(0)) == moments(other.trace(0))
+        assert moments(walk.times(0)) == moments(other.times(0))

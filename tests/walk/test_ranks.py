@@ -13,7 +13,7 @@ from traincast.walk.ranks import Stuck, walk_ranks
 
 def kernels(walks):
     """Start and end of every kernel, by rank."""
-    traces = [walk.trace(row) for walk in walks for row in range(walk.crew.size)]
+    traces = [walk.times(row) for walk in walks for row in range(walk.crew.size)]
     return [list(zip(t.kernel_start.tolist(), t.kernel_end.tolist(), strict=True)) for t in traces]
 
 
@@ -114,5 +114,5 @@ def test_walking_on_continues_on_every_rank():
     (second,) = walk_ranks([crew], meetings, clocks=[first.clocks()])
 
     assert first.latest().tolist() == [5, 7]
-    assert second.trace(0).kernel_start.tolist() == [5, 5]
+    assert second.times(0).kernel_start.tolist() == [5, 5]
     assert np.all(second.latest() >= first.latest())

@@ -74,7 +74,7 @@ def test_the_walk_is_its_definition(run, gap):
 
     naive = NaiveWalk(ranks, meetings, gap)
     for rank in range(RANKS):
-        assert moments(walks[rank].trace(0)) == naive_moments(naive, rank)
+        assert moments(walks[rank].times(0)) == naive_moments(naive, rank)
 
 
 @given(
@@ -96,7 +96,7 @@ def test_ranks_side_by_side_are_ranks_apart(shared, gap, data):
     apart = walk_apart(ranks, meetings, gap)
 
     for rank in range(RANKS):
-        assert moments(together[0].trace(rank)) == moments(apart[rank].trace(0))
+        assert moments(together[0].times(rank)) == moments(apart[rank].times(0))
 
 
 @given(runs, st.permutations(range(RANKS)))
@@ -109,7 +109,7 @@ def test_renaming_ranks_renames_the_answers(run, names):
     before, after = walk_apart(ranks, meetings), walk_apart(renamed, moved)
 
     for rank in range(RANKS):
-        assert moments(before[rank].trace(0)) == moments(after[names[rank]].trace(0))
+        assert moments(before[rank].times(0)) == moments(after[names[rank]].times(0))
 
 
 @given(runs, st.data())

@@ -7,12 +7,12 @@ from traincast.walk.timeline import Timeline
 
 
 def timeline_of(program):
-    trace, clocks = run(program)
+    times, clocks = run(program)
     return Timeline(
         program=None,
         schedule=schedule_of(program),
         calls=(),
-        trace=trace,
+        times=times,
         origin=0.0,
         seconds=clocks.latest,
         host_busy=sum(i.host for i in program),

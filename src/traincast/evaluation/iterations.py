@@ -156,7 +156,7 @@ def _reached(timeline: Timeline, name: str) -> float:
     program = timeline.program
     (scope, *_) = [scope.index for scope in program.scopes if scope.name == name]
     first = int(np.searchsorted(timeline.schedule.scope, scope))
-    return float(timeline.trace.host_after[first - 1]) - timeline.origin
+    return float(timeline.times.host_after[first - 1]) - timeline.origin
 
 
 def summarise(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traincast.errors import TraincastError
 from traincast.evaluation.metrics import ErrorRow, error_row
-from traincast.replay.measured import analyse_traces
+from traincast.replay.analysis import analyse_traces
 
 _FOLDER = "traces/param_dlrm_8xv100"
 

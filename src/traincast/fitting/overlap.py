@@ -13,7 +13,7 @@ from traincast.arrays import FloatArray
 from traincast.errors import TraincastError
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
-from traincast.traces.overlap import Pair, pairs_beside
+from traincast.traces.slowdowns import Pair, pairs_beside
 
 TRACE = "hta_recsys_a100_rank3of8/kineto_rank3.json.gz"
 SOURCE = "facebookresearch/HolisticTraceAnalysis @ f4d0062c (MIT): recommender, rank 3 of 8, A100 40 GB"

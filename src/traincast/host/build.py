@@ -8,7 +8,7 @@ from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.host.distribution import Distribution
-from traincast.host.names import ISSUERS, PYTHON, today
+from traincast.host.names import ISSUERS, PYTHON, current_name
 from traincast.host.overheads import Overheads, pooled
 
 _MIN_SAMPLES = 3
@@ -50,7 +50,7 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
 def _table(distributions: Mapping[str, Distribution]) -> dict[str, float]:
     """Means by op, and medians over ops for those nobody measured: "*", and "*Backward" for autograd nodes."""
     means = {op: _mean_us(d) for op, d in distributions.items()}
-    table = {today(op): means[op] for op, d in sorted(distributions.items()) if d.count >= _MIN_SAMPLES}
+    table = {current_name(op): means[op] for op, d in sorted(distributions.items()) if d.count >= _MIN_SAMPLES}
     nodes = [us for op, us in means.items() if "Backward" in op]
     ops = [us for op, us in means.items() if op.startswith("aten::")] or list(means.values()) or [0.0]
     return {"*": _rounded(statistics.median(ops)), "*Backward": _rounded(statistics.median(nodes or ops)), **table}

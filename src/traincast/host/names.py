@@ -16,7 +16,7 @@ _REPLACED = {
 }
 
 
-def today(op: str) -> str:
+def current_name(op: str) -> str:
     """The name that a top-level op of an older trace has in host profiles."""
     numbered = f"{op}0" if _UNNUMBERED.match(op) and not op.startswith(_PYTHON_NODES) else op
     return _REPLACED.get(numbered, numbered)

@@ -10,8 +10,8 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.prediction.step import StepWalk
-from traincast.walk.compile import CompiledStep
 from traincast.walk.crew import CrewWalk
+from traincast.walk.instructions import StepInstructions
 from traincast.walk.timeline import covered_seconds
 from traincast.workload.program import Memory, peak_memory
 
@@ -36,16 +36,16 @@ class RankAnswer:
     memory: Memory
 
 
-@lru_cache(maxsize=8)  # each holds a whole compiled step
-def _memory(compiled: CompiledStep) -> list[Memory]:
+@lru_cache(maxsize=8)  # each holds a whole step
+def _memory(instructions: StepInstructions) -> list[Memory]:
     """Peak memory of every program."""
-    return [peak_memory(program) for program in compiled.programs]
+    return [peak_memory(program) for program in instructions.programs]
 
 
 def rank_answers(walked: StepWalk) -> tuple[RankAnswer, ...]:
     """One answer a class of ranks."""
     tables = [_Totals(walked, crew, walk) for crew, walk in enumerate(walked.walks)]
-    held = _memory(walked.compiled)
+    held = _memory(walked.instructions)
     fullest = [held[program] for program in walked.classes.program]
     for c, memory in zip(walked.classes.of, held, strict=True):
         # ranks that take the same time need not hold the same

@@ -19,8 +19,8 @@ from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
 from traincast.prediction.step import StepWalk, walk_step
 from traincast.prediction.step_path import PathPart, step_path
-from traincast.walk.compile import CompiledStep, compile_step
-from traincast.walk.matching import rank_list
+from traincast.walk.instructions import StepInstructions, step_instructions
+from traincast.walk.matched_calls import rank_list
 from traincast.walk.timeline import Timeline
 from traincast.walk.uneven import Unevenness
 from traincast.workload.program import Memory
@@ -102,13 +102,13 @@ def predict_step(
     programs, ranks = workload.programs, workload.ranks
     if uneven is not None:  # no two ranks are alike
         programs, ranks = tuple(programs[p] for p in ranks), tuple(range(len(ranks)))
-    compiled = compile_step(programs, ranks, context)
-    exchanged = compiled.seconds(platform.topology)
-    costs = price(compiled.lowered[0], platform.device, roofline_only=roofline_only)
-    costs = _with_meetings(costs, compiled, exchanged)
+    instructions = step_instructions(programs, ranks, context)
+    exchanged = instructions.seconds(platform.topology)
+    costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
+    costs = _with_meetings(costs, instructions, exchanged)
     host = host or load_host_profile(platform.device.host)
     walked = walk_step(
-        compiled,
+        instructions,
         costs,
         host,
         platform.topology,
@@ -124,7 +124,7 @@ def predict_step(
     spread = _relative_spread(timeline, costs, host, answer.device_active)
     launched = timeline.schedule.call[timeline.launches]
     per_source = np.bincount(costs.source[launched], weights=timeline.kernel_seconds, minlength=len(Source))
-    estimated = compiled.lowered[program].estimated
+    estimated = instructions.lowered[program].estimated
     estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
     outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~estimated)
     seconds = walked.seconds
@@ -162,9 +162,9 @@ def _slowest(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
     return int(min(last.tolist(), key=lambda c: answers[c].waiting))
 
 
-def _with_meetings(costs: Costs, compiled: CompiledStep, exchanged: Estimate) -> Costs:
+def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:
     """Gives the collective calls the spread and domain of the meetings they are part of (the widest of several)."""
-    meeting, call = compiled.meeting_call.T
+    meeting, call = instructions.meeting_call.T
     np.maximum.at(costs.sigma, call, exchanged.sigma[meeting])
     np.logical_and.at(costs.in_domain, call, exchanged.in_domain[meeting])
     return costs

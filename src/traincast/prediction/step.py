@@ -17,8 +17,8 @@ from traincast.host.profile import ALONE, BEFORE, HostProfile
 from traincast.kernels.cost import Costs
 from traincast.walk.classes import Classes, find_classes
 from traincast.walk.clocks import Clocks
-from traincast.walk.compile import CompiledStep
 from traincast.walk.crew import Crew, CrewWalk
+from traincast.walk.instructions import StepInstructions
 from traincast.walk.overlap import walk_with_overlap
 from traincast.walk.ranks import Agenda, Meetings, Stuck, walk_ranks
 from traincast.walk.schedule import RUNTIME_CALLS, Code, Schedule
@@ -38,7 +38,7 @@ class StepWalk:
     when its last step was done; seconds.
     """
 
-    compiled: CompiledStep
+    instructions: StepInstructions
     classes: Classes
     ranks: tuple[tuple[int, ...], ...]
     place: tuple[tuple[int, int], ...]
@@ -64,10 +64,10 @@ class StepWalk:
         crew, row = self.place[c]
         walk, program = self.walks[crew], self.classes.program[c]
         return Timeline(
-            program=self.compiled.programs[program],
-            schedule=self.compiled.schedules[program],
-            calls=self.compiled.lowered[program].calls,
-            trace=walk.trace(row),
+            program=self.instructions.programs[program],
+            schedule=self.instructions.schedules[program],
+            calls=self.instructions.lowered[program].calls,
+            times=walk.times(row),
             origin=float(self.origin[crew][row]),
             seconds=float(walk.latest()[row] - self.previous[crew][row]),
             host_busy=float(walk.crew.host_seconds[row].sum()),
@@ -76,7 +76,7 @@ class StepWalk:
 
 
 def walk_step(
-    compiled: CompiledStep,
+    instructions: StepInstructions,
     costs: Costs,
     host: HostProfile,
     topology: Topology | None,
@@ -86,19 +86,19 @@ def walk_step(
     uneven: Unevenness | None = None,
 ) -> StepWalk:
     """Walks the step once from idle, or twice when steps run into each other, and keeps the last."""
-    classes, crews, place = _classed(compiled, _durations(compiled, costs, host, uneven), topology)
+    classes, crews, place = _classed(instructions, _durations(instructions, costs, host, uneven), topology)
     meetings = _meetings(classes, place)
     try:
         agenda = Agenda(crews, meetings)
         start = _start(crews, meetings, agenda, synchronised=synchronised, gap=gap)
         walks = walk_with_overlap(crews, meetings, agenda, start.clocks, gap=gap)
     except Stuck as stuck:
-        raise _explained(stuck, compiled, classes, meetings, place) from None
+        raise _explained(stuck, instructions, classes, meetings, place) from None
     ranks: list[list[tuple[int, ...]]] = [[] for _ in classes.program]
     for program, c in enumerate(classes.of):
-        ranks[c].append(compiled.ranks_of[program])
+        ranks[c].append(instructions.ranks_of[program])
     return StepWalk(
-        compiled=compiled,
+        instructions=instructions,
         classes=classes,
         ranks=tuple(own[0] if len(own) == 1 else tuple(sorted(chain(*own))) for own in ranks),
         place=place,
@@ -124,25 +124,25 @@ def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> Flo
 
 
 def _durations(
-    compiled: CompiledStep, costs: Costs, host: HostProfile, uneven: Unevenness | None
+    instructions: StepInstructions, costs: Costs, host: HostProfile, uneven: Unevenness | None
 ) -> tuple[list[FloatArray], list[FloatArray]]:
     """Host and kernel seconds of every program."""
     by_call = np.append(costs.seconds, 0.0)  # -1, no call, is the last
-    kernel = [by_call[schedule.call] for schedule in compiled.schedules]
-    busy = _host_seconds(compiled, host)
+    kernel = [by_call[schedule.call] for schedule in instructions.schedules]
+    busy = _host_seconds(instructions, host)
     if uneven is None:
         return busy, kernel
     both = [uneven.applied(own, kernel[number], number) for number, own in enumerate(busy)]
     return [own for own, _ in both], [own for _, own in both]
 
 
-@lru_cache(maxsize=8)  # each holds a whole compiled step
-def _host_seconds(compiled: CompiledStep, host: HostProfile) -> list[FloatArray]:
+@lru_cache(maxsize=8)  # each holds a whole step
+def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[FloatArray]:
     """Host seconds of every program; equal ones are the same object."""
     known: dict[tuple[int, int], FloatArray] = {}
     equal: dict[bytes, FloatArray] = {}
     seconds = []
-    for schedule, program in zip(compiled.schedules, compiled.programs, strict=True):
+    for schedule, program in zip(instructions.schedules, instructions.programs, strict=True):
         key = (id(schedule.code), id(program.names))
         if key not in known:
             own = host_seconds(schedule, program, host)
@@ -152,26 +152,26 @@ def _host_seconds(compiled: CompiledStep, host: HostProfile) -> list[FloatArray]
 
 
 def _classed(
-    compiled: CompiledStep, durations: tuple[list[FloatArray], list[FloatArray]], topology: Topology | None
+    instructions: StepInstructions, durations: tuple[list[FloatArray], list[FloatArray]], topology: Topology | None
 ) -> tuple[Classes, list[Crew], tuple[tuple[int, int], ...]]:
     """Classes of programs, the crews to walk, and where each class is among them."""
     busy, kernel = durations
     # equal host times are one object; kernel times are compared by a digest, which takes less room than they do
     alike = [
         (structure, blake2b(kernel[p].data).digest() if len(kernel) > 1 else b"", id(busy[p]))
-        for p, structure in enumerate(compiled.structure)
+        for p, structure in enumerate(instructions.structure)
     ]
-    classes = find_classes(alike, compiled.calls, compiled.meetings, compiled.seconds(topology).seconds)
-    return classes, *_crews(compiled, classes, kernel, busy)
+    classes = find_classes(alike, instructions.calls, instructions.meetings, instructions.seconds(topology).seconds)
+    return classes, *_crews(instructions, classes, kernel, busy)
 
 
 def _crews(
-    compiled: CompiledStep, classes: Classes, kernel: Sequence[FloatArray], busy: Sequence[FloatArray]
+    instructions: StepInstructions, classes: Classes, kernel: Sequence[FloatArray], busy: Sequence[FloatArray]
 ) -> tuple[list[Crew], tuple[tuple[int, int], ...]]:
     """Classes of one structure side by side, and the crew and row of every class."""
     members: dict[int, list[int]] = {}
     for c, program in enumerate(classes.program):
-        members.setdefault(compiled.structure[program], []).append(c)
+        members.setdefault(instructions.structure[program], []).append(c)
     place = {c: (crew, row) for crew, own in enumerate(members.values()) for row, c in enumerate(own)}
     crews = []
     for own in members.values():
@@ -179,7 +179,7 @@ def _crews(
         first = busy[programs[0]]
         same = all(busy[p] is first for p in programs)
         hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
-        schedule = compiled.schedules[programs[0]]
+        schedule = instructions.schedules[programs[0]]
         crews.append(Crew(schedule, hosts, np.stack([kernel[p] for p in programs])))
     return crews, tuple(place[c] for c in range(len(classes.program)))
 
@@ -217,15 +217,15 @@ def _start(crews: Sequence[Crew], meetings: Meetings, agenda: Agenda, *, synchro
 
 
 def _explained(
-    stuck: Stuck, compiled: CompiledStep, classes: Classes, meetings: Meetings, place: Sequence[tuple[int, int]]
+    stuck: Stuck, instructions: StepInstructions, classes: Classes, meetings: Meetings, place: Sequence[tuple[int, int]]
 ) -> TraincastError:
     """Who waits where for whom, by rank and op."""
     class_at = {where: c for c, where in enumerate(place)}
 
     def named(entry: int, does: str = "") -> str:
         program = classes.program[class_at[int(meetings.crew[entry]), int(meetings.row[entry])]]
-        call = int(np.searchsorted(compiled.calls[program].instruction, meetings.instruction[entry]))
-        return compiled.describe.who(program, does, f" at {compiled.describe.call(program, call)}")
+        call = int(np.searchsorted(instructions.calls[program].instruction, meetings.instruction[entry]))
+        return instructions.describe.who(program, does, f" at {instructions.describe.call(program, call)}")
 
     lines = [f"{named(each.entry, 'wait')} for {named(each.missing[0])}" for each in stuck.waiting[:4] if each.missing]
     return TraincastError(

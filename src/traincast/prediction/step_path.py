@@ -47,9 +47,9 @@ def step_path(walked: StepWalk) -> list[PathPart]:
 
 
 def _labels(walked: StepWalk, p: int, where: str, instruction: int) -> tuple[str, str, str]:
-    program, schedule = walked.compiled.programs[p], walked.compiled.schedules[p]
+    program, schedule = walked.instructions.programs[p], walked.instructions.schedules[p]
     if where == "device":
-        call = walked.compiled.lowered[p].calls[schedule.call[instruction]]
+        call = walked.instructions.lowered[p].calls[schedule.call[instruction]]
         op = program.symbolic[program.columns.op_signature[schedule.op[instruction]]].name
         return call.family.name, op, f"{call.family.name}: {call.kind}"
     scope = program.names[program.columns.scope_name[schedule.scope[instruction]]]

@@ -14,9 +14,9 @@ from traincast.arrays import FloatArray
 from traincast.host.overheads import Overheads
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.platform import Platform
-from traincast.replay.replay import Replay, ReplaySchedule, rewalk
-from traincast.replay.traced_host import KEPT, TYPES, TracedHost, pooled_host
-from traincast.replay.traced_kernels import TracedKernels, predict_kernels
+from traincast.replay.host import KEPT, TYPES, TracedHost, pooled_host
+from traincast.replay.kernels import TracedKernels, predict_kernels
+from traincast.replay.timeline import Replay, TimelineInstructions, rewalk
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.walk.schedule import Code
@@ -71,8 +71,8 @@ class Attribution:
     kernels: TracedKernels
     host: TracedHost
     steps: tuple[StepShares, ...]
-    predicted: ReplaySchedule
-    complete: ReplaySchedule
+    predicted: TimelineInstructions
+    complete: TimelineInstructions
     full: Replay
     by_family: dict[str, float]
     by_type: dict[str, float]
@@ -104,7 +104,7 @@ def host_scale(overheads: Overheads, profile: HostProfile) -> float:
 
 def attribute(
     linked: Linked,
-    compiled: ReplaySchedule,
+    instructions: TimelineInstructions,
     reader: SignatureReader,
     platform: Platform,
     profile: HostProfile,
@@ -112,14 +112,14 @@ def attribute(
 ) -> Attribution:
     """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower."""
     kernels = predict_kernels(linked, reader, platform.device)
-    host = pooled_host(linked, compiled, profile.scaled(scale))
+    host = pooled_host(linked, instructions, profile.scaled(scale))
     types = tuple(kind for kind in TYPES if kind != KEPT)
-    predicted = replace(compiled, kernel_seconds=_replaced(linked, compiled, kernels, None))
+    predicted = replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, None))
     unscaled, complete = (
-        replace(predicted, host_seconds=pooled.replaced(compiled.host_seconds, *types))
-        for pooled in (pooled_host(linked, compiled, profile), host)
+        replace(predicted, host_seconds=pooled.replaced(instructions.host_seconds, *types))
+        for pooled in (pooled_host(linked, instructions, profile), host)
     )
-    walks = [rewalk(linked, instructions) for instructions in (compiled, predicted, unscaled, complete)]
+    walks = [rewalk(linked, variant) for variant in (instructions, predicted, unscaled, complete)]
     families = sorted(set(kernels.family))
     return Attribution(
         platform=platform.key,
@@ -138,17 +138,19 @@ def attribute(
         by_family=_changes(
             linked,
             walks[0],
-            {f: replace(compiled, kernel_seconds=_replaced(linked, compiled, kernels, f)) for f in families},
+            {f: replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, f)) for f in families},
         ),
         by_type=_changes(
             linked,
             walks[1],
-            {t: replace(predicted, host_seconds=host.replaced(compiled.host_seconds, t)) for t in types},
+            {t: replace(predicted, host_seconds=host.replaced(instructions.host_seconds, t)) for t in types},
         ),
     )
 
 
-def _replaced(linked: Linked, compiled: ReplaySchedule, kernels: TracedKernels, family: str | None) -> FloatArray:
+def _replaced(
+    linked: Linked, instructions: TimelineInstructions, kernels: TracedKernels, family: str | None
+) -> FloatArray:
     """Kernel seconds with predicted durations, of one family or of all.
 
     A copy that holds its host is two instructions: both are scaled. What a kernel waited for a crowded device is
@@ -160,9 +162,9 @@ def _replaced(linked: Linked, compiled: ReplaySchedule, kernels: TracedKernels, 
     change[rows] = kernels.predicted[chosen] - measured
     length = np.zeros(len(linked.events))
     length[rows] = measured
-    seconds = compiled.kernel_seconds.copy()
-    launches = np.flatnonzero((compiled.schedule.code == Code.LAUNCH) & (compiled.point >= 0))
-    events = compiled.row[launches]
+    seconds = instructions.kernel_seconds.copy()
+    launches = np.flatnonzero((instructions.schedule.code == Code.LAUNCH) & (instructions.point >= 0))
+    events = instructions.row[launches]
     pieces = np.bincount(events, minlength=len(linked.events))[events]
     share = np.ones(len(launches))
     split = (pieces > 1) & (length[events] > 0)
@@ -171,7 +173,7 @@ def _replaced(linked: Linked, compiled: ReplaySchedule, kernels: TracedKernels, 
     return seconds
 
 
-def _changes(linked: Linked, base: Replay, variants: dict[str, ReplaySchedule]) -> dict[str, float]:
+def _changes(linked: Linked, base: Replay, variants: dict[str, TimelineInstructions]) -> dict[str, float]:
     """Mean change of a step, in seconds, for each variant; the largest first."""
     before = np.mean([step.walked for step in base.steps])
     changes = {

@@ -10,8 +10,8 @@ import numpy as np
 
 from traincast.display.text import milliseconds, table
 from traincast.replay.attribution import Attribution
-from traincast.replay.traced_host import KEPT as KEPT_HOST
-from traincast.replay.traced_kernels import KEPT, Known
+from traincast.replay.host import KEPT as KEPT_HOST
+from traincast.replay.kernels import KEPT, Known
 from traincast.traces.link import Linked
 
 _TOP = 8

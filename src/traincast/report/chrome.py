@@ -79,11 +79,11 @@ class _Rank:
 
     def _host(self) -> list[dict[str, Any]]:
         """One slice per scope, from the start of its first instruction to the end of its last."""
-        schedule, trace = self.timeline.schedule, self.timeline.trace
+        schedule, times = self.timeline.schedule, self.timeline.times
         last: dict[int, float] = {}
         slices: dict[int, list[float]] = {}
         for scope, thread, after in zip(
-            schedule.scope.tolist(), schedule.thread.tolist(), trace.host_after.tolist(), strict=True
+            schedule.scope.tolist(), schedule.thread.tolist(), times.host_after.tolist(), strict=True
         ):
             begin = last.get(thread, self.timeline.origin)
             if scope in slices:
@@ -103,18 +103,18 @@ class _Rank:
 
     def _device(self) -> list[dict[str, Any]]:
         """One slice per launch, and a flow arrow from its launch call."""
-        schedule, trace = self.timeline.schedule, self.timeline.trace
+        schedule, times = self.timeline.schedule, self.timeline.times
         signatures, op_signature = self.timeline.program.signatures, self.timeline.program.columns.op_signature
         events: list[dict[str, Any]] = []
         for k, instruction in enumerate(self.timeline.launches.tolist()):
             call = self.timeline.calls[schedule.call[instruction]]
             op = int(schedule.op[instruction])
             stream, thread = int(schedule.target[instruction]), int(schedule.thread[instruction])
-            start = self._us(trace.kernel_start[k])
-            issue = self._us(trace.host_issue[instruction])
+            start = self._us(times.kernel_start[k])
+            issue = self._us(times.host_issue[instruction])
             args = {"op": signatures[op_signature[op]].name, "compute": call.compute}
             args |= {name: f"{value:g}" for name, value in zip(call.family.fields, call.values, strict=True)}
-            duration = round(1e6 * float(trace.kernel_end[k] - trace.kernel_start[k]), 4)
+            duration = round(1e6 * float(times.kernel_end[k] - times.kernel_start[k]), 4)
             flow = {"cat": "launch", "name": "launch", "id": f"{self.number}.{k}"}
             events += [
                 {"ph": "X", "pid": self.device, "tid": stream, "name": f"{call.family.name}: {call.kind}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traincast.errors import TraincastError
-from traincast.replay.measured import RankReport, TraceReport
+from traincast.replay.analysis import RankReport, TraceReport
 from traincast.report.measured import measured_json
 from traincast.traces.classify import kernel_family
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from traincast.display.text import bar, milliseconds, table
-from traincast.replay.measured import RankReport, TraceReport
+from traincast.replay.analysis import RankReport, TraceReport
 from traincast.report.attribution import attribution_json, attribution_text
 from traincast.report.measured_path import path_json, path_text
 from traincast.report.measured_ranks import together_json, together_text

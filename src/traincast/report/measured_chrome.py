@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from traincast.replay.measured import RankReport, TraceReport
-from traincast.replay.ranks_path import RanksPath
-from traincast.replay.replay import Replay
-from traincast.replay.replay_ranks import RanksReplay
+from traincast.replay.analysis import RankReport, TraceReport
+from traincast.replay.path_together import RanksPath
+from traincast.replay.timeline import Replay
+from traincast.replay.together import RanksReplay
 
 _HOST, _MEASURED, _REPLAYED = "host, measured", "device, measured", "device, replayed"
 _PREDICTED, _PATH = "device, predicted", "critical path"

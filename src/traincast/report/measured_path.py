@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from traincast.display.text import bar
-from traincast.replay.traced_path import PathReport
+from traincast.replay.path import PathReport
 
 _TOP = 6
 _LEAST_GAIN = 0.001

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from traincast.display.text import bar, milliseconds, table
-from traincast.replay.measured import TogetherReport
-from traincast.replay.predicted_ranks import RanksPrediction
-from traincast.replay.ranks_path import RanksPath
-from traincast.replay.replay_ranks import RanksReplay
+from traincast.replay.analysis import TogetherReport
+from traincast.replay.path_together import RanksPath
+from traincast.replay.predicted_together import RanksPrediction
+from traincast.replay.together import RanksReplay
 from traincast.report.attribution import gmae
 
 _TOP = 8

@@ -8,7 +8,7 @@ from traincast.display.text import bar, milliseconds, table
 from traincast.prediction.answers import RankAnswer
 from traincast.prediction.prediction import Prediction
 from traincast.prediction.step_path import seconds_by_place
-from traincast.walk.matching import rank_list
+from traincast.walk.matched_calls import rank_list
 
 _MOST_ROWS = 16
 

@@ -19,7 +19,7 @@ from traincast.sharding.layouts import RANK, SENDING, held
 from traincast.sharding.lookups import Group
 from traincast.sharding.slots import PLAIN, Slot, find_slots
 from traincast.sharding.task import Task
-from traincast.walk.exchanges import exchange_of
+from traincast.walk.collective_calls import exchange_of
 from traincast.walk.schedule import Code, Schedule, build_schedule
 from traincast.workload.program import Program
 

@@ -32,7 +32,7 @@ class RankTraces:
     execution: ExecutionTrace | None = None
 
 
-def read_trace(path: str | Path) -> KinetoTrace | ExecutionTrace:
+def read_trace_file(path: str | Path) -> KinetoTrace | ExecutionTrace:
     """Reads a trace of any kind; which one is told from its content."""
     path = Path(path)
     source = ByteSource(path)
@@ -55,7 +55,7 @@ def read_ranks(paths: Sequence[str | Path]) -> list[RankTraces]:
     timelines: dict[int, KinetoTrace] = {}
     executions: dict[int, ExecutionTrace] = {}
     for path in _files(paths):
-        trace = read_trace(path)
+        trace = read_trace_file(path)
         if isinstance(trace, KinetoTrace):
             rank = trace.rank if trace.rank is not None else _rank_in_name(path, len(timelines))
             _add(timelines, rank, trace)

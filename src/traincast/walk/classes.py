@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from traincast.arrays import FloatArray
-from traincast.walk.exchanges import Calls
-from traincast.walk.matching import Meeting
+from traincast.walk.collective_calls import CollectiveCalls
+from traincast.walk.matched_calls import Meeting
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,7 +37,7 @@ class Classes:
 
 
 def find_classes(
-    alike: Sequence[Hashable], calls: Sequence[Calls], meetings: Sequence[Meeting], seconds: FloatArray
+    alike: Sequence[Hashable], calls: Sequence[CollectiveCalls], meetings: Sequence[Meeting], seconds: FloatArray
 ) -> Classes:
     """Classes of programs; `alike[p]` is equal for programs that are equal but for whom they meet."""
     colour = _numbered(alike)

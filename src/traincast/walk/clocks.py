@@ -28,7 +28,7 @@ class Clocks:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Trace:
+class RankTimes:
     """What one walk did: host time after every instruction, and start and end of every launch, in seconds.
 
     `host_issue` is the host time of an instruction before any waiting, so `host_after - host_issue` is the time

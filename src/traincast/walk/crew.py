@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.arrays import FloatArray, IndexArray
 from traincast.walk.blocks import Block, BlockKind, Blocks
-from traincast.walk.clocks import Clocks, Trace
+from traincast.walk.clocks import Clocks, RankTimes
 from traincast.walk.schedule import Schedule
 
-Rows = npt.NDArray[np.intp] | slice  # some ranks of a crew; the slice means all of them
+Rows = IndexArray | slice  # some ranks of a crew; the slice means all of them
 ALL = slice(None)
 
 
@@ -68,7 +67,7 @@ class CrewWalk:
         else:
             self._host = _side_by_side(crew.host_seconds, blocks.host_order)
 
-    def trace(self, row: int) -> Trace:
+    def times(self, row: int) -> RankTimes:
         """The times of one rank."""
         blocks, values = self.blocks, self.values[:, row]
         after = np.empty(len(blocks.host_order))
@@ -78,7 +77,7 @@ class CrewWalk:
             issue = after.copy()
             issue[blocks.held] = values[blocks.held_after] + self.crew.host_seconds[row, blocks.held]
         order = blocks.launch_place
-        return Trace(issue, after, self.starts[order, row], self.ends[order, row])
+        return RankTimes(issue, after, self.starts[order, row], self.ends[order, row])
 
     @property
     def ends(self) -> FloatArray:

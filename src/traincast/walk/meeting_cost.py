@@ -11,7 +11,7 @@ from traincast.collectives import COLLECTIVE, even_bytes, shipped_collectives
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, Estimate
 from traincast.platform.topology import Topology
-from traincast.walk.matching import Describe, Meeting
+from traincast.walk.matched_calls import Describe, Meeting
 
 
 def price_meetings(

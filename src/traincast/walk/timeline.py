@@ -9,7 +9,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray, Int32Array
 from traincast.kernels.call import KernelCall
-from traincast.walk.clocks import Trace
+from traincast.walk.clocks import RankTimes
 from traincast.walk.schedule import Code, Schedule
 from traincast.workload.program import Program
 
@@ -26,7 +26,7 @@ class Timeline:
     program: Program
     schedule: Schedule
     calls: tuple[KernelCall, ...]
-    trace: Trace
+    times: RankTimes
     origin: float
     seconds: float
     host_busy: float
@@ -40,11 +40,11 @@ class Timeline:
     @cached_property
     def kernel_seconds(self) -> FloatArray:
         """Duration of every launch."""
-        return self.trace.kernel_end - self.trace.kernel_start
+        return self.times.kernel_end - self.times.kernel_start
 
     def device_active(self) -> float:
         """Seconds during which at least one stream runs a kernel."""
-        return float(covered_seconds(self.trace.kernel_start[None], self.trace.kernel_end[None])[0])
+        return float(covered_seconds(self.times.kernel_start[None], self.times.kernel_end[None])[0])
 
     def seconds_by_family(self) -> dict[str, float]:
         """Kernel seconds by family, largest first (streams may overlap, so the sum can exceed the active time)."""

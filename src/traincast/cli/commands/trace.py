@@ -15,8 +15,8 @@ from pathlib import Path
 from traincast.cli.output import print_json, print_text, write_json_file
 from traincast.errors import TraincastError
 from traincast.platform.platform import load_platform
-from traincast.replay.measured import TraceQuestion, analyse_traces
-from traincast.replay.traced_workload import trace_workload
+from traincast.replay.analysis import TraceQuestion, analyse_traces
+from traincast.replay.workload import trace_workload
 from traincast.report.measured import measured_json, measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
 from traincast.workload.file import save_workload

@@ -15,8 +15,8 @@ from traincast.arrays import FloatArray, IntArray
 from traincast.traces.events import Kind
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
+from traincast.walk.one_rank import Clocks, RankTimes, walk
 from traincast.walk.schedule import Code, Schedule
-from traincast.walk.walk import Clocks, Trace, walk
 
 _NS = 1e-9
 _MARKER = -2
@@ -26,7 +26,7 @@ _JOIN_NS = 20_000  # a thread silent for longer than this while another works is
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ReplaySchedule:
+class TimelineInstructions:
     """Instructions with their measured times in seconds; `row` is the event behind each, -1, or -2 at a step's edge.
 
     `point` is the runtime call that an instruction belongs to or leads to (-1 for a step's edge). An instruction that
@@ -84,32 +84,37 @@ class _Point:
 
 def replay(linked: Linked) -> Replay:
     """Walks the whole timeline and compares each step between its markers."""
-    return rewalk(linked, compile_replay(linked))
+    return rewalk(linked, timeline_instructions(linked))
 
 
-def compile_replay(linked: Linked) -> ReplaySchedule:
+def timeline_instructions(linked: Linked) -> TimelineInstructions:
     """The timeline as instructions, with all times as measured."""
     return _Compiler(linked).compile(_points(linked))
 
 
-def walk_instructions(compiled: ReplaySchedule) -> Trace:
+def walk_instructions(instructions: TimelineInstructions) -> RankTimes:
     """When every instruction of a timeline is done, from all clocks at zero."""
-    return walk(compiled.schedule, compiled.host_seconds, compiled.kernel_seconds, Clocks.at_zero(compiled.schedule))
+    return walk(
+        instructions.schedule,
+        instructions.host_seconds,
+        instructions.kernel_seconds,
+        Clocks.at_zero(instructions.schedule),
+    )
 
 
-def rewalk(linked: Linked, compiled: ReplaySchedule) -> Replay:
+def rewalk(linked: Linked, instructions: TimelineInstructions) -> Replay:
     """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
-    return compare(linked, compiled, walk_instructions(compiled))
+    return compare(linked, instructions, walk_instructions(instructions))
 
 
-def compare(linked: Linked, compiled: ReplaySchedule, trace: Trace, begin: float = 0.0) -> Replay:
+def compare(linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float = 0.0) -> Replay:
     """What a walk that began at `begin` made of the timeline, each step against the measured one."""
     return Replay(
-        steps=_compare(linked, compiled, trace, begin),
-        origin=compiled.origin,
-        kernel_row=compiled.row[compiled.schedule.code == Code.LAUNCH],
-        kernel_start=trace.kernel_start - begin,
-        kernel_end=trace.kernel_end - begin,
+        steps=_compare(linked, instructions, times, begin),
+        origin=instructions.origin,
+        kernel_row=instructions.row[instructions.schedule.code == Code.LAUNCH],
+        kernel_start=times.kernel_start - begin,
+        kernel_end=times.kernel_end - begin,
     )
 
 
@@ -149,7 +154,7 @@ class _Compiler:
         self.busy = _busy(linked)
         self.begin = 0
 
-    def compile(self, points: list[_Point]) -> ReplaySchedule:
+    def compile(self, points: list[_Point]) -> TimelineInstructions:
         self.begin = points[0].start
         self._backlog(points[0].start)
         for point in points:
@@ -286,7 +291,7 @@ class _Compiler:
         place = int(np.searchsorted(issued, moment))
         return int(ends[place - 1]) if place else 0
 
-    def _finish(self) -> ReplaySchedule:
+    def _finish(self) -> TimelineInstructions:
         columns = list(zip(*self.rows, strict=True))
         code, thread, target, event = (np.array(column, dtype=np.int32) for column in columns[:4])
         blank = np.full(len(code), -1, dtype=np.int32)
@@ -295,7 +300,7 @@ class _Compiler:
             op=blank, scope=blank, num_threads=int(max(thread.max(), target[code == Code.JOIN].max(initial=0))) + 1,
             num_streams=max(len(self.stream), 1), num_events=len(self.event),
         )  # fmt: skip
-        return ReplaySchedule(
+        return TimelineInstructions(
             origin=self.begin,
             schedule=schedule,
             host_seconds=np.array(columns[4]),
@@ -340,18 +345,20 @@ def _queues(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
     return queues
 
 
-def step_edges(compiled: ReplaySchedule, trace: Trace) -> FloatArray:
+def step_edges(instructions: TimelineInstructions, times: RankTimes) -> FloatArray:
     """When the walk came to each step's start and to the last one's end, in seconds."""
-    edges: FloatArray = trace.host_after[compiled.row == _MARKER]
+    edges: FloatArray = times.host_after[instructions.row == _MARKER]
     return edges
 
 
-def _compare(linked: Linked, compiled: ReplaySchedule, trace: Trace, begin: float) -> tuple[ReplayedStep, ...]:
+def _compare(
+    linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float
+) -> tuple[ReplayedStep, ...]:
     """Walked step = host time between its markers; without markers, until host and device are done."""
     if not linked.marked:
-        walked = max(float(trace.host_after.max()), float(trace.kernel_end.max(initial=0.0))) - begin
+        walked = max(float(times.host_after.max()), float(times.kernel_end.max(initial=0.0))) - begin
         return (ReplayedStep(0, linked.steps[0].seconds, walked),)
-    edges = step_edges(compiled, trace)
+    edges = step_edges(instructions, times)
     return tuple(
         ReplayedStep(step.number, step.seconds, float(walked))
         for step, walked in zip(linked.steps, np.diff(edges), strict=True)

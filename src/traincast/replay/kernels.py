@@ -14,7 +14,7 @@ from traincast.kernels.cost import price_calls
 from traincast.kernels.families import MEMCPY
 from traincast.kernels.registry import LoweringContext
 from traincast.platform.device import Device
-from traincast.replay.traced_ops import OpFinder, framework_version, version_context
+from traincast.replay.ops import OpFinder, framework_version, version_context
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked

@@ -9,10 +9,10 @@ import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.errors import unknown
-from traincast.replay.replay import ReplaySchedule, rewalk, step_edges
+from traincast.replay.timeline import TimelineInstructions, rewalk, step_edges
 from traincast.traces.classify import kernel_family
 from traincast.traces.link import Linked
-from traincast.walk.clocks import Trace
+from traincast.walk.clocks import RankTimes
 from traincast.walk.critical import critical_path
 from traincast.walk.ranks import Crew, Meetings, walk_ranks
 from traincast.walk.schedule import Code
@@ -44,20 +44,20 @@ class PathReport:
     faster: dict[str, float]
 
 
-def path_report(linked: Linked, compiled: ReplaySchedule, twice: Sequence[str] = ()) -> PathReport:
+def path_report(linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()) -> PathReport:
     """The path of a timeline, and the gains of what is on it and of all that is named in `twice`."""
-    crew = Crew(compiled.schedule, compiled.host_seconds[None], compiled.kernel_seconds[None])
+    crew = Crew(instructions.schedule, instructions.host_seconds[None], instructions.kernel_seconds[None])
     walks = walk_ranks([crew], Meetings.none())
-    trace = walks[0].trace(0)
-    labels = Labels(linked, compiled)
+    times = walks[0].times(0)
+    labels = Labels(linked, instructions)
     segments = tuple(PathSegment(*labels.of(s.instruction, s.where), s.start, s.end) for s in critical_path(walks))
-    by_what, by_op = _shares(linked, compiled, trace, segments)
+    by_what, by_op = _shares(linked, instructions, times, segments)
     for name in twice:
         if name not in labels.families and name not in labels.ops and name != HOST:
             raise unknown("op or kernel family", name, [HOST, *labels.families, *labels.ops], "Name one of the trace.")
     ops = [op for op in by_op if op in labels.ops][:_SHOWN_OPS]
     names = dict.fromkeys((*twice, HOST, *labels.families, *ops))
-    before = [step.walked for step in rewalk(linked, compiled).steps]
+    before = [step.walked for step in rewalk(linked, instructions).steps]
     gains = {}
     for name in names:
         after = [step.walked for step in rewalk(linked, labels.halved(name)).steps]
@@ -69,16 +69,16 @@ def path_report(linked: Linked, compiled: ReplaySchedule, twice: Sequence[str] =
 class Labels:
     """What each instruction belongs to."""
 
-    def __init__(self, linked: Linked, compiled: ReplaySchedule) -> None:
-        self.linked, self.compiled = linked, compiled
-        launches = compiled.schedule.code == Code.LAUNCH
+    def __init__(self, linked: Linked, instructions: TimelineInstructions) -> None:
+        self.linked, self.instructions = linked, instructions
+        launches = instructions.schedule.code == Code.LAUNCH
         family = np.array([kernel_family(name) for name in linked.trace.names], dtype=object)
-        self.family = np.full(len(compiled.row), "", dtype=object)
-        self.family[launches] = family[linked.events["name"][compiled.row[launches]]]
-        self.family[launches & (compiled.point < 0)] = BACKLOG
-        self.gap = compiled.gap_end >= 0
-        called = np.where(compiled.point >= 0, linked.scope[compiled.point], -1)
-        scope = np.where(self.gap, _main_scope(linked, compiled), called)
+        self.family = np.full(len(instructions.row), "", dtype=object)
+        self.family[launches] = family[linked.events["name"][instructions.row[launches]]]
+        self.family[launches & (instructions.point < 0)] = BACKLOG
+        self.gap = instructions.gap_end >= 0
+        called = np.where(instructions.point >= 0, linked.scope[instructions.point], -1)
+        scope = np.where(self.gap, _main_scope(linked, instructions), called)
         names = np.array([*linked.trace.names, ""], dtype=object)
         self.op = names[np.where(scope >= 0, linked.events["name"][scope], len(names) - 1)]
         self.families = sorted(set(self.family[launches]) - {BACKLOG})
@@ -88,16 +88,16 @@ class Labels:
         """(what, op, name) of an instruction on the path."""
         op = str(self.op[instruction])
         if self.family[instruction] == BACKLOG:
-            return BACKLOG, BACKLOG, self.linked.name(int(self.compiled.row[instruction]))
+            return BACKLOG, BACKLOG, self.linked.name(int(self.instructions.row[instruction]))
         if where == "device":
-            return str(self.family[instruction]), op, self.linked.name(int(self.compiled.row[instruction]))
+            return str(self.family[instruction]), op, self.linked.name(int(self.instructions.row[instruction]))
         return HOST, op, op or "between ops"
 
-    def halved(self, name: str) -> ReplaySchedule:
+    def halved(self, name: str) -> TimelineInstructions:
         """The instructions with half the time for a family, for an op (its kernels and its own host time), or for
         all of the host's work."""
-        compiled = self.compiled
-        host, kernels = compiled.host_seconds.copy(), compiled.kernel_seconds.copy()
+        instructions = self.instructions
+        host, kernels = instructions.host_seconds.copy(), instructions.kernel_seconds.copy()
         if name == HOST:
             host *= 0.5
         elif name in self.families:
@@ -107,33 +107,35 @@ class Labels:
             kernels[mine] *= 0.5
             host[mine] *= 0.5
             host -= 0.5 * self._inside(name)
-        return replace(compiled, host_seconds=np.maximum(host, 0.0), kernel_seconds=kernels)
+        return replace(instructions, host_seconds=np.maximum(host, 0.0), kernel_seconds=kernels)
 
     def _inside(self, name: str) -> FloatArray:
         """Seconds of each way to a call that the host spent inside of ops of this name."""
-        linked, compiled = self.linked, self.compiled
-        inside = np.zeros(len(compiled.row))
+        linked, instructions = self.linked, self.instructions
+        inside = np.zeros(len(instructions.row))
         named = linked.scopes[[linked.name(row) == name for row in linked.scopes.tolist()]]
         for thread in np.unique(linked.thread[named]):
             rows = named[linked.thread[named] == thread]
             edges = np.stack([linked.events["start"][rows], linked.end[rows]], axis=1)
             spent = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
             at, value = edges.ravel(), np.stack([spent[:-1], spent[1:]], axis=1).ravel()
-            mine = self.gap & (compiled.schedule.thread == thread)
-            begin, end = (np.interp(moment[mine], at, value) for moment in (compiled.gap_begin, compiled.gap_end))
+            mine = self.gap & (instructions.schedule.thread == thread)
+            begin, end = (
+                np.interp(moment[mine], at, value) for moment in (instructions.gap_begin, instructions.gap_end)
+            )
             inside[mine] = 1e-9 * (end - begin)
-        return np.minimum(inside, compiled.host_seconds)
+        return np.minimum(inside, instructions.host_seconds)
 
 
-def _main_scope(linked: Linked, compiled: ReplaySchedule) -> IntArray:
+def _main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:
     """For each way to a call the top-level op that takes most of it, or -1 where the time between ops is longer."""
-    main = np.full(len(compiled.row), -1, dtype=np.int64)
+    main = np.full(len(instructions.row), -1, dtype=np.int64)
     threads = linked.thread[linked.scopes]
     for thread in np.unique(threads):
         rows = linked.scopes[threads == thread]
         starts, ends = linked.events["start"][rows], linked.end[rows]
-        for i in np.flatnonzero((compiled.gap_end >= 0) & (compiled.schedule.thread == thread)).tolist():
-            begin, end = int(compiled.gap_begin[i]), int(compiled.gap_end[i])
+        for i in np.flatnonzero((instructions.gap_end >= 0) & (instructions.schedule.thread == thread)).tolist():
+            begin, end = int(instructions.gap_begin[i]), int(instructions.gap_end[i])
             some = slice(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(starts, end)))
             spent = np.minimum(ends[some], end) - np.maximum(starts[some], begin)
             if len(spent) and spent.max() >= end - begin - spent.sum():
@@ -142,11 +144,11 @@ def _main_scope(linked: Linked, compiled: ReplaySchedule) -> IntArray:
 
 
 def _shares(
-    linked: Linked, compiled: ReplaySchedule, trace: Trace, segments: Sequence[PathSegment]
+    linked: Linked, instructions: TimelineInstructions, times: RankTimes, segments: Sequence[PathSegment]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Path seconds between the first and the last marker by what and by op, as shares of that time."""
     if linked.marked:
-        edges = step_edges(compiled, trace)
+        edges = step_edges(instructions, times)
         first, last = float(edges[0]), float(edges[-1])
     else:
         first, last = 0.0, max((segment.end for segment in segments), default=0.0)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.errors import TraincastError, unknown
-from traincast.host.names import today
-from traincast.replay.measured import RankReport, TraceReport
-from traincast.replay.traced_collectives import collective_ops, world_of
-from traincast.replay.traced_ops import framework_version, version_context
-from traincast.replay.traced_pieces import Piece, step_pieces
+from traincast.host.names import current_name
+from traincast.replay.analysis import RankReport, TraceReport
+from traincast.replay.collectives import collective_ops, world_of
+from traincast.replay.ops import framework_version, version_context
+from traincast.replay.pieces import Piece, step_pieces
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.workload.builder import ProgramBuilder
@@ -77,7 +77,7 @@ def _rank(rank: RankReport, number: int, collectives: dict[int, Signature]) -> _
     index = steps.index(number)
     reader = SignatureReader(linked, rank.execution, rank.node)
     context = version_context(framework_version(linked))
-    pieces = step_pieces(linked, rank.compiled, reader, context, index, collectives)
+    pieces = step_pieces(linked, rank.instructions, reader, context, index, collectives)
     if not any(piece.rows for piece in pieces):
         raise TraincastError(f"'{linked.trace.path}' launched no kernel in step {number}: there is nothing to predict")
     return _Rank(_Assembly(linked, index, pieces).build(), pieces)
@@ -119,7 +119,7 @@ class _Assembly:
     def _scope_name(self, row: int, pieces: list[Piece]) -> str:
         """A launch or synchronisation outside of any op is a scope of its own."""
         if self.linked.scope[row] == row:
-            return today(self.linked.name(row))
+            return current_name(self.linked.name(row))
         return pieces[0].signature.name
 
     def _phase(self, row: int, thread: int) -> Phase:

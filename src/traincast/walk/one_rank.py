@@ -8,20 +8,20 @@ simplest case of `walk_ranks`.
 from __future__ import annotations
 
 from traincast.arrays import FloatArray
-from traincast.walk.clocks import Clocks, Trace
+from traincast.walk.clocks import Clocks, RankTimes
 from traincast.walk.ranks import Crew, Meetings, walk_ranks
 from traincast.walk.schedule import Schedule
 
-__all__ = ["Clocks", "Trace", "walk"]
+__all__ = ["Clocks", "RankTimes", "walk"]
 
 
 def walk(
     schedule: Schedule, host_seconds: FloatArray, kernel_seconds: FloatArray, clocks: Clocks, *, gap: float = 0.0
-) -> Trace:
+) -> RankTimes:
     """Executes the instructions, moving `clocks` on. `host_seconds` is per instruction, `kernel_seconds` per
     instruction too (used by launches); `gap` is the time in seconds between kernels queued in one stream."""
     crew = Crew(schedule, host_seconds[None, :], kernel_seconds[None, :])
     (walked,) = walk_ranks([crew], Meetings.none(), gap=gap, clocks=[[clocks]])
     (after,) = walked.clocks()
     clocks.threads, clocks.streams, clocks.events = after.threads, after.streams, after.events
-    return walked.trace(0)
+    return walked.times(0)

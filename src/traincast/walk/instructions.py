@@ -14,8 +14,8 @@ from traincast.errors import TraincastError
 from traincast.kernels.call import Estimate
 from traincast.kernels.lowered import LoweredProgram, lower_programs
 from traincast.kernels.registry import LoweringContext
-from traincast.walk.exchanges import Calls, ExchangeFinder
-from traincast.walk.matching import Describe, Meeting, match_calls
+from traincast.walk.collective_calls import CollectiveCalls, ExchangeFinder
+from traincast.walk.matched_calls import Describe, Meeting, match_calls
 from traincast.walk.schedule import Schedule, Scheduler
 from traincast.workload.program import Program
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class CompiledStep:
+class StepInstructions:
     """Programs as instructions. All `lowered` share their calls; `calls[p]` are the collectives of program p.
 
     `structure[p]` is equal for programs with equal instructions and places of meetings, `ranks_of[p]` are the ranks of
@@ -35,7 +35,7 @@ class CompiledStep:
     ranks: tuple[int, ...]
     lowered: tuple[LoweredProgram, ...]
     schedules: tuple[Schedule, ...]
-    calls: tuple[Calls, ...]
+    calls: tuple[CollectiveCalls, ...]
     meetings: tuple[Meeting, ...]
     describe: Describe
     structure: tuple[int, ...]
@@ -48,7 +48,9 @@ class CompiledStep:
 
 
 @lru_cache(maxsize=8)
-def compile_step(programs: tuple[Program, ...], ranks: tuple[int, ...], context: LoweringContext) -> CompiledStep:
+def step_instructions(
+    programs: tuple[Program, ...], ranks: tuple[int, ...], context: LoweringContext
+) -> StepInstructions:
     """Lowers the programs and finds out who meets whom; `ranks[r]` is the program of rank r."""
     lowered = lower_programs(programs, context)
     scheduler, finder = Scheduler(lowered[0].calls), ExchangeFinder(lowered[0])
@@ -61,7 +63,7 @@ def compile_step(programs: tuple[Program, ...], ranks: tuple[int, ...], context:
     for rank, program in enumerate(ranks):
         ranks_of[program].append(rank)
     pairs = {(m, kernel[part.program][part.call]) for m, each in enumerate(meetings) for part in each.participants}
-    return CompiledStep(
+    return StepInstructions(
         programs=programs,
         ranks=ranks,
         lowered=tuple(replace(own, signatures=(), plain=()) for own in lowered),  # no longer needed, and large
@@ -78,7 +80,7 @@ def compile_step(programs: tuple[Program, ...], ranks: tuple[int, ...], context:
 class _Labels(Sequence[str]):
     """What each collective call of a program is called in messages; made when asked for."""
 
-    def __init__(self, program: Program, schedule: Schedule, calls: Calls) -> None:
+    def __init__(self, program: Program, schedule: Schedule, calls: CollectiveCalls) -> None:
         self.program, self.schedule, self.calls = program, schedule, calls
 
     def __len__(self) -> int:
@@ -91,7 +93,7 @@ class _Labels(Sequence[str]):
         return f"{name} (op {op}" + (f" of {module})" if module else ")")
 
 
-def _structures(schedules: Sequence[Schedule], calls: Sequence[Calls]) -> tuple[int, ...]:
+def _structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls]) -> tuple[int, ...]:
     known: dict[tuple[bytes, ...], int] = {}
     same: dict[tuple[int, bytes], int] = {}  # schedules made from one template have the same columns
     numbers = []
@@ -104,9 +106,9 @@ def _structures(schedules: Sequence[Schedule], calls: Sequence[Calls]) -> tuple[
     return tuple(numbers)
 
 
-@lru_cache(maxsize=8)  # each holds a whole compiled step
-def _meeting_seconds(compiled: CompiledStep, topology: Topology | None) -> Estimate:
-    if not compiled.meetings:
+@lru_cache(maxsize=8)  # each holds a whole step
+def _meeting_seconds(instructions: StepInstructions, topology: Topology | None) -> Estimate:
+    if not instructions.meetings:
         return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
     if topology is None:
         raise TraincastError(
@@ -114,4 +116,4 @@ def _meeting_seconds(compiled: CompiledStep, topology: Topology | None) -> Estim
         )
     from traincast.walk.meeting_cost import price_meetings  # one GPU needs no curves of collectives
 
-    return price_meetings(compiled.meetings, compiled.ranks, topology, compiled.describe)
+    return price_meetings(instructions.meetings, instructions.ranks, topology, instructions.describe)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from traincast.errors import TraincastError
-from traincast.replay.measured import RankReport, TraceReport
-from traincast.replay.predicted_ranks import message_bytes
+from traincast.replay.analysis import RankReport, TraceReport
+from traincast.replay.predicted_together import message_bytes
 from traincast.traces.collectives import Collective
-from traincast.traces.matching import Match
+from traincast.traces.matched_collectives import Match
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 _OPS = {

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from traincast.arrays import FloatArray
-from traincast.replay.replay_ranks import RanksSchedule, RanksWalk, walk_together
-from traincast.replay.traced_path import HOST, Labels
+from traincast.replay.path import HOST, Labels
+from traincast.replay.together import RanksSchedule, RanksWalk, walk_together
 from traincast.traces.classify import COMMUNICATION
 from traincast.traces.link import Linked
 from traincast.walk.critical import critical_path
@@ -55,7 +55,7 @@ def ranks_path(
     numbers: Sequence[int], ranks: Sequence[Linked], walked: RanksWalk, twice: Sequence[str] = ()
 ) -> RanksPath:
     """The path of a run whose ranks were walked together; `numbers` are the ranks' own."""
-    labels = [Labels(linked, each) for linked, each in zip(ranks, walked.schedule.compiled, strict=True)]
+    labels = [Labels(linked, each) for linked, each in zip(ranks, walked.schedule.instructions, strict=True)]
     segments = tuple(
         RankSegment(numbers[s.crew], *labels[s.crew].of(s.instruction, s.where), s.start, s.end)
         for s in critical_path(walked.walks, walked.meetings)
@@ -94,18 +94,18 @@ class _Halved:
     def named(self, name: str) -> RanksSchedule:
         """Half the time for a rank, a family, an op or all of the host's work."""
         schedule = self.schedule
-        compiled = list(schedule.compiled)
+        instructions = list(schedule.instructions)
         if name in self.rank_names:
             index = self.rank_names[name]
-            own = compiled[index]
-            compiled[index] = replace(
+            own = instructions[index]
+            instructions[index] = replace(
                 own, host_seconds=0.5 * own.host_seconds, kernel_seconds=0.5 * own.kernel_seconds
             )  # its collectives' transfers are not its own
-            return replace(schedule, compiled=tuple(compiled))
+            return replace(schedule, instructions=tuple(instructions))
         for index, own_labels in enumerate(self.labels):
             if name == HOST or name in own_labels.families or name in own_labels.ops:
-                compiled[index] = own_labels.halved(name)
-        return replace(schedule, compiled=tuple(compiled), seconds=schedule.seconds * self._transfers(name))
+                instructions[index] = own_labels.halved(name)
+        return replace(schedule, instructions=tuple(instructions), seconds=schedule.seconds * self._transfers(name))
 
     def _transfers(self, name: str) -> FloatArray:
         """The factor on each collective's transfer: it is faster if all members call it under the op that is."""

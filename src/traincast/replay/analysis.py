@@ -14,21 +14,21 @@ from traincast.host.overheads import Overheads, measure_overheads
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
 from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
-from traincast.replay.predicted_ranks import RanksPrediction, predict_ranks
-from traincast.replay.ranks_path import RanksPath, ranks_path
-from traincast.replay.replay import Replay, ReplaySchedule, compile_replay, rewalk
-from traincast.replay.replay_notes import replay_notes
-from traincast.replay.replay_ranks import RanksReplay, replay_ranks
-from traincast.replay.traced_path import PathReport, path_report
+from traincast.replay.notes import replay_notes
+from traincast.replay.path import PathReport, path_report
+from traincast.replay.path_together import RanksPath, ranks_path
+from traincast.replay.predicted_together import RanksPrediction, predict_ranks
+from traincast.replay.timeline import Replay, TimelineInstructions, rewalk, timeline_instructions
+from traincast.replay.together import RanksReplay, replay_ranks
 from traincast.traces.breakdown import RanksBreakdown, StepBreakdown, breakdown, over_ranks
 from traincast.traces.collectives import Collective, collectives
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked, join_execution, link
-from traincast.traces.matching import match_collectives
+from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.nodes import ExecutionTrace
-from traincast.traces.overlap import Slowdown, slowdowns
 from traincast.traces.ranks import read_ranks
 from traincast.traces.signatures import SignatureReader
+from traincast.traces.slowdowns import Slowdown, slowdowns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,7 +40,7 @@ class RankReport:
     linked: Linked
     execution: ExecutionTrace | None
     node: IntArray | None
-    compiled: ReplaySchedule
+    instructions: TimelineInstructions
     steps: tuple[StepBreakdown, ...]
     overheads: Overheads
     replay: Replay
@@ -98,7 +98,9 @@ def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherR
     linked = [report.linked for report in ranks]
     matches = match_collectives(linked, [report.collectives for report in ranks])
     notes = list(matches.notes)
-    replayed = replay_ranks(linked, [report.compiled for report in ranks], matches, [report.steps for report in ranks])
+    replayed = replay_ranks(
+        linked, [report.instructions for report in ranks], matches, [report.steps for report in ranks]
+    )
     path, prediction = None, None
     if replayed is None:
         found = "contradict each other" if matches.collectives else "have no collective in common"
@@ -133,22 +135,22 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
     unlinked = int((linked.launch[linked.device] < 0).sum())
     if unlinked:
         notes.append(f"{unlinked} of {len(linked.device)} kernels were launched before the trace began")
-    compiled = compile_replay(linked)
-    replayed, overheads = rewalk(linked, compiled), measure_overheads(linked)
+    instructions = timeline_instructions(linked)
+    replayed, overheads = rewalk(linked, instructions), measure_overheads(linked)
     attribution = None
     if question.platform is not None:
         reader = SignatureReader(linked, execution, node)
-        attribution = _predicted(linked, compiled, reader, overheads, question.platform, question)
+        attribution = _predicted(linked, instructions, reader, overheads, question.platform, question)
     return RankReport(
         rank=rank,
         linked=linked,
         execution=execution,
         node=node,
-        compiled=compiled,
+        instructions=instructions,
         steps=tuple(breakdown(linked)),
         overheads=overheads,
         replay=replayed,
-        path=path_report(linked, compiled, question.twice),
+        path=path_report(linked, instructions, question.twice),
         attribution=attribution,
         collectives=tuple(collectives(linked)),
         slowdowns=slowdowns(linked),
@@ -159,7 +161,7 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
 
 def _predicted(
     linked: Linked,
-    compiled: ReplaySchedule,
+    instructions: TimelineInstructions,
     reader: SignatureReader,
     overheads: Overheads,
     platform: Platform,
@@ -167,4 +169,4 @@ def _predicted(
 ) -> Attribution:
     profile = choose_profile(platform, linked, question.host)
     scale = host_scale(overheads, profile) if question.host_scale is None else question.host_scale
-    return attribute(linked, compiled, reader, platform, profile, scale)
+    return attribute(linked, instructions, reader, platform, profile, scale)

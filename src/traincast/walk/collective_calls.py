@@ -45,7 +45,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Calls:
+class CollectiveCalls:
     """All collective calls of a program in host order: the instruction that launches each, and what it exchanges."""
 
     instruction: IntArray
@@ -62,16 +62,16 @@ class ExchangeFinder:
         self._keys: dict[Key, Key] = {}
         self._splits: dict[bytes, IntArray] = {}  # what one rank sends, all others may receive alike
 
-    def calls(self, program: Program, schedule: Schedule, lowered: LoweredProgram) -> Calls:
+    def calls(self, program: Program, schedule: Schedule, lowered: LoweredProgram) -> CollectiveCalls:
         """The collectives that a program launches (those of a group of one rank launch none)."""
         if not self._collective.any():
-            return Calls(np.empty(0, dtype=np.int64), ())
+            return CollectiveCalls(np.empty(0, dtype=np.int64), ())
         launches = np.flatnonzero(schedule.code == Code.LAUNCH)
         chosen = launches[self._collective[schedule.call[launches]]]
         signatures = program.columns.op_signature[schedule.op[chosen]].tolist()
         calls = schedule.call[chosen].tolist()
         own = [self._exchange(lowered.plain[s], c) for s, c in zip(signatures, calls, strict=True)]
-        return Calls(chosen, tuple(own))
+        return CollectiveCalls(chosen, tuple(own))
 
     def _exchange(self, number: int, call: int) -> Exchange:
         if number not in self._known:

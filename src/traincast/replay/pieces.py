@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traincast.kernels.registry import Control, LoweringContext
-from traincast.replay.replay import ReplaySchedule
-from traincast.replay.traced_ops import OpFinder
+from traincast.replay.ops import OpFinder
+from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
@@ -46,7 +46,7 @@ class Piece:
 
 def step_pieces(
     linked: Linked,
-    compiled: ReplaySchedule,
+    instructions: TimelineInstructions,
     reader: SignatureReader,
     context: LoweringContext,
     step: int,
@@ -54,7 +54,7 @@ def step_pieces(
 ) -> list[Piece]:
     """The pieces of step number `step` of the trace in host order; `collectives` are the ops of its collective kernels
     by event."""
-    cutter = _Cutter(linked, OpFinder(linked, reader), context, collectives, _held_by(linked, compiled))
+    cutter = _Cutter(linked, OpFinder(linked, reader), context, collectives, _held_by(linked, instructions))
     calls = np.flatnonzero((linked.is_launch | linked.is_synchronise) & (linked.step == step) & (linked.thread >= 0))
     for call in calls[np.argsort(linked.events["start"][calls], kind="stable")].tolist():
         cutter.call(call)
@@ -62,11 +62,13 @@ def step_pieces(
     return cutter.pieces
 
 
-def _held_by(linked: Linked, compiled: ReplaySchedule) -> dict[int, int]:
+def _held_by(linked: Linked, instructions: TimelineInstructions) -> dict[int, int]:
     """For synchronising calls the stream that the replay found them waiting for, or -1 for all of them."""
     streams = np.unique(linked.events["stream"][linked.device]).tolist()
     held = {}
-    for code, target, row in zip(compiled.schedule.code, compiled.schedule.target, compiled.row, strict=True):
+    for code, target, row in zip(
+        instructions.schedule.code, instructions.schedule.target, instructions.row, strict=True
+    ):
         if code == Code.STREAM_SYNCHRONIZE:
             held[int(row)] = int(streams[target])
         elif code == Code.DEVICE_SYNCHRONIZE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.replay.replay import Replay
+from traincast.replay.timeline import Replay
 from traincast.traces.link import Linked
 
 _WELL = 0.03

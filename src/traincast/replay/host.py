@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
-from traincast.host.names import issuer, today
+from traincast.host.names import current_name, issuer
 from traincast.host.overheads import ProfilerCost, profiler_cost, runtime_class
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
-from traincast.replay.replay import ReplaySchedule
+from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code
@@ -58,16 +58,18 @@ class TracedHost:
         return dict(sorted(totals.items(), key=lambda item: -abs(item[1][1] - item[1][0])))
 
 
-def pooled_host(linked: Linked, compiled: ReplaySchedule, profile: HostProfile) -> TracedHost:
+def pooled_host(linked: Linked, instructions: TimelineInstructions, profile: HostProfile) -> TracedHost:
     """Every host instruction under a profile. What recording cost is put back: the measured step contains it."""
-    cutter = _Cutter(linked, compiled, profile, profiler_cost(linked))
+    cutter = _Cutter(linked, instructions, profile, profiler_cost(linked))
     cutter.run()
-    return TracedHost(pieces=tuple(cutter.pieces), size=len(compiled.row))
+    return TracedHost(pieces=tuple(cutter.pieces), size=len(instructions.row))
 
 
 class _Cutter:
-    def __init__(self, linked: Linked, compiled: ReplaySchedule, profile: HostProfile, cost: ProfilerCost) -> None:
-        self.linked, self.compiled, self.profile, self.cost = linked, compiled, profile, cost
+    def __init__(
+        self, linked: Linked, instructions: TimelineInstructions, profile: HostProfile, cost: ProfilerCost
+    ) -> None:
+        self.linked, self.instructions, self.profile, self.cost = linked, instructions, profile, cost
         self.pieces: list[HostPiece] = []
         self.launched: set[int] = set()
         scopes = linked.scopes
@@ -76,7 +78,7 @@ class _Cutter:
         self.records = self._record_starts()
         names = list(dict.fromkeys(linked.name(row) for row in scopes.tolist()))
         self.parts: Mapping[str, FloatArray] = dict(
-            zip(names, profile.scope_seconds([today(name) for name in names]), strict=True)
+            zip(names, profile.scope_seconds([current_name(name) for name in names]), strict=True)
         )
 
     def _record_starts(self) -> dict[int, tuple[IntArray, FloatArray]]:
@@ -97,13 +99,13 @@ class _Cutter:
         return found
 
     def run(self) -> None:
-        compiled = self.compiled
+        instructions = self.instructions
         charged: set[int] = set()
-        for i in range(len(compiled.row)):
-            point, thread = int(compiled.point[i]), int(compiled.schedule.thread[i])
-            if compiled.gap_end[i] >= 0:
-                self._gap(i, thread, point, int(compiled.gap_begin[i]), int(compiled.gap_end[i]))
-            elif point >= 0 and compiled.schedule.code[i] in (Code.LAUNCH, Code.HOST):
+        for i in range(len(instructions.row)):
+            point, thread = int(instructions.point[i]), int(instructions.schedule.thread[i])
+            if instructions.gap_end[i] >= 0:
+                self._gap(i, thread, point, int(instructions.gap_begin[i]), int(instructions.gap_end[i]))
+            elif point >= 0 and instructions.schedule.code[i] in (Code.LAUNCH, Code.HOST):
                 self._call(i, point, first=point not in charged)
                 charged.add(point)
 
@@ -111,7 +113,7 @@ class _Cutter:
         name = self.linked.name(point)
         kind = runtime_class(name)
         seconds = self.profile.t4.get(kind, self.profile.t4["launch"]) + 1e-9 * self.cost.call if first else 0.0
-        self.pieces.append(HostPiece(i, "T4", name, float(self.compiled.host_seconds[i]), seconds))
+        self.pieces.append(HostPiece(i, "T4", name, float(self.instructions.host_seconds[i]), seconds))
 
     def _gap(self, i: int, thread: int, point: int, begin: int, end: int) -> None:
         """The way from a thread's last call to this one, through the ends and beginnings of scopes."""

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
-from traincast.replay.replay import Replay, ReplaySchedule, compare, step_edges
+from traincast.replay.timeline import Replay, TimelineInstructions, compare, step_edges
 from traincast.traces.breakdown import StepBreakdown
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
-from traincast.traces.matching import Matches
+from traincast.traces.matched_collectives import Matches
+from traincast.walk.one_rank import Clocks, RankTimes
 from traincast.walk.ranks import Crew, CrewWalk, Meetings, Stuck, walk_ranks
 from traincast.walk.schedule import Code
-from traincast.walk.walk import Clocks, Trace
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,7 +31,7 @@ class RanksSchedule:
     `seconds[meeting[i]]` from the last arrival.
     """
 
-    compiled: tuple[ReplaySchedule, ...]
+    instructions: tuple[TimelineInstructions, ...]
     begin: FloatArray
     meeting: IntArray
     rank: IntArray
@@ -48,9 +48,9 @@ class RanksWalk:
     walks: tuple[CrewWalk, ...]
 
     @property
-    def traces(self) -> list[Trace]:
+    def times(self) -> list[RankTimes]:
         """When every instruction of each rank was done."""
-        return [each.trace(0) for each in self.walks]
+        return [each.times(0) for each in self.walks]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,11 +80,13 @@ class RanksReplay:
         return measured, walked
 
 
-def compile_ranks(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule], matches: Matches) -> RanksSchedule:
+def compile_ranks(
+    ranks: Sequence[Linked], instructions: Sequence[TimelineInstructions], matches: Matches
+) -> RanksSchedule:
     """Puts the instructions of all ranks on one clock and finds their collectives among them."""
-    first = min(each.origin for each in compiled)
-    begin = np.array([float(each.origin - first) for each in compiled]) - matches.offset
-    places = _launches(ranks, compiled)
+    first = min(each.origin for each in instructions)
+    begin = np.array([float(each.origin - first) for each in instructions]) - matches.offset
+    places = _launches(ranks, instructions)
     entries = [
         (number, member, int(places[member][call.row]))
         for number, match in enumerate(matches.collectives)
@@ -93,10 +95,10 @@ def compile_ranks(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule], m
     meeting, rank, instruction = np.array(entries, dtype=np.int64).reshape(-1, 3).T
     # what kept a kernel that was ready from starting is part of its length: that of the last rank counts too
     seconds = np.full(len(matches.collectives), np.inf)
-    lengths = [compiled[r].kernel_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
+    lengths = [instructions[r].kernel_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
     np.minimum.at(seconds, meeting, lengths)
     return RanksSchedule(
-        compiled=tuple(compiled),
+        instructions=tuple(instructions),
         begin=1e-9 * (begin - begin.min()),
         meeting=meeting,
         rank=rank,
@@ -105,10 +107,10 @@ def compile_ranks(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule], m
     )
 
 
-def _launches(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule]) -> list[IntArray]:
+def _launches(ranks: Sequence[Linked], instructions: Sequence[TimelineInstructions]) -> list[IntArray]:
     """For every rank the instruction that launches each event; -1 for none."""
     places = []
-    for linked, own in zip(ranks, compiled, strict=True):
+    for linked, own in zip(ranks, instructions, strict=True):
         place = np.full(len(linked.events), -1, dtype=np.int64)
         launches = np.flatnonzero((own.schedule.code == Code.LAUNCH) & (own.point >= 0))
         place[own.row[launches]] = launches
@@ -116,9 +118,9 @@ def _launches(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule]) -> li
     return places
 
 
-def _launched(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule], matches: Matches) -> Matches:
+def _launched(ranks: Sequence[Linked], instructions: Sequence[TimelineInstructions], matches: Matches) -> Matches:
     """The collectives that every member launched by a call that the walk knows; others stay as measured."""
-    places = _launches(ranks, compiled)
+    places = _launches(ranks, instructions)
     found = tuple(
         match
         for match in matches.collectives
@@ -129,7 +131,7 @@ def _launched(ranks: Sequence[Linked], compiled: Sequence[ReplaySchedule], match
 
 def walk_together(schedule: RanksSchedule) -> RanksWalk:
     """Walks all ranks; raises `Stuck` if the collectives cannot be as they were matched."""
-    crews = [Crew(c.schedule, c.host_seconds[None], c.kernel_seconds[None]) for c in schedule.compiled]
+    crews = [Crew(c.schedule, c.host_seconds[None], c.kernel_seconds[None]) for c in schedule.instructions]
     meetings = Meetings(
         schedule.meeting, schedule.rank, np.zeros_like(schedule.rank), schedule.instruction, schedule.seconds
     )
@@ -139,7 +141,7 @@ def walk_together(schedule: RanksSchedule) -> RanksWalk:
 
 def _clocks(schedule: RanksSchedule) -> list[Clocks]:
     clocks = []
-    for each, begin in zip(schedule.compiled, schedule.begin.tolist(), strict=True):
+    for each, begin in zip(schedule.instructions, schedule.begin.tolist(), strict=True):
         s = each.schedule
         clocks.append(Clocks([begin] * s.num_threads, [begin] * s.num_streams, [begin] * s.num_events))
     return clocks
@@ -147,32 +149,32 @@ def _clocks(schedule: RanksSchedule) -> list[Clocks]:
 
 def replay_ranks(
     ranks: Sequence[Linked],
-    compiled: Sequence[ReplaySchedule],
+    instructions: Sequence[TimelineInstructions],
     matches: Matches,
     steps: Sequence[Sequence[StepBreakdown]],
 ) -> RanksReplay | None:
     """Replays all ranks together, or gives None where no collective could be matched or they contradict each other."""
-    matches = _launched(ranks, compiled, matches)
+    matches = _launched(ranks, instructions, matches)
     if not matches.collectives:
         return None
-    schedule = compile_ranks(ranks, compiled, matches)
+    schedule = compile_ranks(ranks, instructions, matches)
     try:
         walked = walk_together(schedule)
     except Stuck:
         return None
     waited, last = _waits(walked)
-    rows = zip(ranks, schedule.compiled, walked.traces, steps, strict=True)
+    rows = zip(ranks, schedule.instructions, walked.times, steps, strict=True)
     return RanksReplay(
         matches=matches,
         walked=walked,
         ranks=tuple(
             RankReplay(
-                replay=compare(linked, own, trace, float(schedule.begin[i])),
-                exposed=tuple(zip((s.exposed_comm for s in measured), exposed(linked, own, trace), strict=True)),
+                replay=compare(linked, own, times, float(schedule.begin[i])),
+                exposed=tuple(zip((s.exposed_comm for s in measured), exposed(linked, own, times), strict=True)),
                 waited=float(waited[i]),
                 last=int(last[i]),
             )
-            for i, (linked, own, trace, measured) in enumerate(rows)
+            for i, (linked, own, times, measured) in enumerate(rows)
         ),
     )
 
@@ -180,13 +182,13 @@ def replay_ranks(
 def _waits(walked: RanksWalk) -> tuple[FloatArray, IntArray]:
     """Seconds each rank waited for others, and how often it came last."""
     schedule, start = walked.schedule, np.empty(len(walked.schedule.meeting))
-    for number, (own, trace) in enumerate(zip(schedule.compiled, walked.traces, strict=True)):
+    for number, (own, times) in enumerate(zip(schedule.instructions, walked.times, strict=True)):
         launch = np.cumsum(own.schedule.code == Code.LAUNCH) - 1
         mine = schedule.rank == number
-        start[mine] = trace.kernel_start[launch[schedule.instruction[mine]]]
+        start[mine] = times.kernel_start[launch[schedule.instruction[mine]]]
     latest = np.full(len(schedule.seconds), -np.inf)
     np.maximum.at(latest, schedule.meeting, start)
-    size = len(schedule.compiled)
+    size = len(schedule.instructions)
     waited = np.zeros(size)
     np.add.at(waited, schedule.rank, latest[schedule.meeting] - start)
     last = np.zeros(size, dtype=np.int64)
@@ -194,16 +196,16 @@ def _waits(walked: RanksWalk) -> tuple[FloatArray, IntArray]:
     return waited, last
 
 
-def exposed(linked: Linked, compiled: ReplaySchedule, trace: Trace) -> list[float]:
+def exposed(linked: Linked, instructions: TimelineInstructions, times: RankTimes) -> list[float]:
     """Seconds of every walked step in which a collective ran and nothing else did."""
-    rows = compiled.row[compiled.schedule.code == Code.LAUNCH]
+    rows = instructions.row[instructions.schedule.code == Code.LAUNCH]
     family = np.array([kernel_family(name) == COMMUNICATION for name in linked.trace.names])
     communicates: BoolArray = family[linked.events["name"][rows]]
-    start, end = (np.rint(1e9 * moment).astype(np.int64) for moment in (trace.kernel_start, trace.kernel_end))
+    start, end = (np.rint(1e9 * moment).astype(np.int64) for moment in (times.kernel_start, times.kernel_end))
     compute = Intervals.union(start[~communicates], end[~communicates])
     comm = Intervals.union(start[communicates], end[communicates])
     if linked.marked:
-        edges = np.rint(1e9 * step_edges(compiled, trace)).astype(np.int64).tolist()
+        edges = np.rint(1e9 * step_edges(instructions, times)).astype(np.int64).tolist()
     else:
         edges = [int(min(start.min(initial=0), 0)), int(end.max(initial=0))]
     return [

@@ -17,10 +17,10 @@ from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.families import COLLECTIVE
 from traincast.platform.topology import Topology
 from traincast.replay.attribution import Attribution
-from traincast.replay.replay import Replay, compare
-from traincast.replay.replay_ranks import RankReplay, RanksReplay, RanksSchedule, exposed, walk_together
+from traincast.replay.timeline import Replay, compare
+from traincast.replay.together import RankReplay, RanksReplay, RanksSchedule, exposed, walk_together
 from traincast.traces.link import Linked
-from traincast.traces.matching import Match
+from traincast.traces.matched_collectives import Match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +72,9 @@ def predict_ranks(
     measured, seconds = base.seconds, _transfers(replayed.matches.collectives, topology)
     kernels = tuple(found.predicted for found in attributions)
     stages = (
-        replace(base, compiled=kernels),
-        replace(base, compiled=kernels, seconds=seconds),
-        replace(base, compiled=tuple(found.complete for found in attributions), seconds=seconds),
+        replace(base, instructions=kernels),
+        replace(base, instructions=kernels, seconds=seconds),
+        replace(base, instructions=tuple(found.complete for found in attributions), seconds=seconds),
     )
     walks = [_compared(ranks, stage) for stage in stages]
     return RanksPrediction(
@@ -91,10 +91,10 @@ def predict_ranks(
 def _compared(ranks: Sequence[Linked], schedule: RanksSchedule) -> list[tuple[Replay, list[float]]]:
     """Every rank's steps, and its exposed communication by step."""
     walked = walk_together(schedule)
-    rows = zip(ranks, schedule.compiled, walked.traces, schedule.begin.tolist(), strict=True)
+    rows = zip(ranks, schedule.instructions, walked.times, schedule.begin.tolist(), strict=True)
     return [
-        (compare(linked, compiled, trace, begin), exposed(linked, compiled, trace))
-        for linked, compiled, trace, begin in rows
+        (compare(linked, instructions, times, begin), exposed(linked, instructions, times))
+        for linked, instructions, times, begin in rows
     ]
 
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from traincast.arrays import IntArray
 from traincast.errors import TraincastError
-from traincast.walk.exchanges import Calls, Exchange, Key
+from traincast.walk.collective_calls import CollectiveCalls, Exchange, Key
 
 _ALL_TO_ALL = ("all_to_all", "all_to_all_v")
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """One program's part in a meeting: its call number `call` (see `Calls`)."""
+    """One program's part in a meeting: its call number `call` (see `CollectiveCalls`)."""
 
     program: int
     call: int
@@ -62,7 +62,7 @@ def rank_list(ranks: Sequence[int], does: str = "", where: str = "") -> str:
     return f"ranks {text}{where}" + (f" {does}" if does else "")
 
 
-def match_calls(ranks: Sequence[int], calls: Sequence[Calls], describe: Describe) -> list[Meeting]:
+def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe: Describe) -> list[Meeting]:
     """The meetings of a step; `ranks[r]` is the program of rank r. Raises where ranks do not agree."""
     by_key: dict[Key, dict[int, list[int]]] = {}
     known: dict[int, dict[int, list[int]]] = {}  # by identity: to hash a group of a thousand ranks takes time
