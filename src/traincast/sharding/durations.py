@@ -78,7 +78,7 @@ class Durations:
             found[chosen, 2] = self._preparation.host_seconds(
                 stages[:, KEYS], rows[chosen], self._host, _UPDATE, weighted=self.groups[number].weighted
             )
-            if self.groups[number].kernel == "fused_uvm_caching":
+            if self.groups[number].cached:
                 found[chosen, 3] = self._fills(stages, distinct[chosen])
         return found
 

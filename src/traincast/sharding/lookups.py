@@ -51,6 +51,11 @@ class Group:
         """Whether every rank has these tables whole, for its own samples."""
         return KINDS[self.kind] == "data_parallel"
 
+    @property
+    def cached(self) -> bool:
+        """Whether the device has a cache of these tables, which are in host memory."""
+        return self.kernel == "fused_uvm_caching"
+
 
 def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
     """Terms of one shard of a table under an option; `batch_size` samples a rank."""

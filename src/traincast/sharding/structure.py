@@ -80,16 +80,15 @@ def surroundings(task: Task, layout: Layout, groups: Sequence[Group], heaviest: 
     alone, one = replace(task, dense=None), typical(layout, _columns(task))
     layouts = [scaled(one, load, groups, heaviest) for load in LOADS]
     ranks = [RankProgram.of(alone, each, groups) for each in layouts]
-    around = [rank.around() for rank in ranks]
     batches = [held(each, groups) for each in layouts]
     return {
         slot: Around(
             np.array([_load(slot, each, own, groups) for each, own in zip(layouts, batches, strict=True)]),
-            np.array([rank.seconds[own[slot]].sum() for rank, own in zip(ranks, around, strict=True)]),
+            np.array([rank.seconds[rank.around[slot]].sum() for rank in ranks]),
             np.array([float(sum(batch.lookups for batch in _own(slot, each, groups).values())) for each in batches]),
             np.array([float(sum(batch.rows for batch in _own(slot, each, groups).values())) for each in batches]),
         )
-        for slot in around[0]
+        for slot in ranks[0].around
     }
 
 
@@ -154,7 +153,7 @@ def build_structure(
     }
     seconds = rank.seconds.copy()
     seconds[[at for at, slot in rank.slots.items() if slot.role not in PLAIN]] = 0.0
-    for slot, launches in rank.around().items():
+    for slot, launches in rank.around.items():
         seconds[launches] *= min(1.0, around[slot].seconds[0] / max(float(seconds[launches].sum()), 1e-30))
     empty = float(host.scope_seconds([EMPTY])[0, ALONE] + host.gap_seconds([EMPTY], main=True)[0])
     code = compile_walk(

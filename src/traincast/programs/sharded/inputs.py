@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traincast.programs.sharded.layout import Batch, Section
+from traincast.programs.sharded.marks import Role
 from traincast.programs.sharded.tape import RankTape
 from traincast.programs.tape import Arguments, Ref, Scalars
 from traincast.workload.ops import DTYPE_BYTES, Phase, StorageKind
@@ -41,7 +42,8 @@ def copy_features(
 def ordered(tape: RankTape, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
     """The lookups in the order of where they go: one permutation, of which each section has a part."""
     counts = [(section.features * batch, section.own_lookups) for section in sections]
-    whole = _permuted(tape, sum(n for n, _ in counts), sum(n for _, n in counts), local)
+    with tape.marked(Role.ORDER):
+        whole = _permuted(tape, sum(n for n, _ in counts), sum(n for _, n in counts), local)
     return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
 
 
@@ -53,13 +55,16 @@ def redistribute(tape: RankTape, section: Section, given: Features, batch: int) 
     world, rank = tape.world_size, tape.rank
     lookups = [section.local_lookups(each) for each in range(world)]
     if section.kind in ("row_wise", "table_row_wise"):
-        given = _bucketized(tape, sum(section.tables) * batch, given)
+        with tape.marked(Role.BUCKET, section.kind):
+            given = _bucketized(tape, sum(section.tables) * batch, given)
     tensors = [given.bags, given.values, *([] if given.weights is None else [given.weights])]
-    _exchange_sizes(tape, len(tensors))
+    with tape.marked(Role.SIZES, section.kind):
+        _exchange_sizes(tape, len(tensors))
     arrived = []
     for number, tensor in enumerate(tensors):
         counts = lookups if number else [count * batch for count in section.tables]
-        arrived.append(_exchange(tape, tensor, counts, [counts[rank]] * world))
+        with tape.marked(Role.VALUES if number else Role.LENGTHS, section.kind, number=max(0, number - 1)):
+            arrived.append(_exchange(tape, tensor, counts, [counts[rank]] * world))
     tape.scope("KJTAllToAllTensorsAwaitable", Phase.FORWARD)
     for _, event in arrived:
         tape.wait(event, module=MODULE)
@@ -67,7 +72,8 @@ def redistribute(tape: RankTape, section: Section, given: Features, batch: int) 
     if not section.tables[rank]:
         return None
     received = Features(arrived[0][0], arrived[1][0], arrived[2][0] if len(arrived) > 2 else None)
-    result = _permuted(tape, received.bags.shape[0], received.values.shape[0], received)
+    with tape.marked(Role.ARRIVE, section.kind):
+        result = _permuted(tape, received.bags.shape[0], received.values.shape[0], received)
     tape.free(*(tensor for tensor, _ in arrived))
     return result
 

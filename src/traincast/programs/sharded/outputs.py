@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from traincast.programs.sharded.layout import Layout, Section
+from traincast.programs.sharded.marks import Role
 from traincast.programs.sharded.tape import Communicator, RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase
@@ -65,15 +66,17 @@ class Outputs:
     def start(self, pooled: Ref) -> None:
         """Sends the pooled embeddings of all samples (flat) on their way."""
         tape, kind = self.tape, self.section.kind
-        if kind == "row_wise":
-            self._event, self._received = self._reduce_scatter(tape.world, pooled, "ReduceScatterBase_Req")
-        elif kind == "table_row_wise":
-            event, summed = self._reduce_scatter(tape.within, pooled, "ReduceScatterBase_Req")
+        with tape.marked(Role.OUT, kind):
+            if kind not in ("row_wise", "table_row_wise"):
+                self._start_all_to_all(tape.world, pooled)
+                return
+            group = tape.world if kind == "row_wise" else tape.within
+            self._event, self._received = self._reduce_scatter(group, pooled)
+        if kind == "table_row_wise":
             tape.scope("ReduceScatterBase_Wait")
-            self._wait(event, module=MODULE)
-            self._start_all_to_all(tape.across, summed)
-        else:
-            self._start_all_to_all(tape.world, pooled)
+            self._wait(self._event, module=MODULE)
+            with tape.marked(Role.OUT_ACROSS, kind):
+                self._start_all_to_all(tape.across, self._received)
 
     def finish(self) -> list[Ref]:
         """Waits; gives [own samples, columns] from each sender that sent any."""
@@ -96,7 +99,8 @@ class Outputs:
         for piece, columns in zip(pieces, self.parts, strict=True):
             if not columns:
                 continue
-            tape.scope("aten::view")
+            with tape.marked(Role.VIEW, self.section.kind):
+                tape.scope("aten::view")
             results.append(tape.view(piece, (batch, columns)))
             scalars = [("size", (batch, -1))]
             self._part_ops.append(tape.op("aten::view", [("self", piece)], [results[-1]], scalars, module=MODULE))
@@ -105,17 +109,18 @@ class Outputs:
     def start_backward(self, grads: list[Ref]) -> None:
         """Sends the gradients of what `finish` gave on their way back."""
         tape, kind = self.tape, self.section.kind
-        flat = self._joined(grads)
+        with tape.marked(Role.JOIN, kind):
+            flat = self._joined(grads)
         if self.names.keeps and self._received is not None:
             tape.free(self._received)
+        with tape.marked(Role.BACK, kind):
+            tape.scope("ReduceScatterBase_WaitBackward" if kind == "row_wise" else self.names.send_back)
         if kind == "row_wise":
-            tape.scope("ReduceScatterBase_WaitBackward")
             self._event, self._received = self._all_gather(tape.world, flat)
             return
         group = tape.across if kind == "table_row_wise" else tape.world
         send = [self.layout.batch_size * columns for columns in self.parts]
         receive = [self.layout.batch_size * self._own_columns()] * len(group.ranks)
-        tape.scope(self.names.send_back)
         self._received = self._empty_like(flat, sum(receive), self._ops["wait"])
         self._event = tape.all_to_all(
             group, flat, self._received, send, receive, module=MODULE, forward=self._ops["wait"]
@@ -129,7 +134,8 @@ class Outputs:
         tape.scope(self.names.wait_back, Phase.BACKWARD)
         self._wait(self._event)
         if self.section.kind == "table_row_wise":
-            tape.scope("ReduceScatterBase_ReqBackward")
+            with tape.marked(Role.BACK_WITHIN, self.section.kind):
+                tape.scope("ReduceScatterBase_ReqBackward")
             event, gathered = self._all_gather(tape.within, self._received)
             self._wait(event)
             return gathered
@@ -159,9 +165,9 @@ class Outputs:
         self._event = tape.all_to_all(group, pooled, self._received, send, receive, module=MODULE)
         self._sent = pooled
 
-    def _reduce_scatter(self, group: Communicator, pooled: Ref, scope: str) -> tuple[int, Ref]:
+    def _reduce_scatter(self, group: Communicator, pooled: Ref) -> tuple[int, Ref]:
         tape = self.tape
-        tape.scope(scope, Phase.FORWARD)
+        tape.scope("ReduceScatterBase_Req", Phase.FORWARD)
         part = self._empty_like(pooled, pooled.shape[0] // len(group.ranks))
         arguments = [("output_tensor", part), ("input_tensor", pooled)]
         event = tape.collective(

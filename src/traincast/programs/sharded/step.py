@@ -14,6 +14,7 @@ from traincast.programs.sharded.dcn import EagerDcn
 from traincast.programs.sharded.dense import EagerDense
 from traincast.programs.sharded.inputs import Features, copy_features, offsets_of, ordered, redistribute, split
 from traincast.programs.sharded.layout import Layout, Section, lay_out
+from traincast.programs.sharded.marks import MarkedProgram, Role
 from traincast.programs.sharded.mlp import Reducer
 from traincast.programs.sharded.optimizer import Stepped, optimizer_step, with_state
 from traincast.programs.sharded.outputs import REFERENCE, TORCHREC, Outputs
@@ -78,7 +79,7 @@ def sharded_dlrm(
         program = rank_program(
             layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
             like=templates.get(layout.form(rank)),
-        )  # fmt: skip
+        ).program  # fmt: skip
         templates.setdefault(layout.form(rank), program)
         written.append(program)
     return Workload(
@@ -108,7 +109,7 @@ def rank_program(
     redistribute_inputs: bool = True,
     index_dtype: str = "int64",
     like: Program | None = None,
-) -> Program:
+) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
     tape = RankTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
     return _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype).program()
@@ -152,7 +153,7 @@ class _Writer:
         batch = self.layout.batch_size
         return batch if section.kind == "data_parallel" else batch * self.layout.world_size
 
-    def program(self) -> Program:
+    def program(self) -> MarkedProgram:
         """Everything."""
         features = self._inputs()
         if self.dense is not None:
@@ -166,7 +167,7 @@ class _Writer:
         embedded = self._forward()
         grads = self._back_to_embeddings(embedded)
         self._backward(grads)
-        return self.tape.build()
+        return self.tape.marked_program()
 
     def _inputs(self) -> list[list[Features]]:
         """What is copied from the host: this rank's samples, or the row numbers of this rank's parts."""
@@ -192,40 +193,46 @@ class _Writer:
             own = section.ranks[tape.rank]
             arrived = given if section.kind == "data_parallel" else redistribute(tape, section, given, batch)
             parts = split(tape, arrived, own, self._samples(section)) if arrived is not None else []
-            result.append(
-                [Features(offsets_of(tape, part.bags, self.index_dtype), part.values, part.weights) for part in parts]
-            )
+            result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
         return result
+
+    def _offset(self, lookups: Features, section: Section, batch: int) -> Features:
+        """The lookups of one kernel, by where each bag starts."""
+        with self.tape.marked(Role.LOOKUP, section.kind, batch):
+            return Features(offsets_of(self.tape, lookups.bags, self.index_dtype), lookups.values, lookups.weights)
 
     def _look_up(self, section: Section, lookups: list[Lookup], output: Outputs, given: list[Features]) -> None:
         """Runs the kernels of a section and sends what they pooled on its way."""
         tape = self.tape
-        pooled = [
-            each.forward(features.values, features.bags, features.weights if each.batch.weighted else None)
-            for each, features in zip(lookups, given, strict=True)
-        ]
+        pooled = []
+        for number, (lookup, features) in enumerate(zip(lookups, given, strict=True)):
+            weights = features.weights if lookup.batch.weighted else None
+            with tape.marked(Role.LOOKUP, section.kind, number):
+                pooled.append(lookup.forward(features.values, features.bags, weights))
         if section.kind == "data_parallel":
-            self.local = self._joined(pooled, "aten::cat")
+            self.local = self._joined(pooled, section)
             return
         if not pooled:
             tape.scope("aten::new_empty", Phase.FORWARD)
             flat = tape.new((0,))
             tape.op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
         else:
-            whole = self._joined(pooled, "aten::cat")
-            tape.scope("aten::reshape")
+            whole = self._joined(pooled, section)
+            with tape.marked(Role.FLATTEN, section.kind):
+                tape.scope("aten::reshape")
             flat = tape.view(whole, (whole.shape[0] * whole.shape[1],))
             self.reshapes[section.kind] = tape.op(
                 "aten::view", [("self", whole)], [flat], [("size", (-1,))], module=MODULE
             )
         output.start(flat)
 
-    def _joined(self, pooled: list[Ref], scope: str) -> Ref:
+    def _joined(self, pooled: list[Ref], section: Section) -> Ref:
         """What several kernels pooled, side by side."""
         if len(pooled) == 1:
             return pooled[0]
         tape = self.tape
-        tape.scope(scope, Phase.FORWARD)
+        with tape.marked(Role.BESIDE, section.kind):
+            tape.scope("aten::cat", Phase.FORWARD)
         joined = tape.new((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
         tape.op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
         tape.free(*pooled)
@@ -246,7 +253,8 @@ class _Writer:
     def _back_to_embeddings(self, embedded: list[tuple[Outputs, list[Ref]]]) -> list[list[Ref]]:
         """Gradients of the pooled embeddings, from the dense part or there before the step."""
         if self.dense is not None:
-            flat = iter(self.dense.backward_top())
+            with self.tape.marked(Role.DENSE):
+                flat = iter(self.dense.backward_top())
             return [[next(flat) for _ in parts] for _, parts in embedded]
         kind = StorageKind.BUFFER
         return [[self.tape.resident(part.shape, kind) for part in parts] for _, parts in embedded]
@@ -259,17 +267,18 @@ class _Writer:
             if section.kind != "data_parallel":
                 output.start_backward(given)
         if self.dense is not None:
-            self.dense.backward_bottom()
+            with tape.marked(Role.DENSE):
+                self.dense.backward_bottom()
         dense_grads: list[Ref] = []
         came: list[Ref] = []
         for section, lookups, output, given in reversed(together):
             if section.kind == "data_parallel":
-                dense_grads = self._update(lookups, given[0])
+                dense_grads = self._update(section, lookups, given[0])
                 tape.free(given[0])
             else:
                 flat = output.finish_backward()
                 if lookups:
-                    self._update(lookups, self._shaped(flat, lookups, self.reshapes[section.kind]))
+                    self._update(section, lookups, self._shaped(flat, section, lookups))
                 tape.free(flat)
                 came += [flat] if output.names.keeps else []
         if self.reducer is not None:
@@ -279,24 +288,27 @@ class _Writer:
         tape.free(*came)
         if self.dense is not None:
             self.dense.step()
-        for lookup, stepped, grad in zip(self.copies, self.stepped, dense_grads, strict=True):
-            optimizer_step(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
+        for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, dense_grads, strict=True)):
+            with tape.marked(Role.STEP, "data_parallel", number):
+                optimizer_step(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
-    def _shaped(self, flat: Ref, lookups: list[Lookup], forward: int) -> Ref:
+    def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:
         """Gradients as [samples, columns] again."""
-        tape = self.tape
-        tape.scope("ViewBackward0", Phase.BACKWARD)
+        tape, forward = self.tape, self.reshapes[section.kind]
+        with tape.marked(Role.SHAPE, section.kind):
+            tape.scope("ViewBackward0", Phase.BACKWARD)
         shape = (lookups[0].samples, sum(each.batch.columns for each in lookups))
         whole = tape.view(flat, shape)
         tape.op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
         return whole
 
-    def _update(self, lookups: list[Lookup], grad: Ref) -> list[Ref]:
+    def _update(self, section: Section, lookups: list[Lookup], grad: Ref) -> list[Ref]:
         """The backward of each kernel; gives the reduced gradients of data-parallel tables."""
         tape = self.tape
         pieces = [grad]
         if len(lookups) > 1:
-            tape.scope("CatBackward0", Phase.BACKWARD)
+            with tape.marked(Role.PART, section.kind):
+                tape.scope("CatBackward0", Phase.BACKWARD)
             pieces, start = [], 0
             for each in lookups:
                 end = start + each.batch.columns
@@ -305,10 +317,11 @@ class _Writer:
                 tape.op("aten::slice", [("self", grad)], [pieces[-1]], scalars, overload="Tensor", module=MODULE)
                 start = end
         kept = []
-        for each, piece in zip(lookups, pieces, strict=True):
-            dense = each.backward(piece)
-            if dense is not None and self.reducer is not None:
-                kept.append(self.reducer.accumulate(dense))
-            else:  # the tables' own gradient is none, but the engine visits them all the same
-                tape.scope("torch::autograd::AccumulateGrad")
+        for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
+            with tape.marked(Role.UPDATE, section.kind, number):
+                dense = lookup.backward(piece)
+                if dense is not None and self.reducer is not None:
+                    kept.append(self.reducer.accumulate(dense))
+                else:  # the tables' own gradient is none, but the engine visits them all the same
+                    tape.scope("torch::autograd::AccumulateGrad")
         return kept

@@ -1,10 +1,12 @@
-"""A rank's tape: ops in host order as in `models.tape`, and collectives as ProcessGroupNCCL runs them."""
+"""A rank's tape: ops in host order as in `programs.tape`, and collectives as ProcessGroupNCCL runs them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from traincast.programs.sharded.marks import Mark, MarkedProgram, Role
 from traincast.programs.tape import Arguments, Ref, Scalars, Tape
 from traincast.workload.builder import ProgramBuilder
 from traincast.workload.ops import Phase, StorageKind
@@ -41,10 +43,29 @@ class RankTape(Tape):
         self._held: set[int] = set()
         self._streams: dict[int, int] = {}
         self._events = 0
+        self._mark: Mark | None = None
+        self._marks: list[Mark | None] = []
+
+    @contextmanager
+    def marked(self, role: Role, kind: str = "", batch: int = -1, number: int = 0) -> Iterator[None]:
+        """Marks the scopes that are opened inside."""
+        before, self._mark = self._mark, Mark(role, kind, batch, number)
+        yield
+        self._mark = before
+
+    def marked_program(self) -> MarkedProgram:
+        """The program written so far, with its marks."""
+        return MarkedProgram(self.build(), tuple(self._marks))
+
+    def scope(self, name: str, phase: Phase | None = None) -> None:
+        """Opens a top-level host op, as `Tape.scope` does."""
+        super().scope(name, phase)
+        self._marks.append(self._mark)
 
     def engine_scope(self, name: str, phase: Phase) -> None:
         """Opens a top-level op on autograd's thread, which is in it already, whatever its phase."""
         self.builder.scope(name, phase, thread=1)
+        self._marks.append(self._mark)
 
     def record(self, stream: int, *, module: str = "") -> int:
         """Records an event on a stream and gives its number."""
