@@ -1,4 +1,4 @@
-"""Writes docs/accuracy.md from the evaluation suites: `python scripts/write_accuracy.py --data DIR`."""
+"""Writes docs/evidence/accuracy.md from the evaluation suites: `python scripts/write_accuracy.py --data DIR`."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from traincast.evaluation.kernels import evaluate_kernels
 from traincast.evaluation.multi_gpu import multi_gpu_cases, summarise_multi_gpu
 from traincast.report.evaluation import cases_text, summary_text
 
-PAGE = Path(__file__).parent.parent / "docs" / "accuracy.md"
+PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "accuracy.md"
 
 INTRODUCTION = """# How wrong it has been
 
 Written by `python scripts/write_accuracy.py --data DIR` from the suites of `traincast evaluate`. Errors are
 percent of the measured value: n, GMAE (geometric mean of absolute errors), MAPE, median, worst with its sign,
 and signed bias. No measured point of these tables was used to fit a parameter. Some constants and model forms
-were chosen with some of them in view; the pages per family ([GEMM](kernels/gemm.md),
-[streaming](kernels/streaming.md), [conv](kernels/conv.md), [attention](kernels/attention.md),
-[embedding](lowering.md), [collectives](collectives.md), [host](host-overheads.md)) say which.
+were chosen with some of them in view; the pages per family ([GEMM](gemm.md), [streaming](streaming.md),
+[conv](conv.md), [attention](attention.md), [embedding](embedding.md), [collectives](collectives.md),
+[host](host-overheads.md)) say which.
 """
 
 NOTES = {
     "dlrm": """\
 V100 with its SM clock locked at 1297 MHz. `reference` is the signed error of the study's own model, which
-took its host overheads from these very runs; ours come from other tables (docs/host-overheads.md). Device
-active time was measured under a profiler and the step without one. Host time is too long for the two models
-with eight layers, +5 to +20 % where the step is bound by its host: the same overheads serve all models.""",
+took its host overheads from these very runs; ours come from other tables
+([host overheads](host-overheads.md)). Device active time was measured under a profiler and the step without
+one. Host time is too long for the two models with eight layers, +5 to +20 % where the step is bound by its
+host: the same overheads serve all models.""",
     "cnn": """\
 V100 at 1297 MHz; cuDNN ran in deterministic mode in that study, which rules out some of its algorithms. Its
 clock stops before gradients are zeroed; so does ours here. The Inception-v3 point at
 batch 64 does not fit the other two; the data's own notes suspect a slip.""",
     "transformers": """\
-fp32, eager unless the case says compiled (docs/lowering.md). `train` is forward and backward without
+fp32, eager unless the case says compiled ([lowering](lowering.md)). `train` is forward and backward without
 optimizer. P100 ran about 10 % slower inside the models than in the GEMM measurements of the same card, T4 and
 P4 vary with their temperature. NeuSight's and the roofline's predictions are those in the published file (no
 figures for Switch at 2048 tokens).""",
