@@ -47,7 +47,7 @@ tables:
 
 def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     """Every command that is recorded, in order."""
-    from traincast.platform.platform import platform_keys
+    from traincast.platform.catalog import platform_keys
     from traincast.zoo.catalog import list_models
 
     models = [info.name for info in list_models()]

@@ -11,7 +11,7 @@ from traincast.collectives import COLLECTIVE, CollectiveModel, bus_factor, even_
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
 from traincast.platform import load_topology
-from traincast.platform.platform import node_keys
+from traincast.platform.catalog import node_keys
 
 SIZES = np.concatenate([[0.0], 2.0 ** np.arange(0, 36, 0.5)])
 

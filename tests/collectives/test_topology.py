@@ -9,8 +9,8 @@ import pytest
 
 from traincast.errors import TraincastError
 from traincast.platform import load_platform, load_topology
+from traincast.platform.catalog import node_keys
 from traincast.platform.mesh import all_to_all_load, connected, ring_count
-from traincast.platform.platform import node_keys
 
 
 @pytest.mark.parametrize("key", node_keys())

@@ -45,3 +45,57 @@ def test_unknown_names_suggest_the_nearest():
         load_platform("a100-80g")
     with pytest.raises(TraincastError, match="Tesla V100"):
         device_by_name("Tesla V100-SXM2-12GB")
+
+
+@pytest.mark.parametrize("clock", [99.0, 1700.0])
+def test_a_clock_the_chip_cannot_hold_is_refused(clock):
+    with pytest.raises(TraincastError, match=r"out of range for v100; give 100 to 1683 MHz"):
+        load_platform("v100").at_clock(clock)
+
+
+def test_a_compute_type_the_chip_lacks_runs_at_the_rate_of_fp32():
+    device = load_platform("p100").device
+    assert "bf16" not in device.peak_flops
+    assert device.peak("bf16") == device.peak("fp32")
+
+
+def test_a_name_of_the_driver_finds_its_device():
+    assert device_by_name("Tesla V100-SXM2-16GB").key == "v100"
+
+
+def test_this_machine_cannot_be_measured_yet():
+    with pytest.raises(TraincastError, match="not built yet"):
+        load_platform("here")
+
+
+class TestFiles:
+    """A user's own platform file."""
+
+    NODE = 'device = "{}"\ngpus_per_node = 4\nlink_gbs = 300\nnetwork_gbs_per_gpu = 12.5\n'
+
+    def write(self, folder, text):
+        (folder / "node.toml").write_text(text)
+        return str(folder / "node.toml")
+
+    def test_a_node_of_a_built_in_device(self, tmp_path):
+        platform = load_platform(self.write(tmp_path, self.NODE.format("a100-80gb")))
+        assert (platform.key, platform.device.key, platform.gpus_per_node) == ("node", "a100-80gb", 4)
+        assert platform.assumed == ""
+
+    def test_a_node_of_a_device_that_is_not_there(self, tmp_path):
+        with pytest.raises(TraincastError, match=r"device file '.*mine.toml' does not exist"):
+            load_platform(self.write(tmp_path, self.NODE.format("mine.toml")))
+        with pytest.raises(TraincastError, match=r"unknown device 'a100-80'\. Did you mean a100-80gb"):
+            load_platform(self.write(tmp_path, self.NODE.format("a100-80")))
+
+    @pytest.mark.parametrize(("text", "message"), [("a = ", "not valid TOML"), ("\xff", "not valid TOML")])
+    def test_what_is_no_toml(self, tmp_path, text, message):
+        path = tmp_path / "node.toml"
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(TraincastError, match=message):
+            load_platform(str(path))
+
+    def test_a_file_too_large_to_be_a_description(self, tmp_path):
+        path = self.write(tmp_path, "#" * (1 << 20) + "\n")
+        with pytest.raises(TraincastError, match=r"node\.toml"):
+            load_platform(path)

@@ -58,6 +58,9 @@ def test_a_sheet_is_enough_for_a_prediction_with_a_wider_interval(tmp_path):
         ('arch = "ampere"', "", ["'arch'", "ampere"]),
         ('arch = "ampere"', 'arch = ["ampere"]', ["arch"]),
         ('arch = "ampere"', 'arch = "ampere"\nvendor = "amd"', ["'vendor'", "nvidia"]),
+        ('arch = "ampere"', 'arch = "next"\nvendor = "nvidia"', ["'compute_capability'"]),
+        ('arch = "ampere"', 'arch = "next"\nvendor = "intel"', ["'intel'", "nvidia"]),
+        ('arch = "ampere"', 'arch = "ampere"\ncompute_capability = 86', ["'compute_capability'", "unit"]),
         ("= 600", "= 600e9", ["'dram_bandwidth_gbs'", "unit"]),
         ("= 600", "= 0.6", ["'dram_bandwidth_gbs'", "unit"]),
         ("= 600", "= nan", ["'dram_bandwidth_gbs'"]),
@@ -99,3 +102,35 @@ def test_a_sheet_called_like_another_gpu_does_not_become_it(tmp_path):
 )
 def test_double_precision_runs_at_the_rate_of_the_chip(key, tflops):
     assert load_device(key).peak("fp64") == pytest.approx(1e12 * tflops, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fields", "vendor", "capability"),
+    [
+        ('arch = "ampere"', "nvidia", 8.0),
+        ('arch = "ampere"\ncompute_capability = 8.6', "nvidia", 8.6),
+        ('arch = "cdna3"', "amd", 0.0),
+        ('arch = "cdna9"\nvendor = "amd"', "amd", 0.0),
+        ('arch = "next"\nvendor = "nvidia"\ncompute_capability = 12.1', "nvidia", 12.1),
+    ],
+)
+def test_a_sheet_may_be_of_an_architecture_nobody_knows(tmp_path, fields, vendor, capability):
+    device = load_platform(sheet(tmp_path, 'arch = "ampere"', fields)).device
+    assert (device.vendor, device.compute_capability) == (vendor, capability)
+
+
+def test_generations_are_of_nvidia_alone():
+    hopper, amd = load_device("h100"), load_device("mi300x")
+    assert [hopper.since(at) for at in (8.0, 9.0, 10.0)] == [True, True, False]
+    assert [hopper.before(at) for at in (8.0, 9.0, 10.0)] == [False, False, True]
+    assert not amd.since(5.0)
+    assert not amd.before(30.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "made_for_computing"),
+    [("p100", True), ("p4", False), ("v100", True), ("t4", False), ("a100-80gb", True), ("a40", False), ("l4", False),
+     ("h100", True), ("b200", True), ("mi100", True), ("m40", False)],
+)  # fmt: skip
+def test_chips_made_for_computing_are_told_from_those_made_for_graphics(key, made_for_computing):
+    assert load_device(key).made_for_computing is made_for_computing

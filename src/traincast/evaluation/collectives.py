@@ -22,7 +22,8 @@ from traincast.fitting.collectives_data import Points
 from traincast.fitting.collectives_links import NODES, node_coefficients
 from traincast.fitting.collectives_pairs import is_slow
 from traincast.kernels.call import Calls
-from traincast.platform.topology import Topology, load_topology
+from traincast.platform.platform import load_topology
+from traincast.platform.topology import Topology
 
 SUITE = "collectives"
 _NODE_OF = {**NODES, "a100-vtrain": "dgx-a100", "v100": "dgx1-v100", "v100-pytorch": "dgx1-v100"}

@@ -8,7 +8,8 @@ from pathlib import Path
 from traincast.evaluation.iterations import Case
 from traincast.evaluation.published import rows_of, settings_of
 from traincast.host.profile import HostProfile, load_host_profile
-from traincast.platform.platform import load_device, load_platform
+from traincast.platform.catalog import load_device
+from traincast.platform.platform import load_platform
 from traincast.programs.published.distributed_embeddings import Model, tensorflow_workload
 from traincast.programs.published.distributed_embeddings_tables import Group, place
 from traincast.questions.predict import Question

@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.evaluation.metrics import ErrorRow, error_row
-from traincast.platform.platform import device_by_name
+from traincast.platform.catalog import device_by_name
 from traincast.questions.predict import Question, predict
 from traincast.questions.variant import Variant
 from traincast.walk.timeline import Timeline

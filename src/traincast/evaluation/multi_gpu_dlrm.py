@@ -11,7 +11,8 @@ from typing import Any
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.evaluation.iterations import Case
 from traincast.evaluation.published import rows_of, settings_of
-from traincast.platform.platform import Platform, device_by_name, load_device, load_platform
+from traincast.platform.catalog import device_by_name, load_device
+from traincast.platform.platform import Platform, load_platform
 from traincast.programs.published.hugectr import dense_bound
 from traincast.programs.published.nvidia_dlrm import Run, nvidia_dlrm
 from traincast.questions.predict import Question

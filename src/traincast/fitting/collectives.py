@@ -15,7 +15,7 @@ from traincast.fitting.collectives_curves import curve_sets, host_to_device, wit
 from traincast.fitting.collectives_data import Points
 from traincast.fitting.collectives_links import fit_links, ranks_spread
 from traincast.fitting.collectives_pairs import slow_pairs, without
-from traincast.platform.topology import load_topology
+from traincast.platform.platform import load_topology
 
 DEVICE_SETS = ("a100", "h100", "h200", "b200")
 

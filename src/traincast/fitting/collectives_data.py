@@ -139,7 +139,7 @@ def clusters(data: Path) -> Points:
 
 def check_links(points: Points, node: str) -> None:
     """Refuses points more than three times faster than the links of their node allow."""
-    from traincast.platform.topology import load_topology
+    from traincast.platform.platform import load_topology
 
     topology = load_topology(node)
     factor = np.array([bus_factor(k, int(n)) for k, n in zip(points.kind, points.ranks, strict=True)])

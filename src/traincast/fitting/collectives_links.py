@@ -19,7 +19,8 @@ from traincast.collectives.links import (
 from traincast.collectives.model import CollectiveModel, CurveSet
 from traincast.fitting.collectives_curves import curve_sets
 from traincast.fitting.collectives_data import Points
-from traincast.platform.topology import Topology, load_topology
+from traincast.platform.platform import load_topology
+from traincast.platform.topology import Topology
 
 NODES = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200"}
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -1,15 +1,9 @@
 """Hardware as data: GPUs, nodes, hosts, and what joins them."""
 
+from traincast.platform.catalog import device_by_name, device_keys, load_device, platform_keys
 from traincast.platform.device import Device
-from traincast.platform.platform import (
-    Platform,
-    device_by_name,
-    device_keys,
-    load_device,
-    load_platform,
-    platform_keys,
-)
-from traincast.platform.topology import Topology, load_topology
+from traincast.platform.platform import Platform, load_platform, load_topology
+from traincast.platform.topology import Topology
 
 __all__ = [
     "Device",

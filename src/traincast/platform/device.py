@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from traincast.errors import TraincastError
 
-# fp64 rate over the fp32 one where the sheet does not say (CUDA programming guide); half on chips made for fp64
-_DOUBLE_SHARES = {"maxwell": 1 / 32, "pascal": 1 / 32, "turing": 1 / 32, "ampere": 1 / 64, "ada": 1 / 64}
+PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.0
+"""Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +21,14 @@ class Device:
     under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels
     that wait in one stream's queue; `host` names the host profile of machines it is usual in, `node` the
     built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or None when
-    the clock floats.
+    the clock floats. `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
     """
 
     key: str
     name: str
     vendor: str
     arch: str
+    compute_capability: float
     memory_bytes: float
     dram_bandwidth: float
     num_sms: int
@@ -63,9 +64,29 @@ class Device:
 
     def _at_boost(self, compute: str) -> float:
         if compute == "fp64" and compute not in self.peak_flops:
-            made_for_it = self.arch not in _DOUBLE_SHARES or (self.arch != "turing" and self.cores_per_sm == 64)
-            return self.peak_flops["fp32"] * (0.5 if made_for_it else _DOUBLE_SHARES[self.arch])
+            # CUDA programming guide, throughput of native arithmetic instructions
+            graphics = 1 / 64 if self.since(AMPERE) else 1 / 32
+            return self.peak_flops["fp32"] * (0.5 if self.made_for_computing else graphics)
         return self.peak_flops.get(compute, self.peak_flops["fp32"])
+
+    def since(self, capability: float) -> bool:
+        """Whether this is an NVIDIA chip of that generation or a later one."""
+        return self.vendor == "nvidia" and self.compute_capability >= capability
+
+    def before(self, capability: float) -> bool:
+        """Whether this is an NVIDIA chip of an earlier generation."""
+        return self.vendor == "nvidia" and self.compute_capability < capability
+
+    @property
+    def made_for_computing(self) -> bool:
+        """Whether fp64 runs at half the rate of fp32 and the memory is HBM, not GDDR.
+
+        NVIDIA's data-centre chips of the generations that have both kinds have 64 cores per SM, those made for
+        graphics 128; every Turing is made for graphics.
+        """
+        if self.vendor != "nvidia" or self.compute_capability == VOLTA or self.since(HOPPER):
+            return True
+        return self.compute_capability != TURING and self.cores_per_sm == 64
 
     def at_clock(self, clock_mhz: float) -> Device:
         """This device with its SM clock locked."""

@@ -5,24 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.errors import TraincastError
+from traincast.platform.catalog import node_keys
 from traincast.platform.device import Device
-from traincast.platform.platform import Platform, node_keys
-from traincast.platform.topology import PCIE_GBS, Topology, load_topology
+from traincast.platform.platform import Platform, load_topology
+from traincast.platform.topology import PCIE_GBS, Topology
 
+# a usual server where the sheet says nothing: eight GPUs, 100 Gb/s Ethernet for every four of them
 _SERVER_GPUS = 8
 _FABRIC = 400e9  # both directions; a slower NVLink is a bridge between two cards, which a server may or may not have
 _ADAPTER_GBS = 12.5
 _GPUS_PER_ADAPTER = 4
 
 
-def with_links(platform: Platform) -> tuple[Platform, str]:
-    """The platform with a topology, and what was assumed ("" when it has one already).
+def with_links(platform: Platform) -> Platform:
+    """The platform with a topology; where it had none, `assumed` says which was taken.
 
     A device file may name the node it is usual in. Otherwise it is eight to a server: joined by NVLink if that is
     fast enough to be a fabric, else by PCIe, and to other servers by 100 Gb/s for four GPUs.
     """
     if platform.topology is not None:
-        return platform, ""
+        return platform
     device = platform.device
     if device.node:
         if device.node not in node_keys():
@@ -30,15 +32,17 @@ def with_links(platform: Platform) -> tuple[Platform, str]:
                 f"platform '{platform.key}' names node '{device.node}'; known are {', '.join(node_keys())}"
             )
         topology = load_topology(device.node)
-        said = f"{platform.key} is one GPU; several are taken to be joined as in {device.node} (name a node with --on)"
+        assumed = (
+            f"{platform.key} is one GPU; several are taken to be joined as in {device.node} (name a node with --on)"
+        )
     else:
         topology = _server(device)
         kind = "its own links" if topology.island > 1 else f"PCIe {device.pcie_gen}"
-        said = (
+        assumed = (
             f"{platform.key} is one GPU; several are taken to be {_SERVER_GPUS} to a server, joined by {kind} at "
             f"{topology.link_bandwidth / 1e9:g} GB/s (describe yours in a .yaml file)"
         )
-    return replace(platform, gpus_per_node=topology.gpus_per_node, topology=topology), said
+    return replace(platform, gpus_per_node=topology.gpus_per_node, topology=topology, assumed=assumed)
 
 
 def _server(device: Device) -> Topology:

@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from traincast.errors import TraincastError, unknown
-from traincast.platform.device import Device
+from traincast.platform.device import ADA, AMPERE, BLACKWELL, HOPPER, PASCAL, TURING, VOLTA, Device
 from traincast.platform.files import known_fields, number
 
 _DEFAULT_HOST = "server-2022"
-_DEFAULT_KERNEL_GAP_US = 1.5
-# architecture -> who makes it; kernels and their limits differ by it
-_VENDORS = {
-    **dict.fromkeys(("maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"), "nvidia"),
-    **dict.fromkeys(("cdna", "cdna2", "cdna3"), "amd"),
+_DEFAULT_KERNEL_GAP_US = 1.5  # between the 0.8 to 2.2 us of the architectures that traces show
+# who makes an architecture, and NVIDIA's compute capability; a newer one states both in its sheet
+ARCHITECTURES = {
+    "maxwell": ("nvidia", 5.2),
+    "pascal": ("nvidia", PASCAL),
+    "volta": ("nvidia", VOLTA),
+    "turing": ("nvidia", TURING),
+    "ampere": ("nvidia", AMPERE),
+    "ada": ("nvidia", ADA),
+    "hopper": ("nvidia", HOPPER),
+    "blackwell": ("nvidia", BLACKWELL),
+    **dict.fromkeys(("cdna", "cdna2", "cdna3"), ("amd", 0.0)),
 }
+_VENDORS = ("nvidia", "amd")
 _PEAKS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp64")
 # least and most that any GPU has, several times over: outside, a figure is in another unit
 _RANGES = {
@@ -29,9 +37,10 @@ _RANGES = {
     "nvlink_gbs": (0.0, 20_000.0),
     "pcie_gen": (1.0, 8.0),
     "kernel_gap_us": (0.01, 100.0),
+    "compute_capability": (5.0, 30.0),
 }
 _TEXTS = ("name", "vendor", "arch", "host", "node", "source", "notes")
-_MOST_TFLOPS = 1e5
+_MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
 _DISAGREE = 4.0  # an fp32 peak this far from two flop a core and clock; dual issue is a factor of 2
 
 
@@ -43,12 +52,13 @@ def device_from(key: str, table: dict[str, Any]) -> Device:
     known_fields(key, table, (*_RANGES, *_TEXTS, "peak_tflops"))
     known_fields(key, peaks, _PEAKS)
     boost = _figure(key, table, "boost_clock_mhz")
-    arch, vendor = _architecture(key, table)
+    arch, vendor, capability = _architecture(key, table)
     device = Device(
         key=key,
         name=str(table.get("name", key)),
         vendor=vendor,
         arch=arch,
+        compute_capability=capability,
         memory_bytes=1e9 * _figure(key, table, "memory_gb"),
         dram_bandwidth=1e9 * _figure(key, table, "dram_bandwidth_gbs"),
         num_sms=int(_figure(key, table, "num_sms", integer=True)),
@@ -90,17 +100,22 @@ def _peak(key: str, peaks: dict[str, Any], name: str) -> float:
     return value
 
 
-def _architecture(key: str, table: dict[str, Any]) -> tuple[str, str]:
-    """Architecture and vendor. A chip of a newer one is described by the nearest that is known."""
-    arch = table.get("arch")
-    if arch is None:
-        raise TraincastError(f"platform '{key}' lacks 'arch'; give the nearest of {', '.join(_VENDORS)}")
-    if not isinstance(arch, str) or arch not in _VENDORS:
-        raise unknown("arch", str(arch), _VENDORS, f"Platform '{key}' needs the nearest of {', '.join(_VENDORS)}.")
-    vendor = table.get("vendor", _VENDORS[arch])
-    if vendor != _VENDORS[arch]:
-        raise TraincastError(f"platform '{key}': 'vendor' is {vendor!r}, but arch '{arch}' is {_VENDORS[arch]}'s")
-    return arch, str(vendor)
+def _architecture(key: str, table: dict[str, Any]) -> tuple[str, str, float]:
+    """Architecture, vendor and compute capability. A sheet of an architecture that is not known states the others."""
+    arch, known = table.get("arch"), ", ".join(ARCHITECTURES)
+    if not isinstance(arch, str):
+        raise TraincastError(f"platform '{key}' lacks 'arch'; give the name of one, such as {known}")
+    if arch not in ARCHITECTURES and "vendor" not in table:
+        remedy = f"Platform '{key}' has one of {known}, or a newer one with its 'vendor' and 'compute_capability'."
+        raise unknown("arch", arch, ARCHITECTURES, remedy)
+    usual_vendor, usual = ARCHITECTURES.get(arch, (table.get("vendor"), None))
+    vendor = table.get("vendor", usual_vendor)
+    if vendor not in _VENDORS:
+        raise unknown("vendor", str(vendor), _VENDORS, f"Platform '{key}' has one of {', '.join(_VENDORS)}.")
+    if vendor != usual_vendor:
+        raise TraincastError(f"platform '{key}': 'vendor' is {vendor!r}, but arch '{arch}' is {usual_vendor}'s")
+    capability = _figure(key, table, "compute_capability", default=usual) if vendor == "nvidia" else 0.0
+    return arch, vendor, capability
 
 
 def _check_together(key: str, device: Device) -> None:

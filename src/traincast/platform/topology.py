@@ -1,25 +1,24 @@
-"""What joins GPUs: links inside a node, adapters between nodes. Read from the node files, or from the user's own."""
+"""What joins GPUs: links inside a node, adapters between nodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-from traincast.errors import TraincastError, unknown
-from traincast.platform.files import USER_FILES, known_fields, number, read_table
+from traincast.errors import TraincastError
+from traincast.platform.device import Device
+from traincast.platform.files import known_fields, number
 from traincast.platform.mesh import Links, all_to_all_load, connected, ring_count
-from traincast.platform.platform import device_keys, load_device, node_keys
 
 PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
-_MAX_GPUS_PER_NODE = 1024
+_DEFAULT_PCIE = 4  # of a node that names no device, and of generations not listed: the usual one since 2020
+_MAX_GPUS_PER_NODE = 1024  # beyond any machine; a larger number is a mistake
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 _FIELDS = (
     "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
     "link_latency_us", "network_latency_us", "links", "curves", "source", "notes",
 )  # fmt: skip
-LINK_LATENCY_US = 1.5
+LINK_LATENCY_US = 1.5  # assumed, as are the network's: the links' launch and steps are fitted on top of them
 NETWORK_LATENCY_US = 5.0
 
 
@@ -84,25 +83,8 @@ class Topology:
         return self.link_bandwidth / max(wires)
 
 
-def load_topology(name: str) -> Topology:
-    """The topology of a built-in node by its key, or of a node described in a TOML or YAML file of the user's."""
-    if name.endswith(USER_FILES):
-        path = Path(name)
-        if not path.is_file():
-            raise TraincastError(f"topology file '{name}' does not exist; give a node description in TOML or YAML")
-        return topology_from(path.stem, read_table(path))
-    if name in device_keys():
-        raise TraincastError(
-            f"'{name}' is one GPU and says nothing of links; name a node ({', '.join(node_keys())}) or describe yours"
-        )
-    if name not in node_keys():
-        raise unknown("topology", name, node_keys(), "See 'traincast platforms', or describe yours in a .yaml file.")
-    folder = files("traincast.platform") / "data" / "nodes"
-    return topology_from(name, read_table(folder / f"{name}.toml"))
-
-
-def topology_from(key: str, table: dict[str, Any]) -> Topology:
-    """A topology from the fields of a node file."""
+def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Topology:
+    """A topology from the fields of a node file; `device` is the one it names (None: it names none)."""
     known_fields(key, table, _FIELDS)
     gpus = number(key, table, "gpus_per_node", integer=True)
     if gpus > _MAX_GPUS_PER_NODE:
@@ -115,7 +97,7 @@ def topology_from(key: str, table: dict[str, Any]) -> Topology:
         gpus_per_node=gpus,
         island=min(island, gpus),
         link_bandwidth=1e9 * link,
-        host_bandwidth=1e9 * _host_gbs(key, table, link if island == 1 else None),
+        host_bandwidth=1e9 * (link if island == 1 else _host_gbs(key, table, device)),
         adapters=adapters,
         adapter_bandwidth=1e9 * number(key, table, "network_gbs_per_gpu") * gpus / adapters,
         link_latency=1e-6 * _optional(key, table, "link_latency_us", LINK_LATENCY_US),
@@ -129,13 +111,9 @@ def _optional(key: str, table: dict[str, Any], field: str, default: float) -> fl
     return float(number(key, table, field)) if field in table else default
 
 
-def _host_gbs(key: str, table: dict[str, Any], only_link: float | None) -> float:
-    if only_link is not None:
-        return only_link
-    if "host_gbs" in table:
-        return float(number(key, table, "host_gbs"))
-    generation = load_device(str(table["device"])).pcie_gen if "device" in table else 4
-    return PCIE_GBS.get(generation, PCIE_GBS[4])
+def _host_gbs(key: str, table: dict[str, Any], device: Device | None) -> float:
+    default = PCIE_GBS.get(device.pcie_gen if device else _DEFAULT_PCIE, PCIE_GBS[_DEFAULT_PCIE])
+    return _optional(key, table, "host_gbs", default)
 
 
 def _links(key: str, rows: Any, gpus: int) -> Links:

@@ -40,7 +40,7 @@ class Question:
 def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
     """The answer, which says among its warnings what was assumed; `always_sharded` as in `load_on`."""
     alone = question.platform()
-    platform, links = with_links(alone)
+    platform = with_links(alone)
     step, shards = load_on(
         question.workload, platform, question.variant, gpus=question.gpus, always_sharded=always_sharded
     )
@@ -53,5 +53,5 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         roofline_only=question.roofline_only,
         uneven=question.uneven,
     )
-    assumed = tuple(said for said in (shards, links if many else "", step.meta.get("compiled")) if said)
+    assumed = tuple(said for said in (shards, platform.assumed if many else "", step.meta.get("compiled")) if said)
     return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer

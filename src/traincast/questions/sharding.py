@@ -32,15 +32,15 @@ def load_task(
     given = _tables(tables)
     if dtype is not None:
         given = tuple(replace(table, dtype=dtype) for table in given)
-    platform, _ = with_links(load_platform(on))
+    platform = with_links(load_platform(on))
     part = None if dense is None else load_dense(dense)
     return make_task(given, platform, gpus=gpus, batch_size=batch_size, dense=part)
 
 
 def assumed_links(on: str, gpus: int) -> list[str]:
     """What is assumed about the links of several GPUs of a platform that is a device alone, to be said."""
-    _, said = with_links(load_platform(on))
-    return [said] if said and gpus > 1 else []
+    assumed = with_links(load_platform(on)).assumed
+    return [assumed] if assumed and gpus > 1 else []
 
 
 def _tables(source: str) -> tuple[Table, ...]:

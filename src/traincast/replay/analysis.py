@@ -109,8 +109,8 @@ def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherR
         path = ranks_path([report.rank for report in ranks], linked, replayed.walked, question.twice)
         attributions = [report.attribution for report in ranks if report.attribution is not None]
         if question.platform is not None:
-            platform, assumed = with_links(question.platform)
-            notes += [assumed] if assumed else []
+            platform = with_links(question.platform)
+            notes += [platform.assumed] if platform.assumed else []
             if platform.topology is not None:
                 prediction = predict_ranks(linked, attributions, replayed, platform.topology)
     return TogetherReport(

@@ -10,7 +10,8 @@ from typing import Any
 
 from traincast.cli.output import print_json, print_text
 from traincast.display.text import table
-from traincast.platform.platform import Platform, load_platform, platform_keys
+from traincast.platform.catalog import platform_keys
+from traincast.platform.platform import Platform, load_platform
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

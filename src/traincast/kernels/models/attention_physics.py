@@ -12,8 +12,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import Calls
-from traincast.kernels.models.chips import has_stacked_memory
-from traincast.platform.device import Device
+from traincast.platform.device import BLACKWELL, HOPPER, Device
 
 FUSED_TYPES = ("fp16", "bf16")
 _EXPONENTIALS = 16.0  # that an SM makes a clock
@@ -41,7 +40,6 @@ KERNELS = {
     "tensorrt": Kernel((128,), (256, 128), (128, 128), (False, False)),
 }
 KERNEL_NAMES = tuple(KERNELS)
-_BY_ARCH = {"hopper": "flash3", "blackwell": "tensorrt"}
 
 FEATURES = (
     "start", "waves", "products by waves", "products", "exponentials", "longest block", "memory", "memory beyond L2",
@@ -50,8 +48,10 @@ FEATURES = (
 
 
 def kernel_of(device: Device) -> str:
-    """Name of the kernel that was measured on cards of this architecture; FlashAttention 2 where none was."""
-    return _BY_ARCH.get(device.arch, "flash2")
+    """Name of the kernel that was measured on cards of this generation; FlashAttention 2 on earlier and other ones."""
+    if device.since(BLACKWELL):
+        return "tensorrt"
+    return "flash3" if device.since(HOPPER) else "flash2"
 
 
 def kernel_features(calls: Calls, device: Device) -> FloatArray:
@@ -108,6 +108,6 @@ def _traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
     """
     vector = 2.0 * calls["batch"] * calls["head_dim"] * calls.item_bytes()
     query, key = vector * calls["q_heads"] * calls["q_len"], vector * calls["kv_heads"] * calls["kv_len"]
-    reach = _KEPT * device.l2_bytes * (0.5 if has_stacked_memory(device) else 1.0)
+    reach = _KEPT * device.l2_bytes * (0.5 if device.made_for_computing else 1.0)
     ratio = np.square(np.square((query + 2.0 * key) / reach))
     return (query + key) / device.dram_bandwidth, ratio / (1.0 + ratio)

@@ -15,16 +15,6 @@ from traincast.platform.device import Device
 State = dict[str, npt.NDArray[Any]]
 
 
-def has_stacked_memory(device: Device) -> bool:
-    """Whether the card has HBM rather than GDDR, told by its chip.
-
-    NVIDIA's data-centre chips of the generations that have both kinds have 64 cores an SM, the others 128.
-    """
-    if device.vendor == "amd" or device.arch in ("volta", "hopper", "blackwell"):
-        return True
-    return device.arch in ("pascal", "ampere") and device.cores_per_sm == 64
-
-
 @dataclass(frozen=True, slots=True)
 class Chips:
     """The devices a model was fitted on, in the order of its per-device parameters."""

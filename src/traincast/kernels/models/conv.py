@@ -15,13 +15,12 @@ from traincast.kernels.models.base import KernelModel, Measurements, State
 from traincast.kernels.models.conv_fit import ConvParameters, algorithm_seconds, fit_weights
 from traincast.kernels.models.conv_physics import Geometry, depthwise_seconds
 from traincast.kernels.models.conv_residual import ConvTrees, fit_trees, own_features, shared_features
-from traincast.platform.device import Device
+from traincast.platform.device import AMPERE, Device
 
 TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
 _LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
 _PIECE = 8192
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
-_TENSOR_LAYOUT_ARCHS = ("ampere", "ada", "hopper", "blackwell")
 
 
 class ConvModel(KernelModel):
@@ -114,7 +113,7 @@ def _pieces(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
 
 def _layout_seconds(g: Geometry, device: Device, item: FloatArray, tensor: BoolArray) -> FloatArray:
     """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back."""
-    if device.arch not in _TENSOR_LAYOUT_ARCHS:
+    if not device.since(AMPERE):
         return np.zeros(len(item))
     turned = 2.0 * item * (g.input_size + g.output_size) / (0.82 * device.dram_bandwidth)
     return np.where(tensor, turned, 0.0)

@@ -25,11 +25,11 @@ from traincast.kernels.models.conv_physics import (
     nonfused_tile_seconds,
     winograd_tile_seconds,
 )
-from traincast.platform.device import Device
+from traincast.platform.device import ADA, AMPERE, PASCAL, TURING, VOLTA, Device
 
 _MOST_RESIDUAL = 1.0
 _ENOUGH_ROWS = 1000  # of 3x3 forward in fp32, for a chip to have trees of its own
-_ARCHS = ("maxwell", "pascal", "volta", "turing", "ampere")  # in order of age
+_GENERATIONS = (PASCAL, VOLTA, TURING, AMPERE, ADA)  # compute capabilities at which a generation of kernels begins
 _MOST_RATIO = 100.0  # of a way that hardly applies
 
 
@@ -110,7 +110,7 @@ def shared_features(calls: Calls, g: Geometry, device: Device, by_algorithm: Flo
         g.batch, g.channels, g.filters, g.height, g.width, g.batch * g.out_h * g.out_w, g.taps, best, g.filter_size,
         g.input_size, g.output_size, moved / best, *np.minimum(by_algorithm / best[:, None], _MOST_RATIO).T,
     ]  # fmt: skip
-    age = _ARCHS.index(device.arch) if device.arch in _ARCHS else len(_ARCHS)
+    age = sum(not device.before(capability) for capability in _GENERATIONS)
     constants = (device.num_sms, device.sustained("fp32") / device.dram_bandwidth, age)
     parts = [
         g.kernel_h, g.kernel_w, g.stride, g.filters % 32, g.channels % 32, g.data, g.weights, calls.is_compute("fp16"),

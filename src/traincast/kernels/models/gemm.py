@@ -17,12 +17,13 @@ from traincast.kernels.models.base import KernelModel, Measurements, State
 from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.gemm_engine import ENGINES, Engine, Problem, describe, engine_of
 from traincast.kernels.models.residual_net import Float32Array, ResidualNet
-from traincast.platform.device import Device
+from traincast.platform.device import VOLTA, Device
+from traincast.platform.sheet import ARCHITECTURES
 
 SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
 """Seconds at which the spread is tabulated anew."""
 
-OLD_ARCHS = ("maxwell", "pascal")
+OLD_ARCHS = tuple(arch for arch, (vendor, since) in ARCHITECTURES.items() if vendor == "nvidia" and since < VOLTA)
 """Before Volta, the library had other kernels and the SMs issued two instructions at once."""
 
 _CHUNK = 4096  # calls at once: features stay in the CPU's cache
@@ -50,14 +51,14 @@ class EngineFit:
 
     def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
         """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
-        alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == (device.arch in OLD_ARCHS)]
+        alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == device.before(VOLTA)]
         chosen = [row] if row >= 0 else alike or slice(None)
         total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
         return np.asarray(total / np.float32(len(self.nets)))
 
     def unseen_sigma(self, device: Device) -> FloatArray:
         """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
-        own = self.sigma[-2 if device.arch in OLD_ARCHS else -1]
+        own = self.sigma[-2 if device.before(VOLTA) else -1]
         return np.asarray(np.maximum(own, np.median(self.sigma[:-2], axis=0)))
 
     def state(self, name: str) -> State:

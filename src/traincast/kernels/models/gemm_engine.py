@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import Calls
-from traincast.platform.device import Device
+from traincast.platform.device import AMPERE, Device
 
 DRAM_SHARE = 0.82
 """Share of the sheet's DRAM rate that streaming kernels reach, the mean over the measured cards."""
@@ -24,7 +24,6 @@ _HIDDEN = 0.8  # share of the shorter of arithmetic and traffic that hides behin
 # SMs that issue one instruction per lane group: 64 of about 80 slots of a tile's inner loop are FMA. Set with the
 # H100's and L4's large GEMMs in view, see docs/kernels/gemm.md
 _ISSUE_SHARE = 0.8
-_SINGLE_ISSUE = ("ampere", "ada", "hopper", "blackwell")
 _TRAFFIC_POWER = 0.5  # share of the power limit that DRAM takes at full rate; set with L4 in view, see the docs
 _HEATING_SECONDS = 1e-3  # kernels about this long are half way from boost to the clock their power allows
 
@@ -103,7 +102,7 @@ def peak_rate(device: Device, compute: str) -> float:
     rate = device.sustained(compute)
     if compute in device.peak_flops and compute != "fp32":
         return rate
-    single_issue = device.arch in _SINGLE_ISSUE and device.cores_per_sm == 128
+    single_issue = device.since(AMPERE) and device.cores_per_sm == 128
     return rate * (_ISSUE_SHARE if single_issue else 1.0)
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.arrays import FloatArray
-from traincast.kernels.models.chips import has_stacked_memory
-from traincast.platform.device import Device
+from traincast.platform.device import ADA, TURING, Device
 
 SOFTMAX_WARP_COLS = 1024  # PyTorch keeps rows up to this width in the registers of one warp
 _ITERATIONS = 9  # iteration counts told apart; beyond, latency grows in proportion
 _OVERFLOW = np.array([-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0])  # log2 of (rows in flight / L2)
-_THREADS = {"turing": 1024, "ada": 1536}
-_BLOCKS = {"turing": 16, "ada": 24}
+# an SM's resident threads and blocks (CUDA programming guide) where they are not 2048 and 32
+_THREADS = {TURING: 1024, ADA: 1536}
+_BLOCKS = {TURING: 16, ADA: 24}
 
 
 def layer_norm_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
@@ -51,7 +51,7 @@ def in_flight_bytes(device: Device, cols: FloatArray, item: FloatArray, threads:
 
 def stream_seconds(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
     """Time to move every value once, at the share of the DRAM rate that its kind of memory reaches."""
-    share = 0.87 if has_stacked_memory(device) else 0.75  # medians of the element-wise fit
+    share = 0.87 if device.made_for_computing else 0.75  # medians of the element-wise fit
     return rows * cols * item / (share * device.dram_bandwidth)
 
 
@@ -91,8 +91,8 @@ def _warp_features(
 
 
 def _blocks_per_sm(device: Device, threads: FloatArray) -> FloatArray:
-    resident = np.floor(_THREADS.get(device.arch, 2048) / threads)
-    return np.clip(resident, 1.0, _BLOCKS.get(device.arch, 32))
+    resident = np.floor(_THREADS.get(device.compute_capability, 2048) / threads)
+    return np.clip(resident, 1.0, _BLOCKS.get(device.compute_capability, 32))
 
 
 def _clock(device: Device) -> float:

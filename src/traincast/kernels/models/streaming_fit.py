@@ -13,7 +13,7 @@ from traincast.arrays import FloatArray
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
 from traincast.kernels.models.base import Measurements, State
-from traincast.kernels.models.chips import Chips, has_stacked_memory
+from traincast.kernels.models.chips import Chips
 from traincast.kernels.models.memory import START_SECONDS, MemorySystem, lane_seconds, overlapped
 from traincast.kernels.models.solve import relative_fit
 from traincast.platform.device import Device
@@ -53,7 +53,7 @@ class StreamParameters:
     def view(self, device: Device) -> DeviceView:
         """What holds for this device."""
         row = self.chips.find(device)
-        stacked = int(has_stacked_memory(device))
+        stacked = int(device.made_for_computing)
         read, write = self.pooled[2 * stacked : 2 * stacked + 2]
         cycles, sigma = self.pooled[4 + (device.vendor == "amd")], self.unseen_sigma
         if row >= 0:
@@ -131,7 +131,7 @@ def _dram_shares(calls: Calls, seconds: FloatArray, device: Device) -> tuple[flo
 
 
 def _pool(devices: list[Device], shares: FloatArray) -> list[float]:
-    stacked = np.array([has_stacked_memory(device) for device in devices])
+    stacked = np.array([device.made_for_computing for device in devices])
     pooled: list[float] = []
     for kind in (False, True):
         chosen = shares[stacked == kind] if (stacked == kind).any() else shares
