@@ -12,6 +12,7 @@ _READ = 1 << 18
 _GZIP = b"\x1f\x8b"
 # deflate packs a real trace 10 to 60 times; beyond this a small file is only meant to fill the machine
 _MAX_RATIO, _RATIO_FROM = 250, 1 << 27
+_MAX_MEMBERS = 10_000  # a trace appended to in pieces has a few; each one costs a copy of what is left to unpack
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00": "UTF-32"}
 
 
@@ -24,7 +25,7 @@ class ByteSource:
         self._file = _open(path)
         self._gzip = self._file.peek(2)[:2] == _GZIP
         self._inflate = zlib.decompressobj(wbits=31)
-        self._packed, self._unpacked = 0, 0
+        self._packed, self._unpacked, self._members = 0, 0, 1
 
     def read(self, size: int) -> bytes:
         """The next bytes, at most `size` of them; empty only at the end."""
@@ -39,9 +40,9 @@ class ByteSource:
 
     def _read_gzip(self, size: int) -> bytes:
         while not self.damaged:
-            packed = self._inflate.unconsumed_tail
-            if not packed:
-                packed = self._next_member() if self._inflate.eof else self._file.read(_READ)
+            packed = self._next_member() if self._inflate.eof else self._inflate.unconsumed_tail
+            if not packed and not self._inflate.eof:
+                packed = self._file.read(_READ)
                 self._packed += len(packed)
             if not packed:
                 if not self._inflate.eof:
@@ -63,9 +64,16 @@ class ByteSource:
 
     def _next_member(self) -> bytes:
         """The start of a further gzip member; zero padding and other rubbish behind the last one is not data."""
-        rest = self._inflate.unused_data or self._file.read(_READ)
+        rest = self._inflate.unused_data
+        if len(rest) < len(_GZIP):
+            further = self._file.read(_READ)
+            self._packed += len(further)
+            rest += further
         if not rest.startswith(_GZIP):
             return b""
+        self._members += 1
+        if self._members > _MAX_MEMBERS:
+            raise TraincastError(f"'{self.path}' has more than {_MAX_MEMBERS} gzip members; pack it again as one")
         self._inflate = zlib.decompressobj(wbits=31)
         return rest
 

@@ -1,0 +1,56 @@
+"""Bytes of plain and packed files, a piece at a time, whatever stands behind the data."""
+
+from __future__ import annotations
+
+import gzip
+import random
+
+import pytest
+
+from traincast.errors import TraincastError
+from traincast.traces.source import ByteSource
+
+TEXT = random.Random(1).randbytes(100_000).hex().encode()
+
+
+def read_all(path, size=1000):
+    source = ByteSource(path)
+    pieces = []
+    while piece := source.read(size):
+        assert len(piece) <= size
+        pieces.append(piece)
+        assert len(pieces) < 10_000, "it never ends"
+    source.close()
+    return b"".join(pieces), source.damaged
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_several_gzip_members_are_one_text(tmp_path, size):
+    text = TEXT[:5000] if size == 1 else TEXT
+    half = len(text) // 2
+    (tmp_path / "t.gz").write_bytes(gzip.compress(text[:half]) + gzip.compress(b"") + gzip.compress(text[half:]))
+    assert read_all(tmp_path / "t.gz", size) == (text, "")
+
+
+@pytest.mark.parametrize("behind", [b"\0" * 600_000, b"\x1f", b"rubbish" * 100_000, b"\x1f\x8b"])
+@pytest.mark.parametrize("size", [100, 1 << 20])
+def test_what_stands_behind_the_last_member_is_not_data_and_ends(tmp_path, behind, size):
+    (tmp_path / "t.gz").write_bytes(gzip.compress(TEXT) + behind)
+    text, damaged = read_all(tmp_path / "t.gz", size)
+    assert text == TEXT
+    assert damaged == ("the gzip stream is cut off" if behind == b"\x1f\x8b" else "")
+
+
+def test_too_many_members_are_refused(tmp_path):
+    (tmp_path / "t.gz").write_bytes(gzip.compress(b"") * 10_001)
+    with pytest.raises(TraincastError, match="more than 10000 gzip members"):
+        read_all(tmp_path / "t.gz")
+
+
+@pytest.mark.parametrize("cut", [10, 1000, 100_000])
+def test_a_cut_file_says_so(tmp_path, cut):
+    packed = gzip.compress(TEXT)
+    (tmp_path / "t.gz").write_bytes(packed[:cut])
+    text, damaged = read_all(tmp_path / "t.gz")
+    assert TEXT.startswith(text)
+    assert damaged == "the gzip stream is cut off"
