@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from traincast.host.profile import HostProfile
     from traincast.platform.platform import Platform
-    from traincast.prediction.prediction import Prediction
+    from traincast.prediction.result import Prediction
     from traincast.prediction.scaling import ScalingCurve
     from traincast.questions.variant import VariantOptions
     from traincast.walk.uneven import Unevenness

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from traincast.display.html import html_folded, html_lines, html_table
 from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -55,6 +54,8 @@ class Result:
         return "\n".join([f"{type(self).__name__}: {lines[0]}", *lines[1:_MOST_LINES], *left_out])
 
     def _repr_html_(self) -> str:
+        from traincast.display.html import html_lines  # only notebooks need it
+
         tables = [_folded(name, rows) for name, rows in self.records().items() if rows]
         return "".join([html_lines(repr(self)), *tables])
 
@@ -88,6 +89,8 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folded(name: str, rows: list[dict[str, Any]]) -> str:
+    from traincast.display.html import html_folded, html_table
+
     header = list(dict.fromkeys(column for row in rows for column in row))
     shown = rows[:_MOST_ROWS]
     numbers = [at for at, column in enumerate(header) if any(_is_number(row.get(column)) for row in shown)]

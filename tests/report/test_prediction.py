@@ -7,7 +7,7 @@ import json
 import pytest
 
 import traincast
-from traincast.report.prediction import prediction_json, prediction_text
+from traincast.report.prediction import prediction_text
 
 CONTRACT = {
     "iteration_ms", "interval_ms", "device_active_ms", "device_idle_ms", "host_ms", "exposed_comm_ms", "per_family",
@@ -21,7 +21,7 @@ def answer():
 
 
 def test_json_has_every_key_of_the_contract(answer):
-    document = json.loads(json.dumps(prediction_json(answer), allow_nan=False))
+    document = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
 
     assert document.keys() >= CONTRACT
     assert document["batch_size"] == 1024
@@ -30,7 +30,7 @@ def test_json_has_every_key_of_the_contract(answer):
 
 
 def test_json_numbers_agree_with_each_other(answer):
-    document = prediction_json(answer)
+    document = answer.to_dict()
 
     low, high = document["interval_ms"]
     assert 0 < low < document["iteration_ms"] < high

@@ -8,7 +8,7 @@ import pytest
 
 from tests.walk.rank_programs import RankProgram, predict
 from traincast.report.chrome import chrome_trace
-from traincast.report.prediction import prediction_json, prediction_text
+from traincast.report.prediction import prediction_text
 
 
 def program(size):
@@ -24,7 +24,7 @@ def answer():
 
 
 def test_json_has_every_class_of_ranks(answer):
-    document = json.loads(json.dumps(prediction_json(answer), allow_nan=False))
+    document = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
 
     assert document["gpus"] == 3
     assert [entry["ranks"] for entry in document["ranks"]] == [[0, 1], [2]]
@@ -37,7 +37,7 @@ def test_json_has_every_class_of_ranks(answer):
 
 
 def test_one_gpu_is_one_rank():
-    document = prediction_json(predict(RankProgram().compute(512)))
+    document = predict(RankProgram().compute(512)).to_dict()
 
     assert [entry["ranks"] for entry in document["ranks"]] == [[0]]
     assert document["exposed_comm_ms"] == 0

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from traincast.prediction.scaling import ScalingCurve, ScalingPoint
-from traincast.report.scaling import scaling_json, scaling_text
+from traincast.report.scaling import scaling_text
 
 
 def point(gpus, seconds, efficiency, *, exposed=0.0, warnings=()):
@@ -54,7 +54,7 @@ def test_the_page():
 
 
 def test_the_data():
-    data = scaling_json(CURVE)
+    data = CURVE.to_dict()
     assert data["warnings"] == ["needs 3 GB", "left out", "joined as in node"]
     assert (data["workload"], data["scaling"]) == ("net", "weak")
     assert data["rows"][1] == {

@@ -1,10 +1,9 @@
-"""The answer: how long a step takes on a platform, and what it is made of."""
+"""Predicting one step of a workload on a platform."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -17,63 +16,18 @@ from traincast.kernels.cost import Costs, Source, price
 from traincast.kernels.registry import LoweringContext
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
+from traincast.prediction.result import Prediction
 from traincast.prediction.step import StepWalk, walk_step
-from traincast.prediction.step_path import PathPart, step_path
 from traincast.walk.instructions import StepInstructions, step_instructions
 from traincast.walk.matched_calls import rank_list
 from traincast.walk.timeline import Timeline
 from traincast.walk.uneven import Unevenness
-from traincast.workload.program import Memory
 from traincast.workload.tables import bytes_left_out
 from traincast.workload.workload import Workload
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
 Z90 = 1.645  # standard normal quantile of a two-sided 90 % interval
 _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Prediction:
-    """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`.
-
-    On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
-    (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has
-    all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
-    mean.
-
-    `estimated_ops` are ops without a kernel model (costed from their bytes), `out_of_domain_ops` those with a
-    call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
-    `out_of_domain_seconds` are the device time of those calls.
-    """
-
-    workload: Workload
-    platform: Platform
-    host_profile: str
-    iteration: float
-    interval: tuple[float, float]
-    device_active: float
-    device_idle: float
-    host: float
-    exposed_comm: float
-    by_family: dict[str, float]
-    by_phase: dict[str, float]
-    by_source: dict[str, float]
-    estimated_ops: tuple[str, ...]
-    estimated_seconds: float
-    out_of_domain_ops: tuple[str, ...]
-    out_of_domain_seconds: float
-    memory: Memory
-    warnings: tuple[str, ...]
-    timeline: Timeline
-    walk: StepWalk
-    ranks: tuple[RankAnswer, ...]
-    imbalance: float = 0.0
-    gpus: int = 1
-
-    @cached_property
-    def path(self) -> list[PathPart]:
-        """The critical path over all ranks."""
-        return step_path(self.walk)
 
 
 def lowering_context(workload: Workload, *, tf32: bool = False) -> LoweringContext:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform, load_platform
-from traincast.prediction.prediction import Prediction, predict_step
+from traincast.prediction.prediction import predict_step
+from traincast.prediction.result import Prediction
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import Source, load_on
 from traincast.walk.uneven import Unevenness

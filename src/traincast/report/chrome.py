@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from traincast.prediction.prediction import Prediction
+from traincast.prediction.result import Prediction
 from traincast.walk.timeline import Timeline
 
 _MOST_RANKS = 32  # a trace of a thousand ranks is larger than any viewer opens

@@ -1,70 +1,19 @@
-"""A prediction as JSON and as a page for the terminal."""
+"""A prediction as a page for the terminal."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from traincast.display.text import bar, milliseconds, table
-from traincast.prediction.prediction import Prediction
+from traincast.prediction.result import Prediction
 from traincast.prediction.step_path import seconds_by_what
-from traincast.report.ranks import ranks_json, ranks_text
+from traincast.report.ranks import ranks_text
 
 _MOST_OPS = 5
-
-
-def prediction_json(p: Prediction) -> dict[str, Any]:
-    """The answer as plain data; keys are stable."""
-    return {
-        "workload": p.workload.name,
-        "platform": p.platform.key,
-        "device": p.platform.device.name,
-        "clock_mhz": p.platform.device.clock_mhz,
-        "mode": p.workload.mode,
-        "compiled": "compiled" in p.workload.meta,
-        "batch_size": p.workload.batch_size,
-        "seq_len": p.workload.seq_len or None,
-        "gpus": p.gpus,
-        "iteration_ms": 1e3 * p.iteration,
-        "interval_ms": [1e3 * p.interval[0], 1e3 * p.interval[1]],
-        "device_active_ms": 1e3 * p.device_active,
-        "device_idle_ms": 1e3 * p.device_idle,
-        "host_ms": 1e3 * p.host,
-        "exposed_comm_ms": 1e3 * p.exposed_comm,
-        "per_family": {family: 1e3 * seconds for family, seconds in p.by_family.items()},
-        "per_phase": {phase: 1e3 * seconds for phase, seconds in p.by_phase.items()},
-        "per_source": {source: 1e3 * seconds for source, seconds in p.by_source.items()},
-        "critical_path": {what: 1e3 * seconds for what, seconds in seconds_by_what(p.path).items()},
-        "kernels": len(p.timeline.launches),
-        "estimated_ops": list(p.estimated_ops),
-        "estimated_ms": 1e3 * p.estimated_seconds,
-        "out_of_domain_ops": list(p.out_of_domain_ops),
-        "out_of_domain_ms": 1e3 * p.out_of_domain_seconds,
-        "memory_gb": {"peak": p.memory.peak_bytes / 1e9, **{k: v / 1e9 for k, v in p.memory.by_kind.items()}},
-        "host_profile": p.host_profile,
-        "warnings": list(p.warnings),
-        **ranks_json(p),
-    }
 
 
 def prediction_text(p: Prediction) -> str:
     """The answer as a page: the number, what it is made of, and where it came from."""
     ranks = [ranks_text(p), ""] if p.gpus > 1 else []
-    return "\n".join([_headline(p), "", _split(p), "", *ranks, _families(p), "", _footer(p)])
-
-
-def _headline(p: Prediction) -> str:
-    device = p.platform.device
-    clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
-    sequence = f", {p.workload.seq_len} tokens" if p.workload.seq_len else ""
-    low, high = (milliseconds(limit) for limit in p.interval)
-    compiled = ", compiled" if "compiled" in p.workload.meta else ""
-    several = f"{p.gpus} x " if p.gpus > 1 else ""
-    each = " a GPU" if p.gpus > 1 else ""
-    return (
-        f"{p.workload.name} ({p.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
-        f"batch {p.workload.batch_size}{each}{sequence}: {milliseconds(p.iteration)} ms a step, "
-        f"90 % interval {low} to {high} ms"
-    )
+    return "\n".join([p.headline(), "", _split(p), "", *ranks, _families(p), "", _footer(p)])
 
 
 def _split(p: Prediction) -> str:

@@ -2,41 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from traincast.display.text import bar, milliseconds, table
-from traincast.prediction.answers import RankAnswer
-from traincast.prediction.prediction import Prediction
+from traincast.prediction.result import Prediction
 from traincast.prediction.step_path import seconds_by_place
 from traincast.walk.matched_calls import rank_list
 
 _MOST_ROWS = 16
-
-
-def ranks_json(p: Prediction) -> dict[str, Any]:
-    """Every class of ranks, how unevenly they compute, and where the critical path lies; plain data."""
-    return {
-        "ranks": [_rank_json(answer) for answer in p.ranks],
-        "imbalance": p.imbalance,
-        "critical_path_ranks": [
-            {"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in seconds_by_place(p.path).items()
-        ],
-    }
-
-
-def _rank_json(answer: RankAnswer) -> dict[str, Any]:
-    return {
-        "ranks": list(answer.ranks),
-        "iteration_ms": 1e3 * answer.iteration,
-        "device_active_ms": 1e3 * answer.device_active,
-        "device_idle_ms": 1e3 * answer.device_idle,
-        "compute_ms": 1e3 * answer.compute,
-        "host_ms": 1e3 * answer.host,
-        "exposed_comm_ms": 1e3 * answer.exposed_comm,
-        "waiting_ms": 1e3 * answer.waiting,
-        "memory_gb": answer.memory.peak_bytes / 1e9,
-        "memory_by_kind_gb": {kind: nbytes / 1e9 for kind, nbytes in answer.memory.by_kind.items()},
-    }
 
 
 def ranks_text(p: Prediction) -> str:

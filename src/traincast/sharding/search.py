@@ -13,7 +13,8 @@ from traincast.errors import TraincastError
 from traincast.placement.greedy import greedy_plans
 from traincast.placement.memory import MemoryNeed, memory_need
 from traincast.placement.plan import Plan, check_plan, plain
-from traincast.prediction.prediction import Prediction, predict_step
+from traincast.prediction.prediction import predict_step
+from traincast.prediction.result import Prediction
 from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Assignment
 from traincast.sharding.cost import FastCost

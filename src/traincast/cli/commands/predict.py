@@ -22,7 +22,7 @@ from traincast.errors import TraincastError
 from traincast.questions.scaling import SCALINGS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS, VariantOptions
 from traincast.report.chrome import chrome_trace
-from traincast.report.prediction import prediction_json, prediction_text
+from traincast.report.prediction import prediction_text
 from traincast.walk.uneven import Unevenness
 
 
@@ -80,14 +80,14 @@ def run(args: argparse.Namespace) -> int:
     if args.trace_out:
         write_json_file(args.trace_out, chrome_trace(answer))
     if args.json:
-        print_json(prediction_json(answer))
+        print_json(answer.to_dict())
     else:
         print_text(prediction_text(answer))
     return 0
 
 
 def _curve(args: argparse.Namespace, gpus: list[int], variant: VariantOptions) -> int:
-    from traincast.report.scaling import scaling_json, scaling_text
+    from traincast.report.scaling import scaling_text
 
     if args.trace_out:
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
@@ -101,7 +101,7 @@ def _curve(args: argparse.Namespace, gpus: list[int], variant: VariantOptions) -
         **variant,
     )
     if args.json:
-        print_json(scaling_json(curve))
+        print_json(curve.to_dict())
     else:
         print_text(scaling_text(curve))
     return 0

@@ -1,0 +1,154 @@
+"""What a prediction is: how long a step takes on a platform, and what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from traincast.display.text import milliseconds
+from traincast.platform.platform import Platform
+from traincast.prediction.answers import RankAnswer
+from traincast.prediction.step import StepWalk
+from traincast.prediction.step_path import PathPart, seconds_by_place, seconds_by_what, step_path
+from traincast.results import Records, Result, flat
+from traincast.walk.matched_calls import rank_list
+from traincast.walk.timeline import Timeline
+from traincast.workload.program import Memory
+from traincast.workload.workload import Workload
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Prediction(Result):
+    """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`.
+
+    On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
+    (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has
+    all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
+    mean.
+
+    `estimated_ops` are ops without a kernel model (costed from their bytes), `out_of_domain_ops` those with a
+    call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
+    `out_of_domain_seconds` are the device time of those calls.
+    """
+
+    workload: Workload
+    platform: Platform
+    host_profile: str
+    iteration: float
+    interval: tuple[float, float]
+    device_active: float
+    device_idle: float
+    host: float
+    exposed_comm: float
+    by_family: dict[str, float]
+    by_phase: dict[str, float]
+    by_source: dict[str, float]
+    estimated_ops: tuple[str, ...]
+    estimated_seconds: float
+    out_of_domain_ops: tuple[str, ...]
+    out_of_domain_seconds: float
+    memory: Memory
+    warnings: tuple[str, ...]
+    timeline: Timeline
+    walk: StepWalk
+    ranks: tuple[RankAnswer, ...]
+    imbalance: float = 0.0
+    gpus: int = 1
+
+    @cached_property
+    def path(self) -> list[PathPart]:
+        """The critical path over all ranks."""
+        return step_path(self.walk)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data; keys are stable and say their units."""
+        return {
+            "workload": self.workload.name,
+            "platform": self.platform.key,
+            "device": self.platform.device.name,
+            "clock_mhz": self.platform.device.clock_mhz,
+            "mode": self.workload.mode,
+            "compiled": "compiled" in self.workload.meta,
+            "batch_size": self.workload.batch_size,
+            "seq_len": self.workload.seq_len or None,
+            "gpus": self.gpus,
+            "iteration_ms": 1e3 * self.iteration,
+            "interval_ms": [1e3 * limit for limit in self.interval],
+            "device_active_ms": 1e3 * self.device_active,
+            "device_idle_ms": 1e3 * self.device_idle,
+            "host_ms": 1e3 * self.host,
+            "exposed_comm_ms": 1e3 * self.exposed_comm,
+            "per_family": _milliseconds(self.by_family),
+            "per_phase": _milliseconds(self.by_phase),
+            "per_source": _milliseconds(self.by_source),
+            "critical_path": _milliseconds(seconds_by_what(self.path)),
+            "kernels": len(self.timeline.launches),
+            "estimated_ops": list(self.estimated_ops),
+            "estimated_ms": 1e3 * self.estimated_seconds,
+            "out_of_domain_ops": list(self.out_of_domain_ops),
+            "out_of_domain_ms": 1e3 * self.out_of_domain_seconds,
+            "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_gigabytes(self.memory.by_kind)},
+            "host_profile": self.host_profile,
+            "warnings": list(self.warnings),
+            "ranks": [_rank(answer) for answer in self.ranks],
+            "imbalance": self.imbalance,
+            "critical_path_ranks": self._path_rows(),
+        }
+
+    def headline(self) -> str:
+        """Model, platform and size, then the time of a step with its interval."""
+        device = self.platform.device
+        clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
+        sequence = f", {self.workload.seq_len} tokens" if self.workload.seq_len else ""
+        low, high = (milliseconds(limit) for limit in self.interval)
+        compiled = ", compiled" if "compiled" in self.workload.meta else ""
+        several, per_gpu = (f"{self.gpus} x ", " a GPU") if self.gpus > 1 else ("", "")
+        return (
+            f"{self.workload.name} ({self.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
+            f"batch {self.workload.batch_size}{per_gpu}{sequence}: {milliseconds(self.iteration)} ms a step, "
+            f"90 % interval {low} to {high} ms"
+        )
+
+    def records(self) -> Records:
+        """ "families", "phases" and "sources" of kernel time, "memory" by kind (of the fullest rank), "critical_path" by
+        rank and op, and "ranks" (one row per class of ranks that do the same)."""
+        return {
+            "families": _rows("family", self.by_family),
+            "phases": _rows("phase", self.by_phase),
+            "sources": _rows("source", self.by_source),
+            "memory": [{"kind": kind, "gb": size} for kind, size in _gigabytes(self.memory.by_kind).items()],
+            "critical_path": self._path_rows(),
+            "ranks": [{"ranks": rank_list(answer.ranks), **flat(_rank(answer))} for answer in self.ranks],
+        }
+
+    def _path_rows(self) -> list[dict[str, Any]]:
+        places = seconds_by_place(self.path).items()
+        return [{"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in places]
+
+
+def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: 1e3 * length for name, length in seconds.items()}
+
+
+def _gigabytes(sizes: dict[str, int]) -> dict[str, float]:
+    return {kind: nbytes / 1e9 for kind, nbytes in sizes.items()}
+
+
+def _rows(what: str, seconds: dict[str, float]) -> list[dict[str, Any]]:
+    return [{what: name, "ms": length} for name, length in _milliseconds(seconds).items()]
+
+
+def _rank(answer: RankAnswer) -> dict[str, Any]:
+    return {
+        "ranks": list(answer.ranks),
+        "iteration_ms": 1e3 * answer.iteration,
+        "device_active_ms": 1e3 * answer.device_active,
+        "device_idle_ms": 1e3 * answer.device_idle,
+        "compute_ms": 1e3 * answer.compute,
+        "host_ms": 1e3 * answer.host,
+        "exposed_comm_ms": 1e3 * answer.exposed_comm,
+        "waiting_ms": 1e3 * answer.waiting,
+        "memory_gb": answer.memory.peak_bytes / 1e9,
+        "memory_by_kind_gb": _gigabytes(answer.memory.by_kind),
+    }
