@@ -1,6 +1,6 @@
 """Collectives: one kernel each, which the walk ties to those of the other ranks.
 
-Every collective op carries what it exchanges as scalars, whatever PyTorch calls it (`docs/distributed-capture.md`).
+Every collective op carries what it exchanges as scalars, whatever PyTorch calls it (`docs/how-it-works/capturing.md`).
 """
 
 from __future__ import annotations

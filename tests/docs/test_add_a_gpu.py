@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 
-from tests.extend.pages import commands, write_files
+from tests.docs.pages import DOCS, blocks_of, commands_of
 from traincast.cli.main import main
 from traincast.platform import load_platform
 
-PAGE = "extend/add-a-gpu.md"
+BLOCKS = blocks_of((DOCS / "extend" / "add-a-gpu.md").read_text(encoding="utf-8"))
 
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """The folder that a reader of the page has, as the current one."""
-    write_files(PAGE, "toml", tmp_path)
+    for block in BLOCKS:
+        if block.title:
+            (tmp_path / block.title).write_text(block.body, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def answers(capsys):
-    for arguments in commands(PAGE):
-        assert main([*arguments, "--json"]) == 0
+    for command in [command for block in BLOCKS if block.language == "console" for command in commands_of(block.body)]:
+        assert main([*shlex.split(command.line)[1:], "--json"]) == 0
         yield json.loads(capsys.readouterr().out)
 
 
