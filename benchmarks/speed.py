@@ -94,8 +94,8 @@ def price(repeats: int) -> dict[str, object]:
     import traincast
     from traincast.kernels.cost import price_calls
     from traincast.kernels.lowered import lower_program
+    from traincast.kernels.registry import lowering_context
     from traincast.platform import load_device
-    from traincast.prediction.prediction import lowering_context
 
     learned = {"gemm", "conv", "softmax"}
     device = load_device("a100-80gb")

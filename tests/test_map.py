@@ -16,8 +16,6 @@ FREE = {"msgspec", "numpy", "yaml"}
 
 KNOWN_CYCLES = {
     "traincast.capturing.communication",
-    "traincast.kernels.lowering.common",
-    "traincast.kernels.models.gemm",
 }
 """By their smallest names."""
 

@@ -14,7 +14,7 @@ import pytest
 from traincast.errors import TraincastError
 from traincast.fitting import pieces
 from traincast.fitting.dates import date_profiles, today
-from traincast.kernels.models.base import save_state
+from traincast.kernels.model import save_state
 
 FIRST, LATER = "946684800", "1700000000"  # 2000-01-01 and 2023-11-14
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import Calls
-from traincast.kernels.models.base import KernelModel
+from traincast.kernels.model import KernelModel
 from traincast.platform import Device
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from traincast.kernels.call import KernelCall
-from traincast.kernels.registry import Item, LoweringContext, lower
+from traincast.kernels.lower import lower
+from traincast.kernels.registry import Item, LoweringContext
 from traincast.workload.ops import Signature, TensorSpec
 
 MODERN = LoweringContext(framework_version=(2, 13))

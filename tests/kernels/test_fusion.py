@@ -9,7 +9,8 @@ from traincast.api import load, predict
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
 from traincast.kernels.fusion import FUSED, compiled_step
-from traincast.kernels.registry import LoweringContext, lower
+from traincast.kernels.lower import lower
+from traincast.kernels.registry import LoweringContext
 from traincast.workload import Phase, Program, ProgramBuilder, Signature, StorageKind, Workload, peak_memory
 from traincast.workload.ops import Scalar, TensorSpec
 from traincast.workload.validate import validate_workload

@@ -9,13 +9,14 @@ import pytest
 
 from tests.kernels.model_checks import check_contract, check_monotone, check_unit
 from traincast.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Family
-from traincast.kernels.families import EMBEDDING, FAMILIES
-from traincast.kernels.lowering.embedding import uniform_tables
-from traincast.kernels.models.shipped import shipped_models
+from traincast.kernels.embedding import EMBEDDING
+from traincast.kernels.embedding.tables import uniform_tables
+from traincast.kernels.families import BY_NAME
+from traincast.kernels.shipped import shipped_model
 from traincast.platform import Device, load_device
 
 DEVICES = ("v100-pcie", "t4", "a100-80gb", "h100", "mi210", "a10", "mi300x")  # the last two were never measured
-FAMILIES_WITH_A_MODEL = tuple(shipped_models())
+FAMILIES_WITH_A_MODEL = tuple(name for name, record in BY_NAME.items() if record.model)
 # lookups of ten thousand rows, a hundred of each, as in the A100 job that was measured
 HOT_LOOKUPS = {
     "tables": 1, "columns": 80, "lookups": 1e6, "distinct_rows": 1e4, "long_rows": 1e4, "long_lookups": 1e6,
@@ -85,14 +86,14 @@ def least_seconds(calls: Calls, device: Device) -> np.ndarray:
 
 
 def test_every_family_has_a_model():
-    assert set(FAMILIES) == set(FAMILIES_WITH_A_MODEL)
+    assert set(BY_NAME) - {"collective"} == set(FAMILIES_WITH_A_MODEL)
 
 
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("name", FAMILIES_WITH_A_MODEL)
 def test_contract_in_every_kind_and_type(name, key):
-    model = shipped_models()[name]
-    assert model.family is FAMILIES[name]
+    model = shipped_model(name)
+    assert model.family is BY_NAME[name].family
     for scale in (1.0, 16.0, 4096.0):
         check_contract(model, every_kind(model.family, scale), load_device(key))
 
@@ -100,7 +101,7 @@ def test_contract_in_every_kind_and_type(name, key):
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("name", FAMILIES_WITH_A_MODEL)
 def test_more_work_takes_longer_in_every_kind_and_type(name, key):
-    model = shipped_models()[name]
+    model = shipped_model(name)
     slack = 0.1 if name in ("gemm", "conv") else 0.0  # learned corrections waver where a kernel is all start
     growing = [every_kind(model.family, 4.0**step) for step in range(1, 6)]
     check_monotone(model, growing, load_device(key), slack=slack)
@@ -109,14 +110,14 @@ def test_more_work_takes_longer_in_every_kind_and_type(name, key):
 @pytest.mark.parametrize("key", DEVICES)
 @pytest.mark.parametrize("name", FAMILIES_WITH_A_MODEL)
 def test_large_calls_take_seconds_that_the_sheet_allows(name, key):
-    model, device = shipped_models()[name], load_device(key)
+    model, device = shipped_model(name), load_device(key)
     calls = every_kind(model.family, 256.0, ("fp32", "tf32", "fp16", "bf16", "fp64"))
     check_unit(model, calls, least_seconds(calls, device), device)
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES_WITH_A_MODEL if name != "conv"])
 def test_nothing_to_do_takes_the_start_of_a_kernel(name):
-    model = shipped_models()[name]
+    model = shipped_model(name)
     empty = dict.fromkeys(model.family.fields, 0.0)
     calls = Calls.of(model.family, [model.family.call(kind, **empty) for kind in model.family.kinds])
     with warnings.catch_warnings():
@@ -138,7 +139,7 @@ def test_nothing_to_do_takes_the_start_of_a_kernel(name):
     ],
 )
 def test_sizes_and_types_never_measured_are_flagged_and_widened(name, kind, compute, inside, outside):
-    model, device = shipped_models()[name], load_device("a100-80gb")
+    model, device = shipped_model(name), load_device("a100-80gb")
     seen = sizes(model.family, 16.0, compute) | inside
     calls = [
         model.family.call(kind, compute, **seen),

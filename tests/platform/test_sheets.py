@@ -6,8 +6,9 @@ import pytest
 
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
-from traincast.kernels.families import ELEMENTWISE, GEMM
-from traincast.kernels.models.shipped import shipped_models
+from traincast.kernels.gemm import GEMM
+from traincast.kernels.shipped import shipped_model
+from traincast.kernels.streaming import ELEMENTWISE
 from traincast.platform import load_device, load_platform
 
 SHEET = """
@@ -43,7 +44,7 @@ def test_a_sheet_is_enough_for_a_prediction_with_a_wider_interval(tmp_path):
     adding = ELEMENTWISE.call("add", elements=1e8, bytes_read=8e8, bytes_written=4e8, tensors=3)
     for call in (product, adding):
         calls = Calls.of(call.family, [call])
-        mine, known = (shipped_models()[call.family.name].predict(calls, d) for d in (device, load_device("v100-pcie")))
+        mine, known = (shipped_model(call.family.name).predict(calls, d) for d in (device, load_device("v100-pcie")))
         assert not mine.in_domain[0]
         assert mine.sigma[0] > known.sigma[0]
 
@@ -94,7 +95,7 @@ def test_a_node_with_a_misspelt_field_is_refused(tmp_path):
 def test_a_sheet_called_like_another_gpu_does_not_become_it(tmp_path):
     call = ELEMENTWISE.call("add", elements=1e8, bytes_read=8e8, bytes_written=4e8, tensors=3)
     device = load_platform(sheet(tmp_path, name="v100-pcie")).device
-    assert not shipped_models()["elementwise"].predict(Calls.of(ELEMENTWISE, [call]), device).in_domain[0]
+    assert not shipped_model("elementwise").predict(Calls.of(ELEMENTWISE, [call]), device).in_domain[0]
 
 
 @pytest.mark.parametrize(

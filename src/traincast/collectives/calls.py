@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.errors import TraincastError
-from traincast.kernels.families import COLLECTIVE
+from traincast.kernels.collective import COLLECTIVE
 
 __all__ = ["COLLECTIVE", "RING_KINDS", "bus_factor", "even_bytes"]
 

@@ -15,13 +15,13 @@ from traincast.collectives.calls import COLLECTIVE
 from traincast.collectives.curve import SMALL_BYTES
 from traincast.collectives.links import LinkModel
 from traincast.collectives.model import CollectiveModel, shipped_collectives
-from traincast.evaluation.metrics import ErrorRow, error_row
 from traincast.fitting import collectives_data as tables
 from traincast.fitting.collectives import fit_model, read_points
 from traincast.fitting.collectives_data import Points
 from traincast.fitting.collectives_links import NODES, node_coefficients
 from traincast.fitting.collectives_pairs import is_slow
 from traincast.kernels.call import Calls
+from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.platform.platform import load_topology
 from traincast.platform.topology import Topology
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.evaluation.metrics import ErrorRow, error_row
+from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.questions.predict import Question, predict
 from traincast.questions.variant import Variant
 from traincast.walk.timeline import Timeline

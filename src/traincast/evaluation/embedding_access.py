@@ -29,8 +29,8 @@ from traincast.evaluation.embedding_draws import (
     draw_part,
     draw_zipf,
 )
-from traincast.evaluation.metrics import ErrorRow, error_row
 from traincast.fitting.embedding_sets import Locality, read_locality
+from traincast.measurements.metrics import ErrorRow, error_row
 
 SUITE = "embedding-access"
 EXPONENTS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from traincast.errors import TraincastError
-from traincast.evaluation.metrics import ErrorRow, error_row
+from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.platform.catalog import device_by_name
 from traincast.questions.predict import Question, predict
 from traincast.questions.variant import Variant

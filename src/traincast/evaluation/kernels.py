@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from traincast.evaluation.dlrm_timeline import evaluate_dlrm_timeline
-from traincast.evaluation.kernels_attention import evaluate_attention
-from traincast.evaluation.kernels_conv import evaluate_conv
-from traincast.evaluation.kernels_embedding import evaluate_embedding
-from traincast.evaluation.kernels_gemm import evaluate_gemm
-from traincast.evaluation.kernels_gemm_timeline import evaluate_gemm_timeline
-from traincast.evaluation.kernels_vector import evaluate_elementwise, evaluate_norm, evaluate_softmax
-from traincast.evaluation.metrics import ErrorRow
-
-_PARTS = (
-    evaluate_gemm,
-    evaluate_gemm_timeline,
-    evaluate_dlrm_timeline,
-    evaluate_elementwise,
-    evaluate_softmax,
-    evaluate_norm,
-    evaluate_conv,
-    evaluate_attention,
-    evaluate_embedding,
-)
+from traincast.kernels.families import RECORDS
+from traincast.kernels.gemm import GEMM
+from traincast.kernels.record import Evaluation
+from traincast.measurements.metrics import ErrorRow
 
 
 def evaluate_kernels(data: Path, progress: Callable[[float], None] = lambda _: None) -> list[ErrorRow]:
     """Accuracy rows of all families; `progress` hears the fraction done."""
     rows: list[ErrorRow] = []
-    for done, part in enumerate(_PARTS):
+    parts = list(_parts())
+    for done, part in enumerate(parts):
         rows += part(data)
-        progress((done + 1) / len(_PARTS))
+        progress((done + 1) / len(parts))
     return rows
+
+
+def _parts() -> Iterator[Evaluation]:
+    """The suites of every family; kernels of whole DLRM steps stand behind GEMM, of which they mostly are."""
+    for record in RECORDS:
+        yield from record.evaluate()
+        if record.family is GEMM:
+            yield evaluate_dlrm_timeline

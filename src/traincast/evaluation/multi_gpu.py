@@ -10,9 +10,9 @@ from pathlib import Path
 
 from traincast.errors import TraincastError
 from traincast.evaluation.iterations import Case, Outcome, outcomes_row
-from traincast.evaluation.metrics import ErrorRow
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
 from traincast.evaluation.replay import replay_rows
+from traincast.measurements.metrics import ErrorRow
 from traincast.questions.predict import Question
 from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traincast.errors import TraincastError
-from traincast.evaluation.metrics import ErrorRow, error_row
+from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.replay.analysis import analyse_traces
 
 _FOLDER = "traces/param_dlrm_8xv100"

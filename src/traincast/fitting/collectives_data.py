@@ -14,8 +14,8 @@ import numpy.typing as npt
 from traincast.arrays import BoolArray, FloatArray
 from traincast.collectives.calls import bus_factor
 from traincast.errors import TraincastError, unknown
-from traincast.fitting.measurements import Table, held_out, read_table
-from traincast.kernels.families import COLLECTIVE
+from traincast.kernels.collective import COLLECTIVE
+from traincast.measurements.tables import Table, held_out, read_table
 
 FOLDER = "collectives"
 SINGLE = f"{FOLDER}/nccl_single_node.parquet"

@@ -13,40 +13,36 @@ from typing import Any
 
 from traincast.errors import unknown
 from traincast.fitting.dates import date_profiles
-
-Progress = Callable[[str, float], None]
+from traincast.kernels.families import RECORDS
+from traincast.kernels.record import Progress, Training
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A fitted profile: the package folder it lives in, and `module:function(data, out, progress)` that writes it."""
+    """A fitted profile: the package folder it lives in, and what imports the function that writes it."""
 
     folder: str
-    function: str
+    training: Callable[[], Training]
 
     def fit(self, data: Path, out: Path, progress: Progress) -> dict[str, Any]:
         """Writes the profile into `out` and returns its provenance."""
         from threadpoolctl import threadpool_limits
 
-        module, name = self.function.split(":")
-        function = getattr(import_module(f"traincast.fitting.{module}"), name)
         with threadpool_limits(1):  # sums in another order give other bytes
-            fitted: dict[str, Any] = function(data, out, progress)
-        return fitted
+            return self.training()(data, out, progress)
+
+
+def _here(module: str, function: str) -> Callable[[], Training]:
+    """A function of this room, imported when it is asked for."""
+    return lambda: getattr(import_module(f"traincast.fitting.{module}"), function)
 
 
 PIECES = {
-    "gemm": Piece("kernels/profiles", "gemm:fit_gemm"),
-    "elementwise": Piece("kernels/profiles", "streaming:fit_elementwise"),
-    "softmax": Piece("kernels/profiles", "rows:fit_softmax"),
-    "norm": Piece("kernels/profiles", "rows:fit_norm"),
-    "conv": Piece("kernels/profiles", "conv:fit_conv"),
-    "attention": Piece("kernels/profiles", "attention:fit_attention"),
-    "embedding": Piece("kernels/profiles", "embedding:fit_embedding"),
-    "collectives": Piece("collectives/profiles", "collectives:fit_collectives"),
-    "host": Piece("host/data", "host:fit_host"),
-    "host-traces": Piece("host/data", "host_traces:fit_host_from_traces"),
-    "overlap": Piece("walk/data", "overlap:fit_overlap"),
+    **{record.profile: Piece("kernels/profiles", record.train) for record in RECORDS if record.training},
+    "collectives": Piece("collectives/profiles", _here("collectives", "fit_collectives")),
+    "host": Piece("host/data", _here("host", "fit_host")),
+    "host-traces": Piece("host/data", _here("host_traces", "fit_host_from_traces")),
+    "overlap": Piece("walk/data", _here("overlap", "fit_overlap")),
 }
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.kernels.call import Calls, Estimate
-from traincast.kernels.families import COLLECTIVE
+from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram
-from traincast.kernels.models.shipped import shipped_models
 from traincast.kernels.roofline import Roofline
+from traincast.kernels.shipped import shipped_model
 from traincast.platform.device import Device
 
 
@@ -43,8 +43,7 @@ def _roofline() -> Roofline:
 
 def price_calls(calls: Calls, device: Device, *, roofline_only: bool = False) -> tuple[Estimate, Source]:
     """Device time of calls of one family on this device."""
-    models = {} if roofline_only else shipped_models()
-    model = models.get(calls.family.name)
+    model = None if roofline_only else shipped_model(calls.family.name)
     if model is None:
         return _roofline().predict(calls, device), Source.ROOFLINE
     return model.predict(calls, device), Source.MODEL

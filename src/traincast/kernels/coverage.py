@@ -6,7 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from traincast.kernels.call import KernelCall
-from traincast.kernels.registry import LoweringContext, lower
+from traincast.kernels.lower import lower
+from traincast.kernels.registry import LoweringContext
 from traincast.workload.program import Program
 
 

@@ -15,9 +15,11 @@ from functools import cached_property
 
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
-from traincast.kernels.families import COPY, ELEMENTWISE, NORM, REDUCTION, SOFTMAX
-from traincast.kernels.lowering.common import real_bytes
-from traincast.kernels.registry import Item, LoweringContext, lower
+from traincast.kernels.lower import lower
+from traincast.kernels.operands import real_bytes
+from traincast.kernels.registry import Item, LoweringContext
+from traincast.kernels.rowwise import NORM, SOFTMAX
+from traincast.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
 from traincast.workload.merge import Merged, merged
 from traincast.workload.ops import Signature, TensorSpec
 from traincast.workload.program import Program

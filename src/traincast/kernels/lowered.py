@@ -10,7 +10,8 @@ import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
 from traincast.kernels.call import Calls, KernelCall
-from traincast.kernels.registry import Control, LoweringContext, lower
+from traincast.kernels.lower import lower
+from traincast.kernels.registry import Control, LoweringContext
 from traincast.workload.ops import Signature
 from traincast.workload.program import Program
 from traincast.workload.symbolic import sizes_used, with_plain_sizes

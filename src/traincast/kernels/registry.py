@@ -1,16 +1,16 @@
-"""The registry from op names to kernel calls. Each family module registers the ops it knows."""
+"""What lowering is written in: calls and synchronisations, what decides between kernels, and the table of ops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
-from importlib import import_module
 from typing import TypeAlias
 
+from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
 from traincast.workload.ops import Signature
+from traincast.workload.workload import Workload
 
 
 class ControlKind(IntEnum):
@@ -42,13 +42,21 @@ class LoweringContext:
     gpus_per_node: int = 0
 
 
+def lowering_context(workload: Workload, *, tf32: bool = False) -> LoweringContext:
+    """The context in which this workload's ops become kernels."""
+    major, _, minor = workload.framework_version.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise TraincastError(
+            f"workload '{workload.name}' has no usable PyTorch version: {workload.framework_version!r}"
+        )
+    return LoweringContext(framework_version=(int(major), int(minor)), tf32=tf32)
+
+
 Item: TypeAlias = KernelCall | Control
 Lowering: TypeAlias = Callable[[Signature, LoweringContext], tuple[Item, ...]]
 
-_LOWERINGS: dict[str, Lowering] = {}
-_MODULES = ("views", "gemm", "conv", "elementwise", "loss", "index", "reduction", "rows", "pool", "attention", "copy",
-            "embedding", "embedding_tbe", "embedding_inputs", "embedding_interaction", "embedding_tensorflow",
-            "optimizer", "control", "sharding", "collective", "fused")  # fmt: skip
+LOWERINGS: dict[str, Lowering] = {}
+"""By op name; filled when the families' modules are imported, see `kernels.lower`."""
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
@@ -56,36 +64,9 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
     def register(function: Lowering) -> Lowering:
         for name in names:
-            if name in _LOWERINGS:
+            if name in LOWERINGS:
                 raise AssertionError(f"two lowerings for {name}")
-            _LOWERINGS[name] = function
+            LOWERINGS[name] = function
         return function
 
     return register
-
-
-@cache
-def registered() -> frozenset[str]:
-    """Names of all ops with a lowering."""
-    for module in _MODULES:
-        import_module(f"traincast.kernels.lowering.{module}")
-    return frozenset(_LOWERINGS)
-
-
-def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """The kernel calls and synchronisations of an op; an op nobody knows gets one call marked `estimated`.
-
-    An op whose tensors all live on the host launches nothing, nor does one of PyTorch's that we know and whose results
-    are all empty (an expert without tokens). A collective launches even so: the other ranks wait for it.
-    """
-    specs = (*signature.inputs, *signature.outputs)
-    if specs and all(spec.device.startswith("cpu") for spec in specs):
-        return ()
-    if signature.name in registered():
-        empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
-        if empty and signature.name.startswith("aten::"):
-            return ()
-        return _LOWERINGS[signature.name](signature, context)
-    from traincast.kernels.lowering.fallback import estimate_unknown
-
-    return estimate_unknown(signature)

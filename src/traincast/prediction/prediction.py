@@ -9,11 +9,10 @@ from itertools import chain
 import numpy as np
 
 from traincast.arrays import BoolArray
-from traincast.errors import TraincastError
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.kernels.call import Estimate
 from traincast.kernels.cost import Costs, Source, price
-from traincast.kernels.registry import LoweringContext
+from traincast.kernels.registry import lowering_context
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
 from traincast.prediction.result import Prediction
@@ -28,16 +27,6 @@ from traincast.workload.workload import Workload
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
 Z90 = 1.645  # standard normal quantile of a two-sided 90 % interval
 _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
-
-
-def lowering_context(workload: Workload, *, tf32: bool = False) -> LoweringContext:
-    """The context in which this workload's ops become kernels."""
-    major, _, minor = workload.framework_version.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
-        raise TraincastError(
-            f"workload '{workload.name}' has no usable PyTorch version: {workload.framework_version!r}"
-        )
-    return LoweringContext(framework_version=(int(major), int(minor)), tf32=tf32)
 
 
 def predict_step(

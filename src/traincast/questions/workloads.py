@@ -55,7 +55,7 @@ def _at_size(workload: Workload, variant: Variant) -> Workload:
     if not variant.compiled:
         return resized
     from traincast.kernels.fusion import compiled_step
-    from traincast.prediction.prediction import lowering_context
+    from traincast.kernels.registry import lowering_context
 
     return compiled_step(resized, lowering_context(resized))
 

@@ -11,8 +11,8 @@ import numpy as np
 from traincast.arrays import FloatArray, IntArray
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
-from traincast.kernels.families import MEMCPY
 from traincast.kernels.registry import LoweringContext
+from traincast.kernels.streaming import MEMCPY
 from traincast.platform.device import Device
 from traincast.replay.ops import OpFinder, framework_version, version_context
 from traincast.traces.classify import COMMUNICATION, kernel_family

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
-from traincast.kernels.families import MEMCPY
-from traincast.kernels.registry import Item, LoweringContext, lower, registered
+from traincast.kernels.lower import lower, registered
+from traincast.kernels.registry import Item, LoweringContext
+from traincast.kernels.streaming import MEMCPY
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader

@@ -14,7 +14,7 @@ from traincast.arrays import FloatArray
 from traincast.collectives.calls import even_bytes
 from traincast.collectives.model import shipped_collectives
 from traincast.kernels.call import Calls, KernelCall
-from traincast.kernels.families import COLLECTIVE
+from traincast.kernels.collective import COLLECTIVE
 from traincast.platform.topology import Topology
 from traincast.replay.attribution import Attribution
 from traincast.replay.timeline import Replay, compare

@@ -8,7 +8,7 @@ from typing import Any
 
 from traincast.display.text import table
 from traincast.evaluation.iterations import Outcome
-from traincast.evaluation.metrics import ErrorRow
+from traincast.measurements.metrics import ErrorRow
 
 
 def summary_text(rows: Sequence[ErrorRow]) -> str:

@@ -13,8 +13,8 @@ from traincast.embeddings.load import FIELDS, Part, fetched_rows, longest_bag, p
 from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.kernels.call import COMPUTE_TYPES, Calls
 from traincast.kernels.cost import price_calls
-from traincast.kernels.families import EMBEDDING
-from traincast.kernels.lowering.common import memcpy
+from traincast.kernels.embedding import EMBEDDING
+from traincast.kernels.streaming.launches import memcpy
 from traincast.placement.options import Option
 from traincast.placement.plan import KINDS
 from traincast.platform.device import Device

@@ -12,8 +12,8 @@ from traincast.embeddings.load import FIELDS
 from traincast.host.profile import BETWEEN, HostProfile
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
-from traincast.kernels.lowering.embedding import Tables
-from traincast.kernels.lowering.embedding_tbe import tbe_preparation
+from traincast.kernels.embedding.lowering.tbe import tbe_preparation
+from traincast.kernels.embedding.tables import Tables
 from traincast.platform.device import Device
 
 _GRID = 2.0 ** np.arange(6.0, 34.5, 0.5)

@@ -12,8 +12,8 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import KernelCall
+from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.cost import price
-from traincast.kernels.families import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram, lower_program
 from traincast.kernels.registry import LoweringContext
 from traincast.placement.plan import KINDS

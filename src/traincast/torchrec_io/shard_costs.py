@@ -20,7 +20,7 @@ from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
-from traincast.kernels.lowering.common import memcpy
+from traincast.kernels.streaming.launches import memcpy
 from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
 from traincast.placement.options import Option, option_of
 from traincast.placement.plan import KINDS, Placement, Plan

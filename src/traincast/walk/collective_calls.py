@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.arrays import IntArray
 from traincast.errors import TraincastError
-from traincast.kernels.families import COLLECTIVE
+from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram
 from traincast.walk.schedule import Code, Schedule
 from traincast.workload.ops import Scalar, Signature

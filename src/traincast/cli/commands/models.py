@@ -13,7 +13,7 @@ from traincast.api import load
 from traincast.cli.output import print_json, print_text
 from traincast.display.text import count, table
 from traincast.kernels.coverage import coverage
-from traincast.prediction.prediction import lowering_context
+from traincast.kernels.registry import lowering_context
 from traincast.zoo.catalog import ModelInfo, list_models
 
 

@@ -1,1 +1,1 @@
-"""Lowering: an op of a program becomes the kernel launches and synchronisations that PyTorch makes of it."""
+"""Ops without a kernel family of their own: those that launch nothing, synchronise, or are not known."""

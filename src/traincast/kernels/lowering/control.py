@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from traincast.kernels.lowering.common import STREAM_SYNCHRONIZE, elementwise, memcpy, on_device, reduction
+from traincast.kernels.operands import on_device
 from traincast.kernels.registry import Control, ControlKind, Item, LoweringContext, lowers
+from traincast.kernels.streaming.launches import STREAM_SYNCHRONIZE, elementwise, memcpy, reduction
 from traincast.workload.ops import Signature
 
 _KINDS = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from traincast.kernels.families import ELEMENTWISE
-from traincast.kernels.lowering.common import compute_of, on_device, total_bytes
+from traincast.kernels.operands import compute_of, on_device, total_bytes
 from traincast.kernels.registry import Item
+from traincast.kernels.streaming import ELEMENTWISE
 from traincast.workload.ops import Signature
 
 

@@ -1,0 +1,22 @@
+"""Fused attention, forward and backward."""
+
+from __future__ import annotations
+
+from traincast.kernels.call import Family
+from traincast.kernels.record import FamilyRecord
+
+ATTENTION = Family(
+    "attention",
+    ("forward", "backward"),
+    ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"),
+)
+RECORD = FamilyRecord(
+    family=ATTENTION,
+    package=__name__,
+    roofline="roofline:attention_seconds",
+    roofline_sigma=0.45,  # algorithms differ more than shapes say: median error of 32 %
+    model="model:AttentionModel",
+    profile="attention",
+    training="training:fit_attention",
+    evaluations=("evaluation:evaluate_attention",),
+)

@@ -1,0 +1,52 @@
+"""What the attention model has learned: weights of its features per device and per kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import FloatArray
+from traincast.kernels.attention.physics import KERNEL_NAMES, kernel_of
+from traincast.kernels.chips import Chips
+from traincast.kernels.model import State
+from traincast.platform.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParameters:
+    """Feature weights per device (those of the cache copy last), pooled ones per kernel, spreads, fitted sizes."""
+
+    chips: Chips
+    weights: FloatArray
+    pooled: FloatArray  # a row for each of `KERNEL_NAMES`
+    sigma: FloatArray
+    unseen_sigma: float
+    limits: FloatArray  # per device: least and largest query length and head dimension, most elements of the query
+
+    def state(self) -> State:
+        """As arrays."""
+        return {
+            **self.chips.state(),
+            "weights": self.weights,
+            "pooled": self.pooled,
+            "sigma": self.sigma,
+            "unseen_sigma": np.array([self.unseen_sigma]),
+            "limits": self.limits,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> AttentionParameters:
+        """Read back from arrays."""
+        names = ("weights", "pooled", "sigma", "limits")
+        weights, pooled, sigma, limits = (np.asarray(state[name], dtype=np.float64) for name in names)
+        unseen = float(state["unseen_sigma"][0])
+        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits)
+
+    def weights_on(self, device: Device) -> FloatArray:
+        """Weights of the device, of its chip, or of its kernel on other devices."""
+        row = self.chips.find(device)
+        return np.asarray(self.pooled[KERNEL_NAMES.index(kernel_of(device))] if row < 0 else self.weights[row])

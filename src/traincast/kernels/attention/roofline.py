@@ -1,0 +1,26 @@
+"""Attention from first principles."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls
+from traincast.kernels.physics import flop_rate, memory_seconds
+from traincast.platform.device import Device
+
+_ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42}
+
+
+def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
+    """Two products forward, five backward; a causal mask skips half."""
+    pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
+    backward = calls.is_kind("backward")
+    flops = pairs * calls["head_dim"] * np.where(backward, 10.0, 4.0)
+    share = np.array([_ATTENTION_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
+    queries = calls["batch"] * calls["q_heads"] * calls["q_len"]
+    keys = calls["batch"] * calls["kv_heads"] * calls["kv_len"]
+    nbytes = np.where(backward, 4.0, 2.0) * (queries + keys) * calls["head_dim"] * calls.item_bytes()
+    return np.asarray(
+        2.0 * start + np.maximum(flops / (share * flop_rate(calls, device)), memory_seconds(nbytes, device))
+    )

@@ -1,0 +1,105 @@
+"""The host's part of convolutions timed between events.
+
+NeuSight times one call at a time, and what its stopwatch shows is late by up to 0.3 ms (A100, V100) or 0.7 ms (P4,
+P100), whatever the size. The delay of a shape is the same share of every machine's longest (rank correlation 0.95
+between machines), any share is about equally likely, and no size explains it: it is the host's, not the device's. A
+fit therefore finds the share of every shape it may see, from all machines at once; for any other shape the typical
+share is all that is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.conv.fitting import fit_weights
+from traincast.kernels.conv.measured import ConvRows
+from traincast.kernels.conv.model import ConvModel
+
+_SHORTEST_KERNEL_SECONDS = 10e-6  # in the quickest rows, which show a device's least host part
+_SHORT = 0.3  # of a device's median time: rows that show the delay best
+_SHARE_VARIANCE = 1 / 12  # of a share anywhere between none and all
+_COMMON_ERROR = 0.08  # log-sigma of the physics for a shape on all devices, and on one
+_OWN_ERROR = 0.08
+_JITTER_SECONDS = 15e-6
+_SURE_VARIANCE = 0.002  # of the shares that tell the typical one
+_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Of every shape: the share of the longest delay, 0 to 1, and its variance."""
+
+    share: FloatArray
+    variance: FloatArray
+
+
+def with_host_parts(rows: ConvRows, seen: BoolArray) -> ConvRows:
+    """Rows with the host's part of every event-timed reading: found where `seen`, typical elsewhere."""
+    timed = np.flatnonzero(rows.event_timed & seen)
+    if not len(timed):
+        return rows
+    physics = ConvModel(fit_weights(rows.take(seen & ~rows.event_timed).measurements()))
+    least, longest = _delays(rows, timed, _physical_seconds(physics, rows, timed))
+    shape = np.unique(rows.calls.values[timed], axis=0, return_inverse=True)[1].ravel()
+    offset, unsure = np.zeros(len(rows.seconds)), np.zeros(len(rows.seconds))
+    typical = 0.5
+    for round_ in range(_ROUNDS + 1):
+        device_seconds = _physical_seconds(physics, rows, timed)
+        late = rows.seconds[timed] - device_seconds - least[rows.device[timed]]
+        found = _shares(shape, late, device_seconds, longest[rows.device[timed]], typical)
+        sure = found.variance < _SURE_VARIANCE
+        typical = float(found.share[sure].mean()) if sure.any() else typical
+        offset[timed] = least[rows.device[timed]] + found.share[shape] * longest[rows.device[timed]]
+        unsure[timed] = np.hypot(_JITTER_SECONDS, np.sqrt(found.variance[shape]) * longest[rows.device[timed]])
+        if round_ < _ROUNDS:
+            physics = ConvModel(fit_weights(replace(rows, offset=offset, unsure=unsure).take(seen).measurements()))
+    other = rows.event_timed & ~seen
+    offset[other] = (least + typical * longest)[rows.device[other]]
+    unsure[other] = np.sqrt(_SHARE_VARIANCE) * longest[rows.device[other]]
+    return replace(rows, offset=offset, unsure=unsure)
+
+
+def _delays(rows: ConvRows, timed: npt.NDArray[np.intp], device_seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Least host part and longest delay of every device, in seconds, where `device_seconds` owes nothing to `timed`."""
+    least, longest = np.zeros(len(rows.devices)), np.zeros(len(rows.devices))
+    for index in np.unique(rows.device[timed]):
+        mine = rows.device[timed] == index
+        measured, physical = rows.seconds[timed][mine], device_seconds[mine]
+        least[index] = max(float(np.quantile(measured, 0.001)) - _SHORTEST_KERNEL_SECONDS, 0.0)
+        short = physical <= max(_SHORT * float(np.median(physical)), float(np.quantile(physical, 0.1)))
+        left = measured[short] - physical[short] - least[index]
+        longest[index] = max(2 * float(np.median(left)), _JITTER_SECONDS)
+    return least, longest
+
+
+def _shares(
+    shape: npt.NDArray[np.intp], late: FloatArray, device_seconds: FloatArray, longest: FloatArray, typical: float
+) -> _Shares:
+    """What `late` seconds say of the share, when the physics may be wrong for a shape everywhere, or on a device.
+
+    The answer lies between what the shape's rows say and the `typical` share, whichever is surer.
+    """
+    weight = 1 / (np.square(_OWN_ERROR * device_seconds) + _JITTER_SECONDS**2)
+    beyond = late - typical * longest
+
+    def total(values: FloatArray) -> FloatArray:
+        return np.asarray(np.bincount(shape, weight * values), dtype=np.float64)
+
+    share_share = total(longest**2) + 1 / _SHARE_VARIANCE
+    error_error = total(device_seconds**2) + 1 / _COMMON_ERROR**2
+    cross = total(longest * device_seconds)
+    determinant = share_share * error_error - cross**2
+    share = (error_error * total(longest * beyond) - cross * total(device_seconds * beyond)) / determinant
+    return _Shares(np.clip(typical + share, 0.0, 1.0), error_error / determinant)
+
+
+def _physical_seconds(model: ConvModel, rows: ConvRows, chosen: npt.NDArray[np.intp]) -> FloatArray:
+    seconds = np.zeros(len(chosen))
+    for index in np.unique(rows.device[chosen]):
+        mine = rows.device[chosen] == index
+        seconds[mine] = model.predict(rows.calls.take(chosen[mine]), rows.devices[int(index)]).seconds
+    return seconds

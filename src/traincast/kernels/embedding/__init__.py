@@ -1,0 +1,34 @@
+"""Embedding tables: lookups, and updates of the rows looked up."""
+
+from __future__ import annotations
+
+from traincast.embeddings.load import FIELDS as LOAD_FIELDS
+from traincast.kernels.call import Family
+from traincast.kernels.record import FamilyRecord
+
+EMBEDDING = Family(
+    "embedding",
+    # bag: one EmbeddingBag; lookup: plain row gather; batched: the papers' table-batched kernel; tbe: FBGEMM.
+    # backward kinds name the optimizer fused into them ("dense" writes a gradient); row_sums adds a row per lookup to
+    # its sum with atomics
+    (
+        "bag_forward", "bag_backward_dense", "lookup_forward", "lookup_backward_dense",
+        "batched_forward", "batched_backward_sgd",
+        "tbe_forward", "tbe_backward_sgd", "tbe_backward_adagrad", "tbe_backward_rowwise_adagrad", "tbe_backward_adam",
+        "tbe_backward_dense", "row_sums",
+    ),
+    # what a batch of `batch` samples asks of all tables together (see `embeddings.load`); lookups of the longest bag,
+    # or of the hottest row (row_sums); `sorted` 1 when the indices of every bag ascend; `host` 1 when the rows are in
+    # host memory, 2 when only the optimizer state is
+    ("batch", *LOAD_FIELDS, "longest_bag", "index_bytes", "row_item_bytes", "weighted", "sorted", "host"),
+)  # fmt: skip
+RECORD = FamilyRecord(
+    family=EMBEDDING,
+    package=__name__,
+    lowering=("lowering.lookups", "lowering.tbe", "lowering.inputs", "lowering.interaction", "lowering.tensorflow"),
+    roofline="traffic:sheet_seconds",
+    model="model:EmbeddingModel",
+    profile="embedding",
+    training="training:fit_embedding",
+    evaluations=("evaluation:evaluate_embedding",),
+)

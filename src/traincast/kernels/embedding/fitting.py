@@ -1,0 +1,74 @@
+"""The rates of embedding kernels that measured times tell: damped least squares on log time, in plain numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.kernels.embedding.traffic import Rates, embedding_seconds
+from traincast.kernels.model import Measurements
+
+FITTED = (
+    "start_seconds", "update_start_seconds", "read_share", "scattered_write_share", "sorted_write_share",
+    "l2_bytes_per_clock", "long_row_seconds", "long_row_l2_share",
+)  # fmt: skip
+"""Rates fitted together. `empty_block_cycles` is seen in one of an update's two kernels only, and read off that."""
+_SHARES = np.array([name.endswith("_share") for name in FITTED])
+_KNEE = 0.1  # residuals beyond count linearly (Huber): bags of the smallest job are not known
+_TOWARDS_START = 0.02  # decides only what the rows leave open
+_STEP = 1e-4
+_LONGEST_STEP = 0.3
+_ROUNDS = 60
+
+
+def fitted_rates(data: Measurements, start: Rates) -> Rates:
+    """The rates that meet the measured times best in relative error; `start` where no row tells."""
+    begin = np.log([getattr(start, name) for name in FITTED])
+    top = np.where(_SHARES, 0.0, np.inf)
+    parts = [(data.calls.take(data.device == i), device, data.device == i) for i, device in enumerate(data.devices)]
+    measured = np.log(data.seconds)
+
+    def residuals(log_rates: FloatArray) -> FloatArray:
+        rates, error = _rates(start, log_rates), np.empty(len(measured))
+        for calls, device, mine in parts:
+            error[mine] = np.log(embedding_seconds(calls, device, rates)) - measured[mine]
+        return np.concatenate([error, _TOWARDS_START * (log_rates - begin)])
+
+    return _rates(start, _least_squares(residuals, begin, top))
+
+
+def _rates(start: Rates, log_rates: FloatArray) -> Rates:
+    return replace(start, **{name: float(value) for name, value in zip(FITTED, np.exp(log_rates), strict=True)})
+
+
+def _least_squares(residuals: Callable[[FloatArray], FloatArray], begin: FloatArray, top: FloatArray) -> FloatArray:
+    """Levenberg and Marquardt's method with Huber's weights; never beyond `top`."""
+    place, damping = begin, 1e-3
+    error = residuals(place)
+    for _ in range(_ROUNDS):
+        slope = np.stack([_slope(residuals, place, i) for i in range(len(place))], axis=1)
+        weight = np.minimum(1.0, _KNEE / np.maximum(np.abs(error), 1e-12))
+        normal = slope.T @ (weight[:, None] * slope)
+        pull = slope.T @ (weight * error)
+        step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull)
+        trial = np.minimum(place + np.clip(step, -_LONGEST_STEP, _LONGEST_STEP), top)
+        tried = residuals(trial)
+        if _loss(tried) < _loss(error):
+            place, error, damping = trial, tried, max(0.3 * damping, 1e-9)
+        else:
+            damping *= 10.0
+    return place
+
+
+def _slope(residuals: Callable[[FloatArray], FloatArray], place: FloatArray, index: int) -> FloatArray:
+    aside = np.zeros(len(place))
+    aside[index] = _STEP
+    return np.asarray((residuals(place + aside) - residuals(place - aside)) / (2.0 * _STEP))
+
+
+def _loss(error: FloatArray) -> float:
+    size = np.abs(error)
+    return float(np.sum(np.where(size < _KNEE, 0.5 * size**2, _KNEE * (size - 0.5 * _KNEE))))

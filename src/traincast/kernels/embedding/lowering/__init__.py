@@ -1,0 +1,1 @@
+"""Ops that look rows up in embedding tables, update them, or prepare either."""

@@ -1,0 +1,126 @@
+"""Embedding lookups and updates: the memory they touch (`kernels.traffic`), at rates fitted to measured kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.kernels.call import Calls, Estimate, Family
+from traincast.kernels.chips import Chips
+from traincast.kernels.embedding import EMBEDDING
+from traincast.kernels.embedding.parameters import SPREAD_GROUPS, EmbeddingParameters
+from traincast.kernels.embedding.traffic import Rates, embedding_seconds
+from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.platform.device import Device
+
+_LONG_SECONDS = 50e-6
+_UNMEASURED = 0.25  # a kind, type or size that was never measured: what the roofline allows itself
+_IN_HOST = 0.35  # rows or optimizer state behind PCIe, which no row has
+_SLACK = 1e-6
+_FP32_BYTES = 4
+_FBGEMM = np.array([kind.startswith("tbe_") for kind in EMBEDDING.kinds])
+
+
+class EmbeddingModel(KernelModel):
+    """Lookups and updates of embedding tables. Fitted state: `parameters_`.
+
+    `start` are the rates that a fit begins with, and keeps where no measured row tells.
+    """
+
+    family: ClassVar[Family] = EMBEDDING
+
+    def __init__(self, parameters: EmbeddingParameters | None = None, *, start: Rates | None = None) -> None:
+        self.parameters_ = parameters
+        self.start = start or Rates()
+
+    def fit(self, data: Measurements) -> Self:
+        """From kernel times. Spreads stay those of the roofline until `with_spread`."""
+        from traincast.kernels.embedding.fitting import fitted_rates
+
+        rates = fitted_rates(data, self.start)
+        sigma = np.full(len(SPREAD_GROUPS), _UNMEASURED)
+        self.parameters_ = EmbeddingParameters(rates, sigma, _UNMEASURED, *_measured(data))
+        return self
+
+    def with_spread(self, sigma: FloatArray, unseen_sigma: float, checked: Measurements) -> Self:
+        """The same model with these spreads, whose domain is what it was `checked` on."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        chips, limits = _measured(checked)
+        parameters = replace(self.parameters_, sigma=sigma, unseen_sigma=unseen_sigma, chips=chips, limits=limits)
+        return type(self)(parameters, start=self.start)
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        parameters = self.parameters_
+        seconds = embedding_seconds(calls, device, parameters.rates)
+        row = parameters.chips.find(device)
+        inside = _inside(calls, parameters.limits[row]) if row >= 0 else np.zeros(len(calls), dtype=np.bool_)
+        variance = np.square(parameters.sigma)[spread_group(calls, seconds)]
+        variance += np.where(inside, 0.0, _UNMEASURED**2) + np.where(calls["host"] > 0, _IN_HOST**2, 0.0)
+        if row < 0:
+            variance += parameters.unseen_sigma**2
+        return Estimate(seconds, np.sqrt(variance), inside)
+
+    def state(self) -> State:
+        """The fitted parameters."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        return self.parameters_.state()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with these parameters."""
+        return cls(EmbeddingParameters.from_state(state))
+
+
+def spread_group(calls: Calls, seconds: FloatArray) -> IntArray:
+    """Which of `SPREAD_GROUPS` calls predicted to take so long belong to."""
+    return np.where(seconds >= _LONG_SECONDS, 0, 1 + _FBGEMM[calls.kind])
+
+
+def _sizes(calls: Calls) -> FloatArray:
+    """What the domain is told by: lookups, different rows, dim, and how much of the lookups are repeats or in long
+    runs, which is how a call shows its skew."""
+    lookups, tables = np.maximum(calls["lookups"], 1.0), np.maximum(calls["tables"], 1.0)
+    distinct = calls["distinct_rows"]
+    shares = (distinct / lookups, calls["long_lookups"] / lookups)
+    return np.stack([calls["lookups"], distinct, calls["columns"] / tables, *shares])
+
+
+def _measured(data: Measurements) -> tuple[Chips, FloatArray]:
+    """The chips of measurements, and the limits of what was measured on each."""
+    chips, chip_of = _distinct_chips(data.devices)
+    chip, sizes, kinds = chip_of[data.device], _sizes(data.calls), len(EMBEDDING.kinds)
+    limits = np.full((len(chips.keys), kinds, 2, len(sizes)), np.nan)
+    for row in range(len(chips.keys)):
+        for kind in range(kinds):
+            mine = (chip == row) & (data.calls.kind == kind)
+            if mine.any():
+                limits[row, kind] = sizes[:, mine].min(axis=1) - _SLACK, sizes[:, mine].max(axis=1) + _SLACK
+    return chips, limits
+
+
+def _distinct_chips(devices: Sequence[Device]) -> tuple[Chips, IntArray]:
+    """One card for each chip, and the chip of every device: the same one may be there at two clocks."""
+    cards: list[Device] = []
+    chip = []
+    for device in devices:
+        found = Chips.of(cards).find(device)
+        if found < 0:
+            found = len(cards)
+            cards.append(device)
+        chip.append(found)
+    return Chips.of(cards), np.array(chip, dtype=np.int64)
+
+
+def _inside(calls: Calls, limits: FloatArray) -> BoolArray:
+    """Which calls are of a kind, a type and sizes measured on a chip; comparing with a missing limit is false."""
+    least, most = limits[calls.kind, 0].T, limits[calls.kind, 1].T
+    sizes = _sizes(calls)
+    plain = (calls["host"] == 0) & (calls["row_item_bytes"] == _FP32_BYTES) & calls.is_compute("fp32")
+    return np.asarray(plain & ((sizes >= least) & (sizes <= most)).all(axis=0))

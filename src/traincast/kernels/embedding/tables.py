@@ -1,0 +1,113 @@
+"""What a kernel over embedding tables touches for a batch: how often rows repeat follows from who wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.embeddings.access import Access, Uniform
+from traincast.embeddings.load import FIELDS as LOAD_FIELDS
+from traincast.embeddings.load import table_load
+from traincast.kernels.call import KernelCall
+from traincast.kernels.embedding import EMBEDDING
+
+_LOOKUPS, _DISTINCT = LOAD_FIELDS.index("lookups"), LOAD_FIELDS.index("distinct_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a lookup touches: `load` in the order of `embeddings.load.FIELDS`, `rows` of all tables together.
+
+    `ascending` says that the indices of every bag are sorted; `host` that the rows are in host memory (1), or only
+    their optimizer state (2).
+    """
+
+    batch: int
+    load: tuple[float, ...]
+    rows: float
+    longest_bag: float
+    index_bytes: int
+    row_item_bytes: int
+    weighted: bool = False
+    ascending: bool = False
+    host: int = 0
+
+    @property
+    def lookups(self) -> int:
+        """Lookups over all tables and samples."""
+        return round(self.load[_LOOKUPS])
+
+    @property
+    def distinct(self) -> float:
+        """Different rows over all tables."""
+        return self.load[_DISTINCT]
+
+    def call(self, kind: str, compute: str = "fp32") -> KernelCall:
+        """The embedding kernel of this kind over these tables."""
+        sizes: dict[str, float] = dict(zip(LOAD_FIELDS, self.load, strict=True))
+        sizes |= {
+            "batch": self.batch,
+            "longest_bag": self.longest_bag,
+            "index_bytes": self.index_bytes,
+            "row_item_bytes": self.row_item_bytes,
+            "weighted": int(self.weighted),
+            "sorted": int(self.ascending),
+            "host": self.host,
+        }
+        return EMBEDDING.call(kind, compute, estimated=False, **sizes)
+
+
+def uniform_tables(
+    *,
+    batch: int,
+    lookups: int,
+    rows: Sequence[float],
+    dims: Sequence[float],
+    index_bytes: int,
+    row_item_bytes: int,
+    weighted: bool = False,
+    ascending: bool = False,
+) -> Tables:
+    """Tables of these heights and dims, each with an equal part of the lookups, which want all its rows alike."""
+    pooling = lookups / max(1, batch * len(rows))
+    return pooled_tables(
+        batch=batch,
+        pooling=(pooling,) * len(rows),
+        access=(Uniform(),) * len(rows),
+        rows=rows,
+        dims=dims,
+        index_bytes=index_bytes,
+        row_item_bytes=row_item_bytes,
+        weighted=weighted,
+        ascending=ascending,
+    )
+
+
+def pooled_tables(
+    *,
+    batch: int,
+    pooling: Sequence[float],
+    access: Sequence[Access],
+    rows: Sequence[float],
+    dims: Sequence[float],
+    index_bytes: int,
+    row_item_bytes: int,
+    weighted: bool = False,
+    ascending: bool = False,
+) -> Tables:
+    """Tables of these heights and dims, each with its lookups a sample and the rows that those want."""
+    load = np.zeros(len(LOAD_FIELDS))
+    for kind, height, length, dim in zip(access, rows, pooling, dims, strict=True):
+        load += table_load(kind, max(1, round(height)), batch * length, dim, row_item_bytes)
+    return Tables(
+        batch=batch,
+        load=tuple(load.tolist()),
+        rows=sum(rows),
+        longest_bag=max(pooling),
+        index_bytes=index_bytes,
+        row_item_bytes=row_item_bytes,
+        weighted=weighted,
+        ascending=ascending,
+    )

@@ -1,0 +1,22 @@
+"""Matrix products: `torch.mm`, linear layers, batched products."""
+
+from __future__ import annotations
+
+from traincast.kernels.call import Family
+from traincast.kernels.record import FamilyRecord
+
+GEMM = Family(
+    "gemm",
+    ("mm", "linear", "bmm"),
+    # C[m,n] = A[m,k] B[k,n], `batch` times; trans_* 1 when the operand is read transposed; bias 1 when added
+    ("batch", "m", "n", "k", "trans_a", "trans_b", "bias"),
+)
+RECORD = FamilyRecord(
+    family=GEMM,
+    package=__name__,
+    roofline="roofline:gemm_seconds",
+    model="model:GemmModel",
+    profile="gemm",
+    training="training:fit_gemm",
+    evaluations=("evaluation:evaluate_gemm", "timeline:evaluate_gemm_timeline"),
+)

@@ -1,0 +1,140 @@
+"""Matrix products. Under 2.x a bias vector is added in the product's epilogue; 1.x copies it into the result first."""
+
+from __future__ import annotations
+
+from traincast.kernels.gemm import GEMM
+from traincast.kernels.operands import compute_of, product, required
+from traincast.kernels.registry import Item, LoweringContext, lowers
+from traincast.kernels.streaming.launches import device_copy, iterated, layout_copy, reduction
+from traincast.workload.ops import Signature, TensorSpec
+
+
+def gemm_compute(spec: TensorSpec, context: LoweringContext) -> str:
+    """The type the product computes in: fp32 becomes tf32 where that is allowed."""
+    compute = compute_of(spec)
+    return "tf32" if compute == "fp32" and context.tf32 else compute
+
+
+def _order(spec: TensorSpec) -> tuple[int, bool]:
+    """(1 when the matrix is stored transposed, whether the BLAS can read it in place)."""
+    rows, cols = spec.shape[-2:]
+    row_stride, col_stride = spec.stride[-2:]
+    if (col_stride == 1 or cols == 1) and (row_stride >= cols or rows == 1):
+        return 0, True
+    if (row_stride == 1 or rows == 1) and (col_stride >= rows or cols == 1):
+        return 1, True
+    return 0, False
+
+
+def _product(
+    left: TensorSpec, right: TensorSpec, context: LoweringContext, *, kind: str = "mm", bias: int = 0
+) -> tuple[Item, ...]:
+    """The product of two (stacks of) matrices, with copies of operands that the BLAS cannot read in place."""
+    trans_a, left_fits = _order(left)
+    trans_b, right_fits = _order(right)
+    copies = tuple(layout_copy(spec) for spec, fits in ((left, left_fits), (right, right_fits)) if not fits)
+    call = GEMM.call(
+        kind,
+        gemm_compute(left, context),
+        batch=product(left.shape[:-2]),
+        m=left.shape[-2],
+        n=right.shape[-1],
+        k=left.shape[-1],
+        trans_a=trans_a,
+        trans_b=trans_b,
+        bias=bias,
+    )
+    return (*copies, call)
+
+
+def _column(vector: TensorSpec) -> TensorSpec:
+    """A vector as a matrix of one column."""
+    return TensorSpec((*vector.shape, 1), (*vector.stride, 1), vector.dtype, vector.device)
+
+
+def _adds_in_epilogue(bias: TensorSpec, right: TensorSpec, scaled: bool, context: LoweringContext) -> bool:
+    """cuBLASLt's bias epilogue takes a vector, unscaled, for products with more than one column and depth."""
+    vector = len(bias.shape) == 1 or (len(bias.shape) == 2 and bias.shape[0] == 1)
+    return context.framework_version >= (1, 12) and vector and not scaled and min(right.shape) > 1
+
+
+@lowers("aten::mm", "aten::_int_mm")
+def mm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One product."""
+    return _product(required(signature, "self", 0), required(signature, "mat2", 1), context)
+
+
+@lowers("aten::bmm")
+def bmm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A stack of products."""
+    return _product(required(signature, "self", 0), required(signature, "mat2", 1), context, kind="bmm")
+
+
+@lowers("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
+def addmm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A product plus a matrix or a bias vector; an activation of `_addmm_activation` rides in the epilogue."""
+    bias = required(signature, "self", 0)
+    left, right = required(signature, "mat1", 1), required(signature, "mat2", 2)
+    scaled = signature.scalar("beta", 1) != 1 or signature.scalar("alpha", 1) != 1
+    if _adds_in_epilogue(bias, right, scaled, context):
+        return _product(left, right, context, kind="linear", bias=1)
+    return (*_accumulator(signature, bias, in_place=signature.name.endswith("_")), *_product(left, right, context))
+
+
+@lowers("aten::baddbmm", "aten::baddbmm_")
+def baddbmm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A stack of products plus a matrix: the matrix is copied into the result, which accumulates."""
+    bias = required(signature, "self", 0)
+    left, right = required(signature, "batch1", 1), required(signature, "batch2", 2)
+    before = _accumulator(signature, bias, in_place=signature.name.endswith("_"))
+    return (*before, *_product(left, right, context, kind="bmm"))
+
+
+def _accumulator(signature: Signature, bias: TensorSpec, *, in_place: bool) -> tuple[Item, ...]:
+    """The copy that puts the added matrix into the result before the product accumulates onto it."""
+    if in_place or signature.scalar("beta", 1) == 0:
+        return ()
+    result = signature.outputs[0]
+    if bias.numel < result.numel:
+        return (iterated("copy", (bias,), (result,)),)
+    return device_copy(bias, result)
+
+
+@lowers("aten::linear")
+def linear(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A linear layer over the last dimension of any number of leading ones."""
+    source, weight = required(signature, "input", 0), required(signature, "weight", 1)
+    has_bias = len(signature.tensors("bias")) > 0 if signature.groups else len(signature.inputs) > 2
+    rows, depth = product(source.shape[:-1]), source.shape[-1]
+    left = TensorSpec((rows, depth), (depth, 1), source.dtype, source.device)
+    right = TensorSpec((depth, weight.shape[0]), weight.stride[::-1], weight.dtype, weight.device)
+    before = () if source.is_contiguous else (layout_copy(source),)
+    if has_bias and context.framework_version < (2, 0):
+        bias = signature.inputs[2]
+        copied = iterated("copy", (bias,), signature.outputs)
+        return (*before, copied, *_product(left, right, context))
+    kind = "linear" if has_bias else "mm"
+    return (*before, *_product(left, right, context, kind=kind, bias=int(has_bias)))
+
+
+@lowers("aten::mv", "aten::addmv", "aten::addmv_")
+def mv(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Matrix times vector, `addmv` onto a copy of its first argument."""
+    matrix, vector = signature.inputs[-2:]
+    before: tuple[Item, ...] = ()
+    if signature.name == "aten::addmv":
+        before = _accumulator(signature, signature.inputs[0], in_place=False)
+    return (*before, *_product(matrix, _column(vector), context))
+
+
+@lowers("aten::dot", "aten::vdot")
+def dot(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """An inner product: a reduction that reads two vectors."""
+    left, right = signature.inputs[:2]
+    return (reduction("full", left, signature.outputs, extra_read=right.nbytes),)
+
+
+@lowers("aten::ger", "aten::addr", "aten::outer")
+def outer(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """An outer product is an element-wise multiplication with broadcasting."""
+    return (iterated("mul", signature.inputs, signature.outputs),)

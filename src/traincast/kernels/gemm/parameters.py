@@ -1,0 +1,106 @@
+"""What the GEMM model has learned, by engine, and the seconds that follow for products on one engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.kernels.call import COMPUTE_BYTES, Calls
+from traincast.kernels.chips import Chips
+from traincast.kernels.gemm.engine import Engine, Problem, describe
+from traincast.kernels.gemm.residual_net import Float32Array, ResidualNet
+from traincast.kernels.model import State
+from traincast.platform.device import VOLTA, Device
+from traincast.platform.sheet import ARCHITECTURES
+
+SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
+"""Seconds at which the spread is tabulated anew."""
+OLD_ARCHS = tuple(arch for arch, (vendor, since) in ARCHITECTURES.items() if vendor == "nvidia" and since < VOLTA)
+"""Before Volta, the library had other kernels and the SMs issued two instructions at once."""
+_UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
+_VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
+_UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """What one engine learned; the corrections of `nets` are averaged. `sigma` (chip, class, duration) ends with two
+    rows for chips never measured, old and newer; `box` holds the least and most of batch, m, n, k measured, for single
+    and for batched products; `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers
+    reach."""
+
+    nets: tuple[ResidualNet, ...]
+    chips: Chips
+    sigma: FloatArray
+    box: FloatArray
+    ceiling: FloatArray
+
+    def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
+        """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
+        alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == device.before(VOLTA)]
+        chosen = [row] if row >= 0 else alike or slice(None)
+        total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
+        return np.asarray(total / np.float32(len(self.nets)))
+
+    def unseen_sigma(self, device: Device) -> FloatArray:
+        """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
+        own = self.sigma[-2 if device.before(VOLTA) else -1]
+        return np.asarray(np.maximum(own, np.median(self.sigma[:-2], axis=0)))
+
+    def state(self, name: str) -> State:
+        """Arrays whose names start with the engine's."""
+        own: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
+        chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
+        nets = {key: value for i, net in enumerate(self.nets) for key, value in net.state(f"{name}_net{i}").items()}
+        return {**own, **chips, **nets}
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
+        """What `state` wrote."""
+        chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
+        own = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
+        count = sum(key.startswith(f"{name}_net") and key.endswith("_mean") for key in state)
+        nets = tuple(ResidualNet.from_state(state, f"{name}_net{i}") for i in range(count))
+        return EngineFit(nets, Chips.from_state(chips), *own)
+
+
+def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:
+    """Device time of calls that all run on `engine`."""
+    problem = Problem.of(calls, device, compute, float(COMPUTE_BYTES[compute]))
+    physical, features = describe(engine, problem)
+    row = fit.chips.find(device)
+    trust = 1.0 if row >= 0 else _UNSEEN_TRUST
+    factor = np.exp(trust * fit.correction(features, row, device))
+    corrected = (physical - engine.least_seconds) * factor
+    if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
+        fastest = problem.flop / (fit.ceiling[row] * problem.rate)
+        corrected = np.where(spread_class(calls) == 0, np.maximum(corrected, fastest), corrected)
+    if engine.vector_loads:
+        starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
+        corrected = np.where(unaligned(calls, problem.item_bytes), starved * corrected, corrected)
+    return np.asarray(engine.least_seconds + corrected)
+
+
+def unaligned(calls: Calls, item_bytes: float) -> BoolArray:
+    """Products with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
+    left = np.where(calls["trans_a"] == 1, calls["m"], calls["k"])
+    right = np.where(calls["trans_b"] == 1, calls["k"], calls["n"])
+    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in (left, right, calls["n"])]
+    return np.asarray(np.logical_or.reduce(odd))
+
+
+def clock_spread(device: Device) -> float:
+    """Log-sigma of a clock that floats anywhere between the sustained one and boost; 0 when it is locked."""
+    return 0.0 if device.clock_mhz else math.log(device.boost_clock_mhz / device.sustained_clock_mhz) / math.sqrt(12)
+
+
+def spread_class(calls: Calls) -> IntArray:
+    """0: single products with both operands contiguous in k (a linear layer), 1: other single ones, 2: batched."""
+    contiguous = (calls["trans_a"] == 0) & (calls["trans_b"] == 1)
+    return np.where(calls["batch"] > 1.0, 2, np.where(contiguous, 0, 1))

@@ -1,0 +1,123 @@
+"""Row-wise kernels: softmax, layer norm, and batch norm by the same physics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import FloatArray
+from traincast.kernels.call import Calls, Estimate, Family
+from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.kernels.rowwise import NORM, SOFTMAX
+from traincast.kernels.rowwise.features import layer_norm_features, softmax_features
+from traincast.kernels.rowwise.parameters import RowParameters
+from traincast.kernels.streaming.memory import START_SECONDS
+from traincast.kernels.streaming.parameters import DeviceView, StreamParameters
+from traincast.platform.device import Device
+
+_START_SPREAD = 0.25
+_DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
+_SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
+
+
+class SoftmaxModel(KernelModel):
+    """Softmax and log-softmax over the last dimension. The backward reads two tensors where the forward reads one."""
+
+    family: ClassVar[Family] = SOFTMAX
+    _BACKWARD_TRAFFIC: ClassVar[float] = 1.5
+
+    def __init__(self, parameters: RowParameters | None = None) -> None:
+        self.parameters_ = parameters
+
+    def fit(self, data: Measurements) -> Self:
+        """From device times of the forward kernel."""
+        from traincast.kernels.rowwise.fitting import fit_rows
+
+        self.parameters_ = fit_rows(data, softmax_features, passes=3.0)
+        return self
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        rows, cols = calls["rows"], calls["cols"]
+        seconds, known, sigma = self.parameters_.seconds(softmax_features, device, rows, cols, calls.item_bytes())
+        backward = calls.is_kind("backward", "log_backward")
+        seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
+        derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
+        low, high = self.parameters_.cols_range
+        measured = ~derived & (cols >= low) & (cols <= high)
+        return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
+
+    def state(self) -> State:
+        """The fitted parameters."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        return self.parameters_.state()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with these parameters."""
+        return cls(RowParameters.from_state(state))
+
+
+class NormModel(KernelModel):
+    """Layer norm as measured; its backward and batch norm from the traffic they cause."""
+
+    family: ClassVar[Family] = NORM
+    _LAYER_BACKWARD: ClassVar[float] = 1.6  # two inputs where the forward has one, both read twice
+    _WEIGHT_START: ClassVar[float] = 6e-6  # column sums meet through global memory
+
+    def __init__(self, parameters: RowParameters | None = None, streams: StreamParameters | None = None) -> None:
+        self.parameters_ = parameters
+        self.streams_ = streams
+
+    def fit(self, data: Measurements) -> Self:
+        """From device times of the layer norm forward kernel; `streams_` must be set first for batch norm."""
+        from traincast.kernels.rowwise.fitting import fit_rows
+
+        self.parameters_ = fit_rows(data, layer_norm_features, passes=2.0)
+        return self
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        assert self.parameters_ is not None and self.streams_ is not None, "the model has not been fitted"
+        rows, cols, item = calls["rows"], calls["cols"], calls.item_bytes()
+        layer, known, sigma = self.parameters_.seconds(layer_norm_features, device, rows, cols, item)
+        view = self.streams_.view(device)
+        size = rows * cols * item
+        weights = self._WEIGHT_START + view.memory.seconds(2.0 * size / 0.7, 0.0 * size)
+        kinds = [calls.is_kind(kind) for kind in ("layer_forward", "layer_backward", "layer_backward_weights")]
+        seconds = np.select(kinds, [layer, self._LAYER_BACKWARD * layer, weights], _batch_norm(calls, device, view))
+        derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
+        low, high = self.parameters_.cols_range
+        measured = ~derived & (cols >= low) & (cols <= high)
+        return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
+
+    def state(self) -> State:
+        """The fitted parameters of layer norm and of the memory system."""
+        assert self.parameters_ is not None and self.streams_ is not None, "the model has not been fitted"
+        return {**self.parameters_.state(), **{f"stream_{name}": a for name, a in self.streams_.state().items()}}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with these parameters."""
+        streams = {name.removeprefix("stream_"): a for name, a in state.items() if name.startswith("stream_")}
+        return cls(RowParameters.from_state(state), StreamParameters.from_state(streams))
+
+
+def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
+    """One block a channel. Training reads its input twice, backward both inputs twice; few channels leave SMs idle."""
+    size = calls["rows"] * calls["cols"] * calls.item_bytes()
+    backward, inference = calls.is_kind("batch_backward"), calls.is_kind("batch_inference")
+    reads = np.select([backward, inference], [4.0, 1.0], 2.0)
+    share = np.select([backward, inference], [0.85, 1.0], 0.9)  # passes of a block follow one another
+    busy = np.where(inference, 1.0, np.minimum(1.0, 1.15 * np.maximum(calls["rows"], 1.0) / device.num_sms))
+    stream = view.memory.seconds(reads * size, size)
+    return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
+
+
+def _spread(seconds: FloatArray, sigma: float, measured: npt.NDArray[np.bool_]) -> FloatArray:
+    total = np.hypot(sigma, np.where(measured, 0.0, _DERIVED_SPREAD))
+    return np.asarray(np.hypot(total, _START_SPREAD * START_SECONDS / seconds))

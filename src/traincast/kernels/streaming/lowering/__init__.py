@@ -1,0 +1,1 @@
+"""Ops that become kernels which stream memory."""

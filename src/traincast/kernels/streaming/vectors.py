@@ -1,0 +1,126 @@
+"""The NeuSight vector measurements: element-wise, softmax and layer norm in fp32, with the host's part taken off.
+
+They time one PyTorch call between two CUDA events. A short kernel hides behind the host, which gives every (device,
+op) a floor; a long one starts `offset` after the first event, so that time = max(floor, offset + kernel).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.call import Calls
+from traincast.kernels.rowwise import NORM, SOFTMAX
+from traincast.kernels.streaming import ELEMENTWISE
+from traincast.measurements.tables import Table, check_possible, device_rows, devices_in, held_out, read_table
+from traincast.platform import Device
+
+FILES = ("kernels/vector_fp32.parquet", "kernels/vector_amd.parquet")
+SOURCE = "sitar-lab/NeuSight @ 6945927d (MIT)"
+ABOVE_FLOOR = 1.3
+"""A row is above the floor, and says something about its kernel, from this multiple of it."""
+
+_TENSORS_READ = {"add": 2, "mul": 2, "div": 2, "pow": 2}
+_KINDS = {"addu": "add", "mulu": "mul", "divu": "div", "powu": "pow"}
+_ROW_OPS = ("softmax", "ln")
+_OPS = (*_TENSORS_READ, *_KINDS, "tanh", "relu", "gelu", *_ROW_OPS)
+_SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class VectorRows:
+    """Measured rows. `seconds` is what the events showed; `floor` and `offset` the host's part of it."""
+
+    devices: tuple[Device, ...]
+    device: npt.NDArray[np.int64]
+    op: npt.NDArray[Any]
+    rows: FloatArray
+    cols: FloatArray
+    seconds: FloatArray
+    held_out: BoolArray
+    test: BoolArray
+    floor: FloatArray
+    offset: FloatArray
+
+    def take(self, chosen: BoolArray) -> VectorRows:
+        """A selection, with every device kept in the list."""
+        return replace(
+            self,
+            **{
+                name: getattr(self, name)[chosen]
+                for name in ("device", "op", "rows", "cols", "seconds", "held_out", "test", "floor", "offset")
+            },
+        )
+
+    @property
+    def above(self) -> BoolArray:
+        """Rows long enough to show their kernel."""
+        return self.seconds > ABOVE_FLOOR * np.maximum(self.floor, 1e-9)
+
+    @property
+    def device_seconds(self) -> FloatArray:
+        """Kernel time: what is left after the host's offset."""
+        return np.maximum(self.seconds - self.offset, 1e-6)
+
+    def as_measured(self, kernel_seconds: FloatArray) -> FloatArray:
+        """What the events would show for kernels of this length."""
+        return np.maximum(self.floor, self.offset + kernel_seconds)
+
+    def calls(self) -> Calls:
+        """The rows as kernel calls of their family; all must be of one."""
+        if self.op[0] in _ROW_OPS:
+            family, kind = (SOFTMAX, "forward") if self.op[0] == "softmax" else (NORM, "layer_forward")
+            values = np.stack([self.rows, self.cols], axis=1)
+            return Calls.from_columns(family, [kind] * len(self.op), ["fp32"] * len(self.op), values)
+        elements = self.rows * self.cols
+        reads = np.array([_TENSORS_READ.get(op, 1) for op in self.op], dtype=np.float64)
+        values = np.stack([elements, 4 * elements * reads, 4 * elements, reads + 1], axis=1)
+        kinds = [_KINDS.get(op, op) for op in self.op]
+        return Calls.from_columns(ELEMENTWISE, kinds, ["fp32"] * len(kinds), values)
+
+
+def read_vectors(data: Path, ops: str) -> VectorRows:
+    """Rows of `ops` ("elementwise", "softmax" or "ln"), offsets still zero."""
+    parts = [
+        read_table(data, file, ("device", "op", "split"), ("rows", "cols", "latency_us"),
+                   positive=("rows", "cols", "latency_us"), among={"op": _OPS, "split": _SPLITS})
+        for file in FILES
+    ]  # fmt: skip
+    devices = {device.key: device for part in parts for device in devices_in(part)}
+    ordered = tuple(devices[key] for key in sorted(devices))
+    for part in parts:
+        _check(part, ordered)
+    merged = Table("vector", {n: np.concatenate([p.columns[n] for p in parts]) for n in parts[0].columns})
+    wanted = merged.text("op") == ops if ops in _ROW_OPS else ~np.isin(merged.text("op").astype(str), _ROW_OPS)
+    table = merged.take(np.asarray(wanted, dtype=np.bool_))
+    zero = np.zeros(len(table))
+    found = VectorRows(
+        ordered, device_rows(table, ordered), table.text("op").astype(str), table.number("rows"), table.number("cols"),
+        1e-6 * table.number("latency_us"), held_out(table.number("rows"), table.number("cols")),
+        np.asarray(table.text("split") == "test", dtype=np.bool_), zero, zero,
+    )  # fmt: skip
+    return replace(found, floor=_floors(found))
+
+
+def _check(table: Table, devices: tuple[Device, ...]) -> None:
+    rate = np.array([device.dram_bandwidth for device in devices])[device_rows(table, devices)]
+    cached = np.array([device.l2_bytes for device in devices])[device_rows(table, devices)]
+    moved = np.maximum(8 * table.number("rows") * table.number("cols") - 2 * cached, 0.0)
+    check_possible(table, moved / rate, 1e-6 * table.number("latency_us"))
+
+
+def _floors(rows: VectorRows) -> FloatArray:
+    """The 2 % quantile of every (device, op) of the train split, which holds tiny shapes; zero without one."""
+    floor = np.zeros(len(rows.op))
+    for device in range(len(rows.devices)):
+        for op in np.unique(rows.op):
+            group = (rows.device == device) & (rows.op == op)
+            tiny = group & ~rows.test & ~rows.held_out
+            if tiny.any():
+                floor[group] = np.quantile(rows.seconds[tiny], 0.02)
+    return floor
