@@ -1,0 +1,173 @@
+"""Runs changed files through the command line, each within limits, and says what broke the promise.
+
+The promise: exit code 0, 1 or 2 within 20 seconds and 2 GiB; with 2 one line on stderr; with 0 a JSON document whose
+numbers are finite and whose times are not negative, and a step that takes longer than nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import random
+import resource
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.formats import FORMATS, Format
+
+SECONDS = 20
+MEMORY = 2 << 30  # bytes of a process beyond what it had when it began
+_BATCH = 40  # cases of one process; fresh ones keep what one case allocated from the next
+_TIMES = ("iteration_ms", "device_active_ms", "device_idle_ms", "host_ms", "step_ms", "time_ms")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A case that broke the promise; its format and seed make it again."""
+
+    format: str
+    seed: int
+    command: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.format} {self.seed}: {self.problem}\n    {self.command}"
+
+
+def run_cases(form: Format, seeds: range) -> Iterator[Finding]:
+    """The cases of a format that break the promise. What kills or hangs a process is found by running on after it."""
+    todo = list(seeds)
+    while todo:
+        batch, todo = todo[:_BATCH], todo[_BATCH:]
+        done, findings, ended = _in_child(form, batch)
+        yield from findings
+        if done < len(batch):
+            yield Finding(form.name, batch[done], "", ended)
+            todo = batch[done + 1 :] + todo
+
+
+def _in_child(form: Format, seeds: list[int]) -> tuple[int, list[Finding], str]:
+    """How many cases were done, what they found, and how the process ended when not all were."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        with contextlib.suppress(BaseException):
+            _limit()
+            for seed in seeds:
+                problem = _case(form, seed)
+                os.write(writer, (json.dumps([seed, *problem]) + "\n").encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        lines = [json.loads(line) for line in pipe if line.endswith(b"\n")]
+    _, status = os.waitpid(child, 0)
+    findings = [Finding(form.name, seed, command, problem) for seed, command, problem in lines if problem]
+    killed = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"ended with status {status}"
+    return len(lines), findings, f"{killed} (more than {2 * SECONDS} s, or memory)"
+
+
+def _limit() -> None:
+    with Path("/proc/self/statm").open(encoding="ascii") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _case(form: Format, seed: int) -> tuple[str, str]:
+    """The command of a case and what is wrong with its answer ("" for nothing)."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "case"
+        place.mkdir()
+        command = form.make(random.Random(seed), place)
+        shown = " ".join(command).replace(str(place), ".")
+        signal.signal(signal.SIGALRM, _late)
+        signal.alarm(SECONDS)
+        try:
+            return shown, judged([*command, "--json"])
+        except _Late:
+            return shown, f"takes longer than {SECONDS} s"
+        finally:
+            signal.alarm(0)
+            signal.alarm(2 * SECONDS)  # the next case sets it anew; a process that hangs for good is ended by it
+
+
+class _Late(BaseException):
+    """Time is up."""
+
+
+def _late(*_: Any) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    raise _Late
+
+
+def judged(command: list[str]) -> str:
+    """What is wrong with the answer to a command ("" for nothing)."""
+    from traincast.cli.main import main
+
+    stdout, stderr = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+            code: Any = main(command)
+    except SystemExit as stop:
+        code = stop.code
+    except MemoryError:
+        return "MemoryError: more than 2 GiB"
+    except Exception as error:
+        import traceback
+
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:100]!r}"
+    said = stderr.getvalue()
+    if code == 2:
+        return (
+            ""
+            if _one_line(said)
+            else f"exit code 2 with {len(said)} characters in {said.count(chr(10))} lines: {said[:80]!r}"
+        )
+    if code not in (0, 1):
+        return f"exit code {code}: {said[:200]!r}"
+    return _wrong_answer(command, stdout.getvalue())
+
+
+def _one_line(said: str) -> bool:
+    text = said.removesuffix("\n")
+    return text.isprintable() and 0 < len(text) <= 2000 and not text.startswith("usage")
+
+
+def _wrong_answer(command: list[str], text: str) -> str:
+    try:
+        answer = json.loads(text, parse_constant=lambda name: math.nan)
+    except ValueError:
+        return f"no JSON on stdout: {text[:80]!r}"
+    for name, value in _numbers(answer):
+        if not math.isfinite(value):
+            return f"{name} is {value}"
+        if value < 0 and name in _TIMES:
+            return f"{name} is negative: {value}"
+    if command[0] == "predict" and isinstance(answer, dict) and not answer.get("iteration_ms", 1) > 0:
+        return f"iteration_ms is {answer['iteration_ms']}"
+    return ""
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _numbers(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _numbers(inner, name)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield name, value
+
+
+def format_named(name: str) -> Format:
+    """A format by its name."""
+    return next(form for form in FORMATS if form.name == name)
