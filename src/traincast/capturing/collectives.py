@@ -14,10 +14,9 @@ from torch.distributed.distributed_c10d import GroupName
 from traincast.capturing.arguments import Arguments
 from traincast.capturing.refusals import user_line
 from traincast.errors import TraincastError
+from traincast.workload.collectives import BARRIER_BYTES, COLLECTIVE_OPS, NAMESPACES, UNEVEN_FORM
 from traincast.workload.ops import Scalar
 
-NAMESPACES = ("c10d", "_c10d_functional")
-_BARRIER_BYTES = 4  # NCCL has no barrier: PyTorch sums one float32
 _WRITTEN = ("output", "outputs", "output_tensor", "output_tensors", "output_lists", "out", "tensors")
 
 
@@ -60,12 +59,12 @@ class Collective:
 
 def describe(name: str, arguments: Arguments) -> Collective:
     """The collective that a call of `c10d::name` or `_c10d_functional::name` makes."""
-    known = _KINDS.get(name)
-    if known is None:
+    record = next((found for space in NAMESPACES if (found := COLLECTIVE_OPS.get(f"{space}::{name}"))), None)
+    if record is None or record.name not in _READERS:
         raise TraincastError(f"{user_line()}: the collective {name} cannot be captured; use another one")
     values = dict(arguments)
-    given = values["process_group"] if "process_group" in values else values["group_name"]
-    return known(values, _group(given))
+    group = values["process_group"] if "process_group" in values else values["group_name"]
+    return _READERS[record.name](values, _group(group))
 
 
 def written(arguments: Arguments) -> list[torch.Tensor]:
@@ -76,12 +75,12 @@ def written(arguments: Arguments) -> list[torch.Tensor]:
     return []
 
 
-def _group(given: Any) -> dist.ProcessGroup:
-    if isinstance(given, torch.ScriptObject):
-        return dist.ProcessGroup.unbox(given)
-    if isinstance(given, str):
-        return _resolve_process_group(GroupName(given))
-    group: dist.ProcessGroup = given
+def _group(argument: Any) -> dist.ProcessGroup:
+    if isinstance(argument, torch.ScriptObject):
+        return dist.ProcessGroup.unbox(argument)
+    if isinstance(argument, str):
+        return _resolve_process_group(GroupName(argument))
+    group: dist.ProcessGroup = argument
     return group
 
 
@@ -112,35 +111,33 @@ def _reduced(kind: str) -> Callable[[dict[str, Any], dist.ProcessGroup], Collect
 
 
 def _all_gather(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
-    given = _nbytes(_first(values, "input_tensors", "input_tensor", "input_list", "inputs", "input"))
-    return Collective("all_gather", group, given * group.size(), async_op=values.get("async_op", True))
+    part = _nbytes(_first(values, "input_tensors", "input_tensor", "input_list", "inputs", "input"))
+    return Collective("all_gather", group, part * group.size(), async_op=values.get("async_op", True))
 
 
 def _reduce_scatter(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
-    given = _nbytes(_first(values, "input_tensors", "input_tensor", "inputs", "input"))
-    return Collective("reduce_scatter", group, given, async_op=values.get("async_op", True))
+    whole = _nbytes(_first(values, "input_tensors", "input_tensor", "inputs", "input"))
+    return Collective("reduce_scatter", group, whole, async_op=values.get("async_op", True))
 
 
-def _all_to_all(sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup, async_op: bool) -> Collective:
+def _all_to_all(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
+    if "input_tensors" in values:
+        sent = [_nbytes(tensor) for tensor in values["input_tensors"]]
+        received = [_nbytes(tensor) for tensor in values["output_tensors"]]
+    else:
+        sent = _row_splits(values["input"], values["input_split_sizes"], group)
+        received = _received(values, sent, group)
     even = len({*sent, *received}) == 1
     splits = None if even else (tuple(sent), tuple(received))
-    return Collective("all_to_all" if even else "all_to_all_v", group, sum(sent), splits, async_op=async_op)
+    kind = "all_to_all" if even else UNEVEN_FORM["all_to_all"]
+    return Collective(kind, group, sum(sent), splits, async_op=values.get("async_op", True))
 
 
-def _all_to_all_list(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
-    sent = [_nbytes(tensor) for tensor in values["input_tensors"]]
-    received = [_nbytes(tensor) for tensor in values["output_tensors"]]
-    return _all_to_all(sent, received, group, values["async_op"])
-
-
-def _all_to_all_single(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
-    sent = _row_splits(values["input"], values["input_split_sizes"], group)
+def _received(values: dict[str, Any], sent: list[int], group: dist.ProcessGroup) -> list[int]:
     if values.get("output") is not None:
-        received = _row_splits(values["output"], values["output_split_sizes"], group)
-    else:
-        row = _row_bytes(values["input"])
-        received = [rows * row for rows in values["output_split_sizes"]] or sent
-    return _all_to_all(sent, received, group, values.get("async_op", True))
+        return _row_splits(values["output"], values["output_split_sizes"], group)
+    row = _row_bytes(values["input"])
+    return [rows * row for rows in values["output_split_sizes"]] or sent
 
 
 def _row_splits(tensor: torch.Tensor, rows: Sequence[int], group: dist.ProcessGroup) -> list[int]:
@@ -171,34 +168,27 @@ def _rooted(*, to_root: bool) -> Callable[[dict[str, Any], dist.ProcessGroup], C
     return make
 
 
-def _message(*, sends: bool) -> Callable[[dict[str, Any], dist.ProcessGroup], Collective]:
-    def make(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
-        ranks = dist.get_process_group_ranks(group)
-        me, other = ranks[group.rank()], ranks[values["dst"] if sends else values["src"]]
-        ends = (("source", me), ("target", other)) if sends else (("source", other), ("target", me))
-        return Collective("send_recv", group, _nbytes(values["tensors"]), ends=ends)
-
-    return make
+def _message(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
+    sends, ranks = "dst" in values, dist.get_process_group_ranks(group)
+    me, other = ranks[group.rank()], ranks[values["dst"] if sends else values["src"]]
+    ends = (("source", me), ("target", other)) if sends else (("source", other), ("target", me))
+    return Collective("send_recv", group, _nbytes(values["tensors"]), ends=ends)
 
 
 def _barrier(values: dict[str, Any], group: dist.ProcessGroup) -> Collective:
-    return Collective("barrier", group, _BARRIER_BYTES, async_op=values["async_op"])
+    return Collective("barrier", group, BARRIER_BYTES, async_op=values["async_op"])
 
 
-_KINDS: dict[str, Callable[[dict[str, Any], dist.ProcessGroup], Collective]] = {
-    **dict.fromkeys(("allreduce_", "allreduce_coalesced_", "all_reduce_", "all_reduce_coalesced_"),
-                    _reduced("all_reduce")),
-    **dict.fromkeys(("broadcast_",), _reduced("broadcast")),
-    "reduce_": _reduced("reduce"),
-    **dict.fromkeys(("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_",
-                     "all_gather_into_tensor", "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced"),
-                    _all_gather),
-    **dict.fromkeys(("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
-                     "reduce_scatter_tensor", "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced"),
-                    _reduce_scatter),
-    "alltoall_": _all_to_all_list,
-    **dict.fromkeys(("alltoall_base_", "all_to_all_single"), _all_to_all_single),
-    "gather_": _rooted(to_root=True), "scatter_": _rooted(to_root=False),
-    "send": _message(sends=True), "recv_": _message(sends=False),
+# how the arguments of each collective's ops are read
+_READERS: dict[str, Callable[[dict[str, Any], dist.ProcessGroup], Collective]] = {
+    "all_reduce": _reduced("all_reduce"),
+    "broadcast": _reduced("broadcast"),
+    "reduce": _reduced("reduce"),
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "gather": _rooted(to_root=True),
+    "scatter": _rooted(to_root=False),
+    "send_recv": _message,
     "barrier": _barrier,
-}  # fmt: skip
+}

@@ -15,6 +15,7 @@ from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
 from traincast.capturing.storages import strided_parts
 from traincast.errors import TraincastError
+from traincast.workload.collectives import COLLECTIVES, Route
 
 _functional = torch.ops._c10d_functional
 _ASYNC_RESULT = "_c10d_functional::_wrap_tensor_autograd"  # registered only when functional collectives are used
@@ -124,7 +125,7 @@ class Communication:
         """NCCL's stream of a group, or of a pair; sends and receives of one batch do not wait for each other."""
         ends = dict(collective.ends)
         pair: tuple[Any, ...] = ()
-        if collective.kind == "send_recv":
+        if COLLECTIVES[collective.kind].route is Route.PAIR:
             pair = (ends["source"], ends["target"])
             pair = ("batch", *pair) if self.batched else tuple(sorted(pair))
         key = (str(collective.group.group_name), *pair)

@@ -11,6 +11,7 @@ from functools import partial
 from traincast.capturing.ranks import Place
 from traincast.capturing.step import Step, capture_program, check_request, only_own_garbage, with_sizes
 from traincast.errors import TraincastError
+from traincast.workload.collectives import COLLECTIVES, Route
 from traincast.workload.generalise import capture_sizes, generalise_ranks, same_structure
 from traincast.workload.program import Columns, Program
 from traincast.workload.workload import Workload
@@ -120,7 +121,7 @@ def _able_ranks(program: Program) -> set[int] | None:
         if signature.scalar("collective") is None or not isinstance(group, tuple):
             continue
         here = {rank for rank in group if isinstance(rank, int)}
-        if signature.scalar("collective") == "send_recv":
+        if COLLECTIVES[str(signature.scalar("collective"))].route is Route.PAIR:
             here = set()  # who sends to whom is another pair on every rank
         able = here if able is None else able & here
     return able

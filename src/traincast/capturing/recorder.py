@@ -12,13 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups
-from traincast.capturing.collectives import NAMESPACES, Collective, written
+from traincast.capturing.collectives import Collective, written
 from traincast.capturing.execution import Execution
 from traincast.capturing.kernels import WRITTEN_IN_PLACE, take_over
 from traincast.capturing.refusals import user_line
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
 from traincast.errors import TraincastError
+from traincast.workload.collectives import NAMESPACES
 from traincast.workload.ops import Phase, Signature, TensorSpec
 
 if TYPE_CHECKING:

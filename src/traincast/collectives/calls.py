@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from traincast.errors import TraincastError
 from traincast.kernels.collective import COLLECTIVE
+from traincast.workload.collectives import COLLECTIVES
 
-__all__ = ["COLLECTIVE", "RING_KINDS", "bus_factor", "even_bytes"]
-
-RING_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
+__all__ = ["COLLECTIVE", "bus_factor", "even_bytes"]
 
 
 def bus_factor(kind: str, ranks: int) -> float:
@@ -21,10 +20,8 @@ def bus_factor(kind: str, ranks: int) -> float:
     >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
     (1.5, 0.75, 1.0)
     """
-    share = (ranks - 1) / ranks
-    return {"all_reduce": 2 * share, "barrier": 2 * share, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}.get(
-        kind, share
-    )
+    record = COLLECTIVES[kind]
+    return record.bus_whole + record.bus_share * ((ranks - 1) / ranks)
 
 
 def even_bytes(splits: npt.ArrayLike, node: Sequence[int] | None = None) -> float:

@@ -12,14 +12,10 @@ from typing import Any
 import numpy as np
 
 from traincast.arrays import FloatArray
-from traincast.collectives.calls import RING_KINDS, bus_factor
+from traincast.collectives.calls import bus_factor
 from traincast.platform.topology import Topology
+from traincast.workload.collectives import COLLECTIVES, Route
 
-# kinds without coefficients of their own behave like these
-LIKE = {
-    "broadcast": "all_gather", "reduce": "reduce_scatter", "barrier": "all_reduce",
-    "send_recv": "all_to_all", "all_to_all_v": "all_to_all",
-}  # fmt: skip
 TREE_SLOWDOWN = 4.0  # trees of small messages use the flag-carrying protocols, at about a quarter of the bandwidth
 
 
@@ -59,30 +55,31 @@ class LinkModel:
 
     def floor(self, kind: str, ranks: int, topology: Topology) -> float:
         """Seconds of an empty message inside a node."""
-        own = self.node[LIKE.get(kind, kind)]
-        return own.launch + own.hops * steps(kind, ranks) * topology.link_latency
+        coefficients = self.node[measured_kind(kind)]
+        return coefficients.launch + coefficients.hops * steps(kind, ranks) * topology.link_latency
 
     def inside(self, kind: str, message: FloatArray, ranks: int, topology: Topology) -> FloatArray:
         """Seconds inside one node."""
-        own = self.node[LIKE.get(kind, kind)]
+        coefficients = self.node[measured_kind(kind)]
         x = message * bus_factor(kind, ranks) / node_bandwidth(kind, ranks, topology)
-        return self.floor(kind, ranks, topology) + own.ramp * np.sqrt(x) + own.slowdown * x
+        return self.floor(kind, ranks, topology) + coefficients.ramp * np.sqrt(x) + coefficients.slowdown * x
 
     def node_rate(self, kind: str, ranks: int, topology: Topology) -> float:
         """Bus bandwidth in bytes per second that the largest messages reach inside a node."""
-        return node_bandwidth(kind, ranks, topology) / self.node[LIKE.get(kind, kind)].slowdown
+        return node_bandwidth(kind, ranks, topology) / self.node[measured_kind(kind)].slowdown
 
     def across(
         self, kind: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, *, floor: float, rate: float
     ) -> FloatArray:
         """Seconds across nodes, given the floor and the bus bandwidth (`rate`) of the ranks of one node."""
-        network = self.network[LIKE.get(kind, kind)]
+        network = self.network[measured_kind(kind)]
         hop = network.hops * topology.network_latency
         x = network_seconds(kind, message, ranks, nodes, topology, span=network.span, rate=rate)
-        if kind == "send_recv":
+        route = COLLECTIVES[kind].route
+        if route is Route.PAIR:
             return floor + hop + network.slowdown * x
         ring = floor + hop * (ranks - 1) + network.slowdown * x
-        if kind not in ("all_reduce", "barrier", "broadcast", "reduce"):
+        if route is not Route.RING_OR_TREE:
             return ring
         tree = floor + hop * 2 * np.ceil(np.log2(nodes)) + TREE_SLOWDOWN * network.slowdown * x
         return np.asarray(np.minimum(ring, tree))
@@ -96,21 +93,31 @@ class LinkModel:
     def from_json(entry: dict[str, Any]) -> LinkModel:
         """The model from its plain data."""
         return LinkModel(
-            node={kind: NodeCoefficients(**own) for kind, own in entry["node"].items()},
-            network={kind: NetworkCoefficients(**own) for kind, own in entry["network"].items()},
+            node={kind: NodeCoefficients(**numbers) for kind, numbers in entry["node"].items()},
+            network={kind: NetworkCoefficients(**numbers) for kind, numbers in entry["network"].items()},
             sigma=float(entry["sigma"]),
             network_sigma=float(entry["network_sigma"]),
         )
 
 
+def measured_kind(kind: str) -> str:
+    """The collective whose coefficients and curves stand for this one: itself, or one that moves its bytes alike."""
+    return COLLECTIVES[kind].like or kind
+
+
+def on_ring(kind: str) -> bool:
+    """Whether the bytes of a collective go round a ring inside a node."""
+    return COLLECTIVES[kind].route in (Route.RING, Route.RING_OR_TREE)
+
+
 def steps(kind: str, ranks: int) -> float:
     """Hops that an empty message makes one after the other: round the ring, or as peers are served side by side."""
-    return float(ranks - 1) if kind in RING_KINDS else float(np.log2(ranks))
+    return float(ranks - 1) if on_ring(kind) else float(np.log2(ranks))
 
 
 def node_bandwidth(kind: str, ranks: int, topology: Topology) -> float:
     """What the data sheet of the links offers to one rank, in bytes per second."""
-    return topology.ring_bandwidth(ranks) if kind in RING_KINDS else topology.all_to_all_bandwidth(ranks)
+    return topology.ring_bandwidth(ranks) if on_ring(kind) else topology.all_to_all_bandwidth(ranks)
 
 
 def network_seconds(
@@ -119,10 +126,10 @@ def network_seconds(
     """Seconds the bytes need on the busiest link when several nodes take part and links run at full rate."""
     per_node = -(-ranks // nodes)
     network = topology.network_bandwidth(per_node)
-    if kind in RING_KINDS:
+    if on_ring(kind):
         bandwidth = network if per_node == 1 else min(network, span * rate)
         return message * bus_factor(kind, ranks) / bandwidth
-    if kind == "send_recv":
+    if COLLECTIVES[kind].route is Route.PAIR:
         return message / topology.adapter_bandwidth
     out = message * per_node * (nodes - 1) / nodes / network
     within = message * (per_node - 1) / ranks / rate if per_node > 1 else np.zeros_like(message)

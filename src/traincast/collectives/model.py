@@ -14,10 +14,11 @@ import numpy as np
 from traincast.arrays import BoolArray, FloatArray
 from traincast.collectives.calls import COLLECTIVE, bus_factor
 from traincast.collectives.curve import Curve
-from traincast.collectives.links import LIKE, LinkModel, node_bandwidth, steps
+from traincast.collectives.links import LinkModel, measured_kind, node_bandwidth, steps
 from traincast.errors import TraincastError, unknown
 from traincast.kernels.call import COMPUTE_TYPES, Calls, Estimate
 from traincast.platform.topology import Topology
+from traincast.workload.collectives import COLLECTIVES, Route
 
 PROFILE = Path(str(files("traincast.collectives") / "profiles" / "collectives.json"))
 INTEGERS = ("int64", "int32", "int16", "int8", "bool")
@@ -99,7 +100,7 @@ class CollectiveModel:
         """Floor in seconds and bus bandwidth in bytes per second of a large message inside a node."""
         ranks = min(ranks, max(2, topology.gpus_per_node))
         floor = float(self._inside(kind, compute, np.ones(1), ranks, topology, curves)[0][0])
-        if kind == "send_recv":
+        if COLLECTIVES[kind].route is Route.PAIR:
             return floor, self.links.node_rate(kind, 2, topology)
         large = self._inside(kind, compute, np.array([1e10, 2e10]), ranks, topology, curves)[0]
         return floor, 1e10 * bus_factor(kind, ranks) / float(large[1] - large[0])
@@ -197,11 +198,12 @@ def _places(curves: CurveSet, kind: str, compute: str) -> dict[Place, Curve]:
 
 def _sibling(kind: str, message: FloatArray, ranks: int) -> tuple[str, FloatArray, int] | None:
     """The kind, message and ranks whose curve stands for this one."""
-    if kind not in LIKE:
+    record, other = COLLECTIVES[kind], measured_kind(kind)
+    if other == kind:
         return None
-    if kind == "send_recv":
-        return LIKE[kind], 2 * message, 2
-    return LIKE[kind], message * bus_factor(kind, ranks) / bus_factor(LIKE[kind], ranks), ranks
+    if record.route is Route.PAIR:
+        return other, 2 * message, 2
+    return other, message * bus_factor(kind, ranks) / bus_factor(other, ranks), ranks
 
 
 def _per_byte(kind: str, ranks: int, topology: Topology) -> float:

@@ -7,13 +7,15 @@ from functools import cache
 import numpy as np
 
 from traincast.arrays import FloatArray
-from traincast.collectives.calls import RING_KINDS, bus_factor
+from traincast.collectives.calls import COLLECTIVE, bus_factor
 from traincast.collectives.links import (
     LinkModel,
     NetworkCoefficients,
     NodeCoefficients,
+    measured_kind,
     network_seconds,
     node_bandwidth,
+    on_ring,
     steps,
 )
 from traincast.collectives.model import CollectiveModel, CurveSet
@@ -23,7 +25,7 @@ from traincast.platform.platform import load_topology
 from traincast.platform.topology import Topology
 
 NODES = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200"}
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+KINDS = tuple(kind for kind in COLLECTIVE.kinds if measured_kind(kind) == kind)
 NETWORK_SET, NETWORK_NODE = "cluster01", "dgx-h100"
 _SPANS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
 
@@ -118,7 +120,7 @@ def _network(points: Points, kind: str, model: CollectiveModel) -> tuple[Network
     if not len(group):
         return NetworkCoefficients(hops=1.0, slowdown=1.0, span=0.9), np.zeros(0)
     best: tuple[float, NetworkCoefficients, FloatArray] | None = None
-    for span in _SPANS if kind in RING_KINDS else (1.0,):
+    for span in _SPANS if on_ring(kind) else (1.0,):
         features = _network_features(group, kind, topology, model, span)
         base = features[:, 0]
         hops, slowdown = _solve(features[:, 1:], group.seconds - base, group.seconds)

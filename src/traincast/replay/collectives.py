@@ -7,13 +7,8 @@ from traincast.replay.analysis import RankReport, TraceReport
 from traincast.replay.predicted_together import message_bytes
 from traincast.traces.collectives import Collective
 from traincast.traces.matched_collectives import Match
+from traincast.workload.collectives import BARRIER_BYTES, COLLECTIVES, UNEVEN_FORM
 from traincast.workload.ops import Scalar, Signature, TensorSpec
-
-_OPS = {
-    "all_reduce": "c10d::allreduce_", "all_gather": "c10d::_allgather_base_", "broadcast": "c10d::broadcast_",
-    "reduce_scatter": "c10d::_reduce_scatter_base_", "all_to_all": "c10d::alltoall_base_", "reduce": "c10d::reduce_",
-    "barrier": "c10d::barrier",
-}  # fmt: skip
 
 
 def world_of(report: TraceReport) -> int:
@@ -70,15 +65,15 @@ def _group(call: Collective, everyone: tuple[int, ...]) -> tuple[str, tuple[int,
 def _signature(
     call: Collective, match: Match, members: tuple[int, ...], communicator: int, *, splits: bool
 ) -> Signature | None:
-    nbytes = 4 if call.kind == "barrier" else message_bytes(match, len(members))
-    if call.kind not in _OPS or nbytes < 0:
+    record, kind = COLLECTIVES.get(call.kind), call.kind
+    nbytes = BARRIER_BYTES if kind == "barrier" else message_bytes(match, len(members))
+    if record is None or not record.matched or nbytes < 0:
         return None
-    kind: str = call.kind
     ends: tuple[tuple[str, Scalar], ...] = ()
-    if kind in ("broadcast", "reduce"):
+    if record.rooted:
         ends = (("root", members[0]),)  # not recorded
-    if kind == "all_to_all" and splits and len(call.in_splits) == len(call.out_splits) == len(members):
-        kind = "all_to_all_v"
+    if kind in UNEVEN_FORM and splits and len(call.in_splits) == len(call.out_splits) == len(members):
+        kind = UNEVEN_FORM[kind]
         sent, received = _in_bytes(call.in_splits, call.message_bytes), _in_bytes(call.out_splits, call.output_bytes)
         ends, nbytes = (("send_splits", sent), ("recv_splits", received)), call.message_bytes
     scalars: tuple[tuple[str, Scalar], ...] = (
@@ -86,7 +81,7 @@ def _signature(
         ("async_op", True),
     )  # fmt: skip
     buffer = TensorSpec((max(nbytes // 4, 1),), (1,), "float32")
-    return Signature(_OPS[call.kind], (buffer,), (buffer,), scalars, (("tensors", 1),))
+    return Signature(f"c10d::{record.ops[0]}", (buffer,), (buffer,), scalars, (("tensors", 1),))
 
 
 def _in_bytes(splits: tuple[int, ...], nbytes: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from traincast.replay.timeline import Replay, compare
 from traincast.replay.together import RankReplay, RanksReplay, RanksSchedule, exposed, walk_together
 from traincast.traces.link import Linked
 from traincast.traces.matched_collectives import Match
+from traincast.workload.collectives import COLLECTIVES, UNEVEN_FORM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +137,10 @@ def message_bytes(match: Match, ranks: int) -> int:
     """nccl-tests' size of a collective of so many ranks: the larger buffer of one, -1 where the trace does not say."""
     sent = max(call.message_bytes for call in match.calls)
     received = max(call.output_bytes for call in match.calls)
-    if match.kind == "all_gather":
+    if match.kind in COLLECTIVES and COLLECTIVES[match.kind].gathers:
         return received if received >= 0 else sent * ranks if sent >= 0 else -1
     splits = [call.in_splits for call in match.calls]
-    if match.kind == "all_to_all" and all(len(own) == len(match.members) and sum(own) for own in splits):
+    if match.kind in UNEVEN_FORM and all(len(sizes) == len(match.members) and sum(sizes) for sizes in splits):
         items = [[call.message_bytes * n / sum(call.in_splits) for n in call.in_splits] for call in match.calls]
         return round(even_bytes(items))
     return sent

@@ -11,24 +11,12 @@ import msgspec
 
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.link import Linked
+from traincast.workload.collectives import COLLECTIVES, named_in_trace
 
 _ANNOTATION = re.compile(r"(?:nccl|gloo|rccl):_?(\w+)")
-_KERNEL = re.compile(r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|Reduce)")
-_KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-)
-_KERNEL_NAMES = {
-    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "Broadcast": "broadcast",
-    "SendRecv": "send_recv", "Reduce": "reduce",
-}  # fmt: skip
+# the longest names first: "ReduceScatter" begins like "Reduce"
+_KERNEL_NAMES = {record.kernel: record.name for record in COLLECTIVES.values() if record.kernel}
+_KERNEL = re.compile("|".join(sorted(_KERNEL_NAMES, key=len, reverse=True)))
 _ITEM_BYTES = {
     "float": 4, "int": 4, "long int": 8, "long": 8, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "bool": 1,
     "signed char": 1, "unsigned char": 1, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Double": 8,
@@ -85,7 +73,7 @@ def _collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> 
         seconds=1e-9 * int(linked.events["duration"][row]),
         step=int(linked.step[row]),
         stream=int(linked.events["stream"][row]),
-        **{"kind": _KERNEL_NAMES[kernel[1]] if kernel else "unknown", **found, **_from_metadata(metadata)},
+        **{"kind": _KERNEL_NAMES[kernel[0]] if kernel else "unknown", **found, **_from_metadata(metadata)},
     )
 
 
@@ -135,8 +123,8 @@ def _from_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _kind(name: str) -> str:
     """One name for each collective: "allreduce", "_all_gather_base" and so on are written in many ways."""
-    plain = name.lower().replace("_", "")
-    return next((kind for kind in _KINDS if plain.startswith(kind.replace("_", ""))), name)
+    record = named_in_trace(name)
+    return record.name if record else name
 
 
 def _numbers(value: Any) -> tuple[int, ...]:

@@ -10,9 +10,11 @@ import numpy as np
 from traincast.arrays import FloatArray
 from traincast.traces.collectives import Collective
 from traincast.traces.link import Linked
+from traincast.workload.collectives import COLLECTIVES
 
-_KINDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "barrier"})
-_SAME_SIZE = frozenset({"all_reduce", "reduce_scatter", "broadcast", "reduce"})  # on all ranks of a call
+# those that all ranks of a group call in one order, as far as traces name them
+_KINDS = frozenset(record.name for record in COLLECTIVES.values() if record.matched)
+_SAME_SIZE = frozenset(record.name for record in COLLECTIVES.values() if record.one_size)
 _APART_NS = 100_000.0  # clocks that agree no better than this are worth a remark
 _Communicator = tuple[int, str, tuple[int, ...], int]
 

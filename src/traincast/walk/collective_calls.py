@@ -14,6 +14,7 @@ from traincast.errors import TraincastError
 from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram
 from traincast.walk.schedule import Code, Schedule
+from traincast.workload.collectives import COLLECTIVES, Route
 from traincast.workload.ops import Scalar, Signature
 from traincast.workload.program import Program
 
@@ -94,13 +95,14 @@ def exchange_of(signature: Signature, compute: str) -> Exchange:
     assert isinstance(kind, str)
     group = _ranks(signature, signature.scalar("group"))
     communicator = signature.scalar("communicator", 0)
-    message = kind == "send_recv"
+    record = COLLECTIVES[kind]
+    message = record.route is Route.PAIR
     if message:
         group = _ranks(signature, (signature.scalar("source"), signature.scalar("target")))
     root = signature.scalar("root", -1)
     send, receive = (_splits(signature, name, len(group)) for name in ("send_splits", "recv_splits"))
-    if kind == "all_to_all_v" and (send is None or receive is None):
-        raise TraincastError(f"{signature.name}: an all_to_all_v must say its send_splits and recv_splits")
+    if record.uneven_form_of and (send is None or receive is None):
+        raise TraincastError(f"{signature.name}: an {kind} must say its send_splits and recv_splits")
     size = signature.scalar("bytes")
     assert isinstance(size, int)
     return Exchange(

@@ -10,8 +10,7 @@ import numpy as np
 from traincast.arrays import IntArray
 from traincast.errors import TraincastError
 from traincast.walk.collective_calls import CollectiveCalls, Exchange, Key
-
-_ALL_TO_ALL = ("all_to_all", "all_to_all_v")
+from traincast.workload.collectives import COLLECTIVES, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def _agreed(
     describe: Describe,
 ) -> Meeting:
     first = exchanges[0]
-    all_to_all = first.kind in _ALL_TO_ALL
+    all_to_all = COLLECTIVES[first.kind].route is Route.PEERS
     for participant, other in zip(participants[1:], exchanges[1:], strict=True):
         if other is first:
             continue
@@ -147,14 +146,17 @@ def _agreed(
                 for p in (participants[0], participant)
             ]
             raise TraincastError(f"in {_what(key)}, {' while '.join(calls)}: {difference}")
-    kind = first.kind
-    if all_to_all and any(exchange.kind == "all_to_all_v" for exchange in exchanges):
-        kind = "all_to_all_v"
+    uneven = (exchange.kind for exchange in exchanges if COLLECTIVES[exchange.kind].uneven_form_of)
+    kind = next(uneven, first.kind)
     return Meeting(kind, first.compute, key[1], participants, exchanges)
 
 
+def _even_form(kind: str) -> str:
+    return COLLECTIVES[kind].uneven_form_of or kind
+
+
 def _difference(one: Exchange, other: Exchange, all_to_all: bool) -> str:
-    if one.kind != other.kind and not (all_to_all and other.kind in _ALL_TO_ALL):
+    if _even_form(one.kind) != _even_form(other.kind):
         return f"{one.kind} meets {other.kind}; all ranks must call the same collectives in the same order"
     if one.root != other.root:
         return f"their roots are {one.root} and {other.root}"

@@ -12,6 +12,7 @@ from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, Estimate
 from traincast.platform.topology import Topology
 from traincast.walk.matched_calls import Describe, Meeting
+from traincast.workload.collectives import COLLECTIVES
 
 
 def price_meetings(
@@ -36,7 +37,7 @@ def price_meetings(
 
 
 def _message_bytes(meeting: Meeting, ranks: Sequence[int], nodes: Sequence[int], describe: Describe) -> float:
-    if meeting.kind == "all_to_all_v":
+    if COLLECTIVES[meeting.kind].uneven_form_of:
         return even_bytes(_splits(meeting, ranks, describe), nodes)
     sizes = {exchange.bytes for exchange in meeting.exchanges}
     if len(sizes) > 1:  # only all-to-alls get here with several: even ones of different sizes

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from traincast.errors import TraincastError
 from traincast.workload.archive import write_atomically
+from traincast.workload.collectives import named_in_trace
 from traincast.workload.ops import Op
 from traincast.workload.program import Program
 from traincast.workload.trace_nodes import Arguments, TraceNode, program_of, trace_nodes
@@ -17,10 +18,6 @@ from traincast.workload.workload import Workload
 
 VERSION = "0.0.4"
 _COMP, _SEND, _RECV, _COLLECTIVE = 4, 5, 6, 7  # NodeType
-_COLLECTIVES = {
-    "allreduce": 0, "all_reduce": 0, "reduce_scatter": 7, "reduce": 1, "allgather": 2, "all_gather": 2, "gather": 3,
-    "scatter": 4, "broadcast": 5, "alltoall": 6, "all_to_all": 6, "barrier": 9,
-}  # fmt: skip
 
 
 def export_chakra_et(workload: Workload, rank: int, path: str | Path, durations: Sequence[float] | None = None) -> None:
@@ -122,9 +119,9 @@ def _communication(op: Op | None) -> tuple[int, list[tuple[str, int]]]:
     bare = name.lstrip("_")
     if bare.startswith(("send", "isend", "recv", "irecv")):
         return (_SEND if "send" in bare else _RECV), [("comm_size", size)]
-    for prefix, code in _COLLECTIVES.items():
-        if bare.startswith(prefix):
-            return _COLLECTIVE, [("comm_type", code), ("comm_size", size)]
+    collective = named_in_trace(bare)
+    if collective is not None and collective.chakra >= 0:
+        return _COLLECTIVE, [("comm_type", collective.chakra), ("comm_size", size)]
     raise TraincastError(f"op {op.index} ({op.name}) is a communication that Chakra has no name for")
 
 

@@ -7,10 +7,10 @@ import pytest
 from tests.kernels.signatures import tensor
 from traincast.errors import TraincastError
 from traincast.kernels.collective import COLLECTIVE
-from traincast.kernels.collective.lowering import COLLECTIVE_OPS
 from traincast.kernels.lower import lower, registered
 from traincast.kernels.registry import LoweringContext
 from traincast.kernels.streaming import MEMCPY
+from traincast.workload.collectives import COLLECTIVE_OPS
 from traincast.workload.ops import Signature
 
 
@@ -29,9 +29,8 @@ def test_a_collective_is_one_kernel_of_its_group():
 def test_every_name_that_capture_gives_is_known():
     capture = pytest.importorskip("traincast.capturing.collectives")
 
-    names = set(capture._KINDS)
-    assert {op.partition("::")[2] for op in COLLECTIVE_OPS} == names
-    assert registered() >= COLLECTIVE_OPS
+    assert {record.name for record in COLLECTIVE_OPS.values()} == set(capture._READERS)
+    assert registered() >= set(COLLECTIVE_OPS)
 
 
 def test_the_nodes_a_group_spans_depend_on_the_machine():

@@ -12,38 +12,24 @@ from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.operands import compute_of
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import memcpy
+from traincast.workload.collectives import COLLECTIVE_OPS, COLLECTIVES, Route
 from traincast.workload.ops import Scalar, Signature
-
-_C10D = (
-    "allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "allgather_", "_allgather_base_",
-    "allgather_coalesced_", "allgather_into_tensor_coalesced_", "reduce_scatter_", "_reduce_scatter_base_",
-    "reduce_scatter_tensor_coalesced_", "alltoall_", "alltoall_base_", "gather_", "scatter_", "send", "recv_",
-    "barrier",
-)  # fmt: skip
-_FUNCTIONAL = (
-    "all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor", "all_gather_into_tensor_out",
-    "all_gather_into_tensor_coalesced", "reduce_scatter_tensor", "reduce_scatter_tensor_out",
-    "reduce_scatter_tensor_coalesced", "all_to_all_single",
-)  # fmt: skip
-COLLECTIVE_OPS = frozenset(
-    [*(f"c10d::{name}" for name in _C10D), *(f"_c10d_functional::{name}" for name in _FUNCTIONAL)]
-)
-_IN_PLACE = ("all_reduce", "broadcast", "reduce", "barrier", "send_recv")  # alone, these have nothing to move
 
 
 @lowers(*COLLECTIVE_OPS)
 def collective(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for the group; alone in its group, a rank copies its input to the output, if they differ."""
     kind, group, size = (signature.scalar(name) for name in ("collective", "group", "bytes"))
-    if kind == "send_recv":
+    record = COLLECTIVES.get(str(kind))
+    if record is not None and record.route is Route.PAIR:
         group = (signature.scalar("source"), signature.scalar("target"))
     nodes = _nodes(group, context.gpus_per_node) if isinstance(group, tuple) else 0
     if not isinstance(kind, str) or not isinstance(size, int) or not isinstance(group, tuple) or not nodes:
         raise TraincastError(f"{signature.name} does not say what it exchanges (collective, group, bytes); capture it")
-    if kind not in COLLECTIVE.kinds:
+    if record is None or kind not in COLLECTIVE.kinds:
         raise unknown("collective", kind, COLLECTIVE.kinds, f"Correct {signature.name}.")
     if len(group) < 2:
-        return () if kind in _IN_PLACE or size == 0 else (memcpy("d2d", size),)
+        return () if record.in_place or size == 0 else (memcpy("d2d", size),)
     compute = compute_of(signature.inputs[0]) if signature.inputs else "fp32"
     return (COLLECTIVE.call(kind, compute, bytes=size, ranks=len(group), nodes=nodes),)
 
