@@ -12,17 +12,19 @@ import traincast
 
 PACKAGE = Path(traincast.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent.parent
-# <!-- file: src/traincast/room/file.py --> makes a file, "..., into NAME" adds to the end of the table NAME
-_STEP = re.compile(r"<!-- file: src/(\S+?)(?:, into (\w+))? -->\n```python\n(.*?)```\n", re.DOTALL)
+# <!-- file: src/traincast/room/file.py --> makes a file; ", into NAME" adds to the end of the table NAME (or "at the
+# front" of it), ", after the imports" adds an import
+_STEP = re.compile(r"<!-- file: src/(\S+?\.py)(?:, (.*?))? -->\n```python\n(.*?)```\n", re.DOTALL)
 
 
 def follow(page: str, folder: Path) -> list[str]:
     """Makes a copy of the package in `folder` with the steps of a page carried out; gives the files that they touch."""
     steps = _STEP.findall((ROOT / "docs" / "extend" / page).read_text(encoding="utf-8"))
     _link(PACKAGE, folder / "traincast", {PACKAGE.parent / path for path, _, _ in steps})
-    for path, table, code in steps:
-        text = _added((PACKAGE.parent / path).read_text(encoding="utf-8"), table, code) if table else code
-        (folder / path).write_text(text, encoding="utf-8")
+    for path, where, code in steps:
+        target = folder / path
+        text = (target if target.exists() else PACKAGE.parent / path).read_text(encoding="utf-8") if where else ""
+        target.write_text(_added(text, where, code), encoding="utf-8")
     return sorted({path for path, _, _ in steps})
 
 
@@ -38,13 +40,20 @@ def _link(source: Path, target: Path, touched: set[Path]) -> None:
             (target / entry.name).symlink_to(entry)
 
 
-def _added(text: str, table: str, code: str) -> str:
-    """The text with the code before the line that closes the table."""
-    begin = re.search(rf"^{table}\b.*[({{\[]$", text, re.MULTILINE)
-    assert begin, f"there is no table {table}"
-    end = re.compile(r"^[)}\]]", re.MULTILINE).search(text, begin.end())
-    assert end
-    return text[: end.start()] + code + text[end.start() :]
+def _added(text: str, where: str, code: str) -> str:
+    """The text with the code where the page says."""
+    if not where:
+        return code
+    if where == "after the imports":
+        place = [match.end() + 1 for match in re.finditer(r"^from .* import .*$", text, re.MULTILINE)][-1]
+    else:
+        table, front = re.fullmatch(r"into (\w+)( at the front)?", where).groups()  # type: ignore[union-attr]
+        begin = re.search(rf"^{table}\b.*[({{\[]\n", text, re.MULTILINE)
+        assert begin, f"there is no table {table}"
+        end = re.compile(r"^[)}\]]", re.MULTILINE).search(text, begin.end())
+        assert end
+        place = begin.end() if front else end.start()
+    return text[:place] + code + text[place:]
 
 
 def run_in(folder: Path, code: str) -> str:

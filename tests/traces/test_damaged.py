@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.traces import damaged
 from traincast.errors import TraincastError
 from traincast.traces.chakra import read_chakra
-from traincast.traces.events import KinetoTrace
+from traincast.traces.events import TimelineTrace
 from traincast.traces.execution import read_execution_trace
-from traincast.traces.ranks import read_trace_file
+from traincast.traces.formats import read_trace_file
 
 SOUND = json.dumps(damaged.kineto_document(), indent=1).encode()
 EXECUTION = json.dumps(damaged.execution_document()).encode()
@@ -150,7 +150,7 @@ def test_anything_shaped_like_a_trace_is_read_or_refused(tmp_path_factory, event
     path = tmp_path_factory.mktemp("fuzz") / "trace.json"
     path.write_bytes(text[: int(len(text) * cut)])
     trace = read_or_refuse(read_trace_file, path)
-    assert trace is None or isinstance(trace, KinetoTrace)
+    assert trace is None or isinstance(trace, TimelineTrace)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))

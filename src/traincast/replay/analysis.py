@@ -87,7 +87,9 @@ def analyse_traces(paths: Sequence[str | Path], question: TraceQuestion | None =
     """Reads trace files or folders of ranks and measures everything in them."""
     question = question or TraceQuestion()
     ranks = tuple(
-        _rank(entry.rank, link(entry.kineto), entry.execution, question) for entry in read_ranks(paths) if entry.kineto
+        _rank(traces.rank, link(traces.timeline), traces.execution, question)
+        for traces in read_ranks(paths)
+        if traces.timeline
     )
     if not ranks:
         raise TraincastError("only execution traces were given; a measured step needs a Kineto trace too")

@@ -1,4 +1,4 @@
-"""What is kept of a Kineto trace: one row per event that took host or device time."""
+"""What is kept of a timeline, whatever format it was written in: one row per event that took host or device time."""
 
 from __future__ import annotations
 
@@ -62,9 +62,22 @@ EVENT = np.dtype(
 )
 
 
+_NOT_RECORDED = (
+    "external", "correlation", "record_function", "sequence", "bytes", "device", "stream", "waits_for",
+)  # fmt: skip
+
+
+def blank_events(count: int) -> Table:
+    """Rows of which nothing is known yet: numbers that may be missing are -1, all others 0."""
+    rows = np.zeros(count, dtype=EVENT)
+    for column in _NOT_RECORDED:
+        rows[column] = -1
+    return rows
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class KinetoTrace:
-    """One rank's Kineto trace, as columns in file order (see `EVENT`).
+class TimelineTrace:
+    """One rank's timeline, as columns in file order (see `EVENT`).
 
     `details` are the recorded arguments of ops as JSON (shapes, types, collective), shared by equal ops. `notes` say
     in plain words what was odd about the file; `skipped` counts the events that could not be read.
@@ -84,8 +97,3 @@ class KinetoTrace:
     def of_kind(self, *kinds: Kind) -> IntArray:
         """Rows of these kinds, in file order."""
         return np.flatnonzero(np.isin(self.events["kind"], kinds))
-
-    @property
-    def is_amd(self) -> bool:
-        """Whether the trace comes from a ROCm build."""
-        return any(name.startswith("hip") for name in self.names)

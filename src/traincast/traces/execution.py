@@ -10,18 +10,19 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from traincast.errors import TraincastError
 from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
-from traincast.traces.scan import Scanner
-from traincast.traces.source import ByteSource
-from traincast.traces.tables import Interner, TableBuilder
+from traincast.traces.rows import UNREADABLE, RowSink
+from traincast.traces.scan import scan_file
+from traincast.traces.tables import Interner
 
 _LIMIT = 1 << 62
 Int = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
 _RAW = msgspec.Raw(b"")
 _COMMUNICATES = re.compile(r"record_param_comms|c10d|nccl", re.IGNORECASE)
+NODE_ARRAYS = ("nodes", "workload_graph")
+"""Where the nodes are in PyTorch's document, and in Chakra's workload graph."""
+
 _SCHEMA = re.compile(r"1\.[01]\.\d+")
-_MAX_SKIPPED = 0.01
 
 
 class Side(msgspec.Struct, gc=False):
@@ -84,38 +85,28 @@ _DECODERS: dict[type[Any], tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder
     kind: (msgspec.json.Decoder(list[kind]), msgspec.json.Decoder(kind, strict=False))  # type: ignore[valid-type]
     for kind in (NewNode, OldNode, GraphNode)
 }
-_ERRORS = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
-class NodeSink:
+class NodeSink(RowSink):
     """Turns nodes of any dialect into rows; also used for Chakra's protobuf form."""
 
+    WHAT = "nodes"
+    MEMBERS = ("schema",)
+
     def __init__(self) -> None:
-        self.table = TableBuilder(NODE)
-        self.names: Interner[str] = Interner("names")
-        self.details: Interner[bytes] = Interner("op arguments")
+        super().__init__(NODE)
         self.schemas: Interner[str] = Interner("op schemas")
+        self.schemas[""]  # number 0: none was recorded
         self.needs: list[Any] = []
         self.need_counts: list[int] = []
-        self.members: dict[str, Any] = {}
-        self.seen = self.kept = self.skipped = 0
         self._dialects = list(_DECODERS)
-        self.details[b""], self.schemas[""]
-
-    def member(self, key: str, raw: bytes) -> None:
-        """Keeps the schema version."""
-        if key == "schema":
-            try:
-                self.members[key] = msgspec.json.decode(raw)
-            except _ERRORS:
-                self.members[key] = None
 
     def batch(self, raw: bytes) -> bool:
         """Rows of a whole batch, in the dialect that fits it."""
         for dialect in self._dialects:
             try:
                 nodes = _DECODERS[dialect][0].decode(raw)
-            except _ERRORS:
+            except UNREADABLE:
                 continue
             self._prefer(dialect)
             self.seen += len(nodes)
@@ -129,7 +120,7 @@ class NodeSink:
         for dialect in self._dialects:
             try:
                 node = _DECODERS[dialect][1].decode(raw.decode("utf-8", "replace").encode())
-            except _ERRORS:
+            except UNREADABLE:
                 continue
             self.add([self._row(node)])
             return
@@ -192,25 +183,14 @@ def _small(value: int) -> int:
 def read_execution_trace(path: str | Path) -> ExecutionTrace:
     """Reads a PyTorch execution trace or a Chakra workload graph (JSON, plain or gzip)."""
     path = Path(path)
-    sink, source = NodeSink(), ByteSource(path)
-    scanner = Scanner(source, ("nodes", "workload_graph"))
-    try:
-        scanner.run(sink)
-    finally:
-        source.close()
-    return finish(path, sink, str(sink.members.get("schema", "")), scanner.ended)
+    sink = NodeSink()
+    ended = scan_file(path, NODE_ARRAYS, sink)
+    return finish(path, sink, str(sink.members.get("schema", "")), ended)
 
 
 def finish(path: Path, sink: NodeSink, schema: str, ended: str) -> ExecutionTrace:
     """The trace from its rows, checked."""
-    if not sink.kept:
-        tail = f"; it ends early: {ended}" if ended else ""
-        raise TraincastError(f"'{path}' has no nodes of an execution trace{tail}")
-    if sink.skipped > max(_MAX_SKIPPED * sink.seen, 3):
-        raise TraincastError(f"'{path}' is too damaged: {sink.skipped} of {sink.seen} nodes make no sense")
-    notes = [f"the file ends early ({ended}); the nodes before that were read"] if ended else []
-    if sink.skipped:
-        notes.append(f"{sink.skipped} of {sink.seen} nodes make no sense and were left out")
+    notes = sink.checked(path, ended, "no nodes of an execution trace")
     if schema and not _SCHEMA.match(schema):
         notes.append(f"schema {schema[:40]!r} is not one this reader was checked with (1.0.1 to 1.1.x)")
     nodes = sink.table.finish()

@@ -9,18 +9,16 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from traincast.errors import TraincastError
-from traincast.traces.events import CATEGORIES, EVENT, Kind, KinetoTrace
-from traincast.traces.scan import Scanner
-from traincast.traces.source import ByteSource
-from traincast.traces.tables import Interner, Table, TableBuilder
+from traincast.traces.events import CATEGORIES, EVENT, Kind, TimelineTrace, blank_events
+from traincast.traces.rows import UNREADABLE, RowSink
+from traincast.traces.scan import scan_file
+from traincast.traces.tables import Interner, Table
 
 _LIMIT = 1 << 62
 Int = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
 Time = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)] | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
 _LARGEST_US = 9 * 10**15
-_MAX_SKIPPED = 0.01
 _NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
 _RAW = msgspec.Raw(b"")
@@ -81,37 +79,26 @@ class Event(msgspec.Struct, gc=False):
 _NO_ARGUMENTS = Arguments()
 _BATCH = msgspec.json.Decoder(list[Event])
 _LENIENT = msgspec.json.Decoder(Event, strict=False)
-_ANY = msgspec.json.Decoder()
 
 
-class _KinetoSink:
+class _KinetoSink(RowSink):
     """Turns batches of events into rows."""
 
+    WHAT = "events"
+    MEMBERS = ("distributedInfo", "deviceProperties", "schema", "baseTimeNanoseconds")
+
     def __init__(self) -> None:
-        self.table = TableBuilder(EVENT)
-        self.names: Interner[str] = Interner("names")
-        self.details: Interner[bytes] = Interner("op arguments")
+        super().__init__(EVENT)
         self.tracks: Interner[tuple[int | str, int | str]] = Interner("threads")
-        self.members: dict[str, Any] = {}
-        self.seen = self.kept = self.skipped = 0
         self.nanoseconds: bool | None = None
         self.device = -1  # that the first kernel ran on
-        self.details[b""]
         self._recorded: dict[bytes, int] = {}
-
-    def member(self, key: str, raw: bytes) -> None:
-        """Keeps the members that say where the trace comes from."""
-        if key in ("distributedInfo", "deviceProperties", "schema", "baseTimeNanoseconds"):
-            try:
-                self.members[key] = _ANY.decode(raw)
-            except (msgspec.DecodeError, RecursionError):
-                self.members[key] = None
 
     def batch(self, raw: bytes) -> bool:
         """Rows of a whole batch."""
         try:
             events = _BATCH.decode(raw)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             return False
         self.seen += len(events)
         self._keep([event for event in events if event.ph == "X" and event.cat in _CODES])
@@ -122,7 +109,7 @@ class _KinetoSink:
         self.seen += 1
         try:
             event = _LENIENT.decode(_repaired(raw))
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except UNREADABLE:
             self.skipped += 1
             return
         if event.ph == "X" and event.cat in _CODES:
@@ -149,7 +136,7 @@ class _KinetoSink:
     def _rows(self, events: list[Event]) -> Table:
         """Rows without their times. Columns that no event of these kinds has are only filled."""
         arguments = [event.args or _NO_ARGUMENTS for event in events]
-        rows = np.zeros(len(events), dtype=EVENT)
+        rows = blank_events(len(events))
         kinds = [_CODES[event.cat] for event in events]
         present = set(kinds)
         rows["kind"] = kinds
@@ -157,8 +144,6 @@ class _KinetoSink:
         rows["track"] = list(map(self.tracks.__getitem__, [(event.pid, event.tid) for event in events]))
         rows["external"] = [a.external if a.external >= 0 else a.external_old for a in arguments]
         rows["details"] = [self._details_of(a) if a.dims or a.collective else 0 for a in arguments]
-        for column in ("correlation", "stream", "device", "bytes", "record_function", "sequence", "waits_for"):
-            rows[column] = -1
         if present & _HOST:
             rows["record_function"] = [a.record_function for a in arguments]
             rows["sequence"] = [a.sequence for a in arguments]
@@ -229,36 +214,18 @@ def _repaired(raw: bytes) -> bytes:
     return _NOT_JSON.sub(rb"\1null", _BAD_ESCAPE.sub(rb"\\\\", text))
 
 
-def read_kineto(path: str | Path) -> KinetoTrace:
+def read_kineto(path: str | Path) -> TimelineTrace:
     """Reads a Kineto trace of any size in bounded memory. Refuses what would make an answer wrong."""
     path = Path(path)
     sink = _KinetoSink()
-    source = ByteSource(path)
-    scanner = Scanner(source, ("traceEvents",))
-    try:
-        scanner.run(sink)
-    finally:
-        source.close()
-    if not sink.kept:
-        hint = " (it is an execution trace)" if "schema" in sink.members else ""
-        ended = f"; it ends early: {scanner.ended}" if scanner.ended else ""
-        raise TraincastError(f"'{path}' has no ops, launches or kernels of a Kineto trace{hint}{ended}")
-    if sink.skipped > max(_MAX_SKIPPED * sink.seen, 3):
-        raise TraincastError(f"'{path}' is too damaged: {sink.skipped} of {sink.seen} events make no sense")
-    return _trace(path, sink, scanner.ended)
-
-
-def _trace(path: Path, sink: _KinetoSink, ended: str) -> KinetoTrace:
-    notes = []
-    if ended:
-        notes.append(f"the file ends early ({ended}); the events before that were read")
-    if sink.skipped:
-        notes.append(f"{sink.skipped} of {sink.seen} events make no sense and were left out")
+    ended = scan_file(path, ("traceEvents",), sink)
+    hint = " (it is an execution trace)" if "schema" in sink.members else ""
+    notes = sink.checked(path, ended, f"no ops, launches or kernels of a Kineto trace{hint}")
     if sink.nanoseconds:
         notes.append("times are in nanoseconds")
     distributed = sink.members.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    return KinetoTrace(
+    return TimelineTrace(
         path=path,
         events=sink.table.finish(),
         names=tuple(sink.names),

@@ -10,7 +10,7 @@ import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
 from traincast.errors import TraincastError
-from traincast.traces.events import DEVICE_KINDS, Kind, KinetoTrace
+from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
 from traincast.traces.nodes import ExecutionTrace, rows_of
 from traincast.traces.tables import Table
 
@@ -54,7 +54,7 @@ class Linked:
     whether the steps come from the profiler; if not, the whole trace is one.
     """
 
-    trace: KinetoTrace
+    trace: TimelineTrace
     steps: tuple[Step, ...]
     marked: bool
     thread: IntArray
@@ -113,7 +113,7 @@ class Linked:
         return self.trace.names[int(self.events["name"][row])]
 
 
-def link(trace: KinetoTrace) -> Linked:
+def link(trace: TimelineTrace) -> Linked:
     """Ties the events of a timeline together."""
     thread = _threads(trace)
     parent, scope = _tree(trace, thread)
@@ -132,13 +132,13 @@ def link(trace: KinetoTrace) -> Linked:
     )  # fmt: skip
 
 
-def _host_order(trace: KinetoTrace) -> IntArray:
+def _host_order(trace: TimelineTrace) -> IntArray:
     rows = trace.of_kind(*HOST_KINDS)
     events = trace.events[rows]
     return rows[np.lexsort((events["kind"] == Kind.RUNTIME, -events["duration"], events["start"]))]
 
 
-def _threads(trace: KinetoTrace) -> IntArray:
+def _threads(trace: TimelineTrace) -> IntArray:
     """Host threads by number: the marked one first, then by first event. Devices get -1."""
     keys: dict[tuple[str, str], int] = {}
     track_key = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks])
@@ -158,7 +158,7 @@ def _threads(trace: KinetoTrace) -> IntArray:
     return thread
 
 
-def _tree(trace: KinetoTrace, thread: IntArray) -> tuple[IntArray, IntArray]:
+def _tree(trace: TimelineTrace, thread: IntArray) -> tuple[IntArray, IntArray]:
     """Parent and scope of every host event, by containment in time on its thread."""
     host = _host_order(trace)
     columns = trace.events[host]
@@ -191,7 +191,7 @@ def _can_be_scope(name: str) -> tuple[bool, bool]:
     return unit or not _WRAPPER.match(name), unit
 
 
-def _launches(trace: KinetoTrace) -> IntArray:
+def _launches(trace: TimelineTrace) -> IntArray:
     """The runtime call of every kernel, copy and memset, by correlation."""
     launch = np.full(len(trace.events), -1, dtype=np.int64)
     calls, device = trace.of_kind(Kind.RUNTIME), trace.of_kind(*DEVICE_KINDS)
@@ -202,13 +202,13 @@ def _launches(trace: KinetoTrace) -> IntArray:
     return launch
 
 
-def _marker_rows(trace: KinetoTrace) -> IntArray:
+def _marker_rows(trace: TimelineTrace) -> IntArray:
     marked = np.array([bool(_STEP.match(name)) for name in trace.names])
     rows = np.flatnonzero(marked[trace.events["name"]] & np.isin(trace.events["kind"], (Kind.OP, Kind.ANNOTATION)))
     return rows[np.argsort(trace.events["start"][rows], kind="stable")]
 
 
-def _steps(trace: KinetoTrace) -> tuple[tuple[Step, ...], bool]:
+def _steps(trace: TimelineTrace) -> tuple[tuple[Step, ...], bool]:
     rows, events = _marker_rows(trace), trace.events
     steps = _marked_steps(trace, rows) if len(rows) else ()
     if not steps:
@@ -218,7 +218,7 @@ def _steps(trace: KinetoTrace) -> tuple[tuple[Step, ...], bool]:
     return steps, True
 
 
-def _marked_steps(trace: KinetoTrace, rows: IntArray) -> tuple[Step, ...]:
+def _marked_steps(trace: TimelineTrace, rows: IntArray) -> tuple[Step, ...]:
     """Steps from marker to marker; one that took no time is none."""
     events = trace.events
     starts = events["start"][rows].tolist()
@@ -231,7 +231,7 @@ def _marked_steps(trace: KinetoTrace, rows: IntArray) -> tuple[Step, ...]:
     )
 
 
-def _waits(trace: KinetoTrace, launch: IntArray) -> IntArray:
+def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     """For a kernel that began later than its launch and its stream allow: the kernel elsewhere it waited for.
 
     Few traces record events. What a stream waited for shows in the times: a kernel of another stream, launched
@@ -265,26 +265,6 @@ def _waits(trace: KinetoTrace, launch: IntArray) -> IntArray:
                 break
             place -= 1
     return waited
-
-
-def forward_of(linked: Linked) -> IntArray:
-    """The forward op whose gradient an op computes, by autograd's sequence number; -1 for every other event.
-
-    Of nested forward ops with one number the innermost made the autograd node: the one that starts last. Numbers
-    return in every step, so only forward ops from before the backward op count.
-    """
-    events = linked.events
-    forward = np.full(len(events), -1, dtype=np.int64)
-    rows = linked.host[(events["kind"][linked.host] == Kind.OP) & (events["sequence"][linked.host] >= 0)]
-    latest: dict[int, int] = {}
-    for row, sequence, backward in zip(
-        rows.tolist(), events["sequence"][rows].tolist(), (events["forward_thread"][rows] > 0).tolist(), strict=True
-    ):
-        if backward:
-            forward[row] = latest.get(sequence, -1)
-        else:
-            latest[sequence] = row
-    return forward
 
 
 def join_execution(linked: Linked, execution: ExecutionTrace) -> IntArray:

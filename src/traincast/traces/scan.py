@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Protocol
 
 from traincast.errors import TraincastError
@@ -35,6 +36,18 @@ class Sink(Protocol):
 
     def single(self, raw: bytes) -> None:
         """One element of a batch that did not parse."""
+
+
+def scan_file(path: Path, arrays: Collection[str], sink: Sink) -> str:
+    """Feeds a file (plain or gzip) to the sink, the elements of the named arrays in batches; says why it ended early
+    ("" when it did not)."""
+    source = ByteSource(path)
+    scanner = Scanner(source, arrays)
+    try:
+        scanner.run(sink)
+    finally:
+        source.close()
+    return scanner.ended
 
 
 class IncompleteError(Exception):

@@ -1,0 +1,76 @@
+"""The formats that traces come in: how each is told from the others, and what reads it.
+
+A new format is a reader in a file of its own and a line in `FORMATS`: `docs/extend/add-a-trace-format.md`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from traincast.traces.chakra import read_chakra
+from traincast.traces.events import TimelineTrace
+from traincast.traces.execution import NODE_ARRAYS, read_execution_trace
+from traincast.traces.kineto import read_kineto
+from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.source import ByteSource
+
+_SNIFFED = 1 << 22  # bytes: the metadata before the first array of a Kineto trace can be a few hundred KB
+_JSON_STARTS = (b"{", b"[", b" ", b"\n", b"\r", b"\t", b"\xef")
+_FIRST_ARRAY = re.compile(rb'"(%b)"\s*:\s*\[' % "|".join(("traceEvents", *NODE_ARRAYS)).encode())
+
+
+@dataclass(frozen=True)
+class TraceFormat:
+    """A format: how its files are named in folders (`suffixes`), whether a file is one (`matches`, from its name and
+    its first bytes unpacked), and its reader."""
+
+    name: str
+    suffixes: tuple[str, ...]
+    matches: Callable[[str, bytes], bool]
+    read: Callable[[Path], TimelineTrace | ExecutionTrace]
+
+
+def _is_chakra(name: str, start: bytes) -> bool:
+    return name.endswith((".et", ".et.gz")) and not start.startswith(_JSON_STARTS)
+
+
+def _is_execution_trace(name: str, start: bytes) -> bool:
+    array = _FIRST_ARRAY.search(start)
+    return array is not None and array[1] != b"traceEvents"
+
+
+def _is_anything(name: str, start: bytes) -> bool:
+    return True
+
+
+# the first that matches reads the file; Kineto's reader says of everything else what is wrong with it
+FORMATS: tuple[TraceFormat, ...] = (
+    TraceFormat("Chakra", (".et", ".et.gz"), _is_chakra, read_chakra),
+    TraceFormat("PyTorch execution trace", (".json", ".json.gz"), _is_execution_trace, read_execution_trace),
+    TraceFormat("Kineto", (".json", ".json.gz"), _is_anything, read_kineto),
+)
+
+
+SUFFIXES = tuple(dict.fromkeys(suffix for known in FORMATS for suffix in known.suffixes))
+"""How the files of all formats end."""
+
+
+def read_trace_file(path: str | Path) -> TimelineTrace | ExecutionTrace:
+    """Reads a trace of any format; which one is told from its name and content."""
+    path = Path(path)
+    start = _first_bytes(path)
+    return next(known for known in FORMATS if known.matches(path.name, start)).read(path)
+
+
+def _first_bytes(path: Path) -> bytes:
+    source = ByteSource(path)
+    try:
+        start = source.read(_SNIFFED)
+        while len(start) < _SNIFFED and (more := source.read(_SNIFFED - len(start))):
+            start += more
+    finally:
+        source.close()
+    return start
