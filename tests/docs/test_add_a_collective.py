@@ -12,7 +12,7 @@ from traincast.collectives import COLLECTIVE, shipped_collectives
 from traincast.kernels.call import Calls
 from traincast.kernels.lower import lower
 from traincast.kernels.registry import LoweringContext
-from traincast.platform.topology import load_topology
+from traincast.platform.platform import load_topology
 from traincast.workload.collectives import named_in_trace
 from traincast.workload.ops import Signature, TensorSpec
 

@@ -111,8 +111,8 @@ class Prediction(Result):
         )
 
     def records(self) -> Records:
-        """ "families", "phases" and "sources" of kernel time, "memory" by kind (of the fullest rank), "critical_path" by
-        rank and op, and "ranks" (one row per class of ranks that do the same)."""
+        """Tables "families", "phases" and "sources" of kernel time, "memory" by kind (of the fullest rank),
+        "critical_path" by rank and op, and "ranks" (one row per class of ranks that do the same)."""
         return {
             "families": _rows("family", self.by_family),
             "phases": _rows("phase", self.by_phase),
