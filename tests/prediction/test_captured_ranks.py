@@ -16,11 +16,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.capturing.test_distributed import COLLECTIVES, WORLD
+from tests.zoo.hybrid_dlrm import hybrid_dlrm_step
 from traincast.capturing import capture_distributed
 from traincast.platform import load_platform
 from traincast.prediction.prediction import predict_step
 from traincast.programs.dlrm.config import DlrmConfig
-from traincast.zoo.build.hybrid_dlrm import hybrid_dlrm_step
 
 WIDTH = 1024
 

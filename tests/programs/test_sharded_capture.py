@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from tests.programs.lives import Life, lives
+from tests.zoo.hybrid_dlrm import hybrid_dlrm_step
 from traincast.capturing import capture_distributed
 from traincast.embeddings import Pooling, Table
 from traincast.placement import Placement, Plan
@@ -19,7 +20,6 @@ from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.sharded.config import Dense
 from traincast.programs.sharded.step import sharded_dlrm
 from traincast.workload import Program, Signature, StorageKind, Workload
-from traincast.zoo.build.hybrid_dlrm import hybrid_dlrm_step
 
 BATCH = 16
 CONFIG = DlrmConfig(

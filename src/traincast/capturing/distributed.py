@@ -14,7 +14,7 @@ from traincast.errors import TraincastError
 from traincast.workload.collectives import COLLECTIVES, Route
 from traincast.workload.generalise import capture_sizes, generalise_ranks, same_structure
 from traincast.workload.program import Columns, Program
-from traincast.workload.workload import Workload
+from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
 MAX_WORLD_SIZE = 1 << 16
 
@@ -28,7 +28,7 @@ def capture_distributed(
     seq_len: int | None = None,
     mode: str = "training",
     rebatch: bool = True,
-    framework_version: str = "2.13",
+    framework_version: str = DEFAULT_FRAMEWORK,
     synchronised: bool = False,
     ranks: Sequence[int] | None = None,
 ) -> Workload:

@@ -13,7 +13,7 @@ from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.step import capture_step
 from traincast.errors import TraincastError, unknown
-from traincast.workload.workload import Workload
+from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
 _FORM = "give FILE.py:FUNCTION"
 
@@ -26,7 +26,7 @@ def capture_file(
     name: str | None = None,
     mode: str = "training",
     rebatch: bool = True,
-    framework_version: str = "2.13",
+    framework_version: str = DEFAULT_FRAMEWORK,
     synchronised: bool = False,
     gpus: int | None = None,
     ranks: Sequence[int] | None = None,

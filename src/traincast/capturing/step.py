@@ -24,7 +24,7 @@ from traincast.capturing.regions import Regions
 from traincast.errors import TraincastError
 from traincast.workload.generalise import capture_sizes, generalise
 from traincast.workload.program import Program
-from traincast.workload.workload import Workload
+from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
 Step = Callable[[], object]
 Build = Callable[[int, int], Step]
@@ -40,7 +40,7 @@ def capture_step(
     seq_len: int | None = None,
     mode: str = "training",
     rebatch: bool = True,
-    framework_version: str = "2.13",
+    framework_version: str = DEFAULT_FRAMEWORK,
     synchronised: bool = False,
 ) -> Workload:
     """A workload from `make_step(batch_size)` or `make_step(batch_size, seq_len)`, with no GPU.

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from math import inf, isfinite
 
 from traincast.embeddings.access import Access, Reuse, Uniform, row_classes
+from traincast.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.errors import TraincastError, unknown
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
-OPTIMIZERS = ("none", "sgd", "adagrad", "rowwise_adagrad", "adam")
-_STATE_ITEM_BYTES = 4  # optimizer state is fp32 whatever the weights are
-_STATE_ROWS = {"adagrad": 1, "adam": 2}  # numbers of state per weight
+OPTIMIZERS = tuple(OPTIMIZER_STATE)
 MAX_ROWS = 1 << 34
 MAX_DIM = 1 << 16
 MAX_POOLING = 1 << 20
@@ -88,9 +87,7 @@ class Table:
     @property
     def state_row_bytes(self) -> int:
         """Bytes of optimizer state that belong to one row."""
-        if self.optimizer == "rowwise_adagrad":
-            return _STATE_ITEM_BYTES
-        return self.dim * _STATE_ITEM_BYTES * _STATE_ROWS.get(self.optimizer, 0)
+        return STATE_ITEM_BYTES * OPTIMIZER_STATE[self.optimizer].per_row_of(self.dim)
 
     @property
     def memory_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.quantiles import Z90
 
 
 def nonnegative(matrix: FloatArray, target: FloatArray) -> FloatArray:
@@ -64,7 +65,7 @@ def spread_90(predicted: FloatArray, measured: FloatArray, base: FloatArray | fl
     """The log-sigma that, with `base` in quadrature, makes a ±1.645 sigma interval hold 90 % of measurements."""
     if not len(measured):
         return 0.0
-    needed = (np.log(predicted / measured) / 1.645) ** 2 - np.square(base)
+    needed = (np.log(predicted / measured) / Z90) ** 2 - np.square(base)
     n = len(needed)
     rank = min(n - 1, int(np.ceil(0.9 * (n + 1))) - 1)
     return float(np.sqrt(max(np.sort(needed)[rank], 1e-6)))

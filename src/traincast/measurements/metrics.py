@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
+from traincast.quantiles import Z90
 
-_Z90 = 1.645
 _SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
 
 
@@ -71,4 +71,4 @@ def error_row(
 
 def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:
     """Which measurements lie in the 90 % interval of a prediction with this log-sigma."""
-    return np.asarray(np.abs(np.log(predicted / measured)) <= _Z90 * sigma)
+    return np.asarray(np.abs(np.log(predicted / measured)) <= Z90 * sigma)

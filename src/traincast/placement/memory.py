@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.errors import TraincastError
 from traincast.placement.plan import Placement, Plan, Shard
@@ -25,8 +26,6 @@ POOLED_BYTES = 4
 INDEX_BYTES = 8
 TERMS = ("weights", "optimizer", "gradients", "activations", "communication", "host")
 """Terms in bytes; `host` is in host memory, the others on the device."""
-_STATE_ITEMS = {"adagrad": 1, "adam": 2}
-_STATE_BYTES = 4
 _ADAGRAD_COPIES = 2  # of a gradient, which a step over a whole table makes: scaled, and the root of its moment
 
 
@@ -101,7 +100,7 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     terms["activations"] = keys + pooled
     if placement.kind == "data_parallel":  # parameters of a dense optimizer, which has no row-wise kind
         adagrad = table.optimizer in ("adagrad", "rowwise_adagrad")
-        state = weights * (1 if adagrad else _STATE_ITEMS.get(table.optimizer, 0))
+        state = weights * (1 if adagrad else OPTIMIZER_STATE[table.optimizer].per_weight)
         # before the step the gradient and its bucket; in it the bucket and what the optimizer makes of it
         gradients = weights * (_ADAGRAD_COPIES if adagrad else 1)
         terms |= {"weights": weights, "optimizer": state, "gradients": gradients, "communication": weights}
@@ -109,7 +108,7 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     # what other ranks sent: keys unpacked into table order; pooled rows received, and gradients sent back
     terms["communication"] = keys
     row_wise = table.optimizer == "rowwise_adagrad"
-    state = float(height * _STATE_BYTES * (1 if row_wise else width * _STATE_ITEMS.get(table.optimizer, 0)))
+    state = float(height * STATE_ITEM_BYTES * OPTIMIZER_STATE[table.optimizer].per_row_of(width))
     if placement.in_host_memory:  # FBGEMM keeps a number a row on the device all the same
         terms |= {"weights": placement.cache_fraction * weights, "optimizer": state if row_wise else 0.0}
         terms["host"] = weights + (0.0 if row_wise else state)

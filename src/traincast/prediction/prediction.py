@@ -17,6 +17,7 @@ from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
 from traincast.prediction.result import Prediction
 from traincast.prediction.step import StepWalk, walk_step
+from traincast.quantiles import Z90
 from traincast.walk.instructions import StepInstructions, step_instructions
 from traincast.walk.matched_calls import rank_list
 from traincast.walk.timeline import Timeline
@@ -25,7 +26,6 @@ from traincast.workload.tables import bytes_left_out
 from traincast.workload.workload import Workload
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
-Z90 = 1.645  # standard normal quantile of a two-sided 90 % interval
 _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
 
 

@@ -37,19 +37,33 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """A process group: its number and its global ranks in group order."""
+
+    number: int
+    ranks: tuple[int, ...]
+
+
 class Tape:
     """A `ProgramBuilder` that makes tensors from shapes and fills in signatures.
 
     Backward scopes are on thread 1; changes of thread are tied together as autograd's are. `half` is the type that
-    autocast turns operands of matrix products into ("" without autocast).
+    autocast turns operands of matrix products into ("" without autocast). `engine_ops_apart`: what the autograd engine
+    runs after a node (sums of gradients) are host ops of their own, as PyTorch 1.8's profiler shows them.
+    Each communicator has a stream of its own, numbered from 1 in order of first use.
     """
 
     half: str = ""
+    engine_ops_apart: bool = False
+    engine_thread: int = 1
 
     def __init__(self, batch_size: int, *, builder: ProgramBuilder | None = None) -> None:
         self.builder = ProgramBuilder(batch_size=batch_size) if builder is None else builder
         self._thread = 0
         self._phase = Phase.FORWARD
+        self._streams: dict[int, int] = {}
+        self._events = 0
 
     def _tensor(self, storage: int, shape: Sequence[int], stride: Sequence[int], dtype: str, device: str) -> Ref:
         spec = TensorSpec(tuple(shape), tuple(stride), dtype, device)
@@ -120,24 +134,66 @@ class Tape:
             stream=stream,
         )
 
-    def reshaped(self, given: Ref, result: Ref, *, module: str, forward: int) -> None:
+    def engine_scope(self, name: str, phase: Phase) -> None:
+        """Opens a top-level op on autograd's thread, which is in it already, whatever its phase."""
+        self.builder.scope(name, phase, thread=self.engine_thread)
+
+    def engine_op_scope(self, name: str) -> None:
+        """Opens a top-level op for what the engine runs after a node, where that is one of its own."""
+        if self.engine_ops_apart:
+            self.scope(name)
+
+    def reshaped(self, source: Ref, result: Ref, *, module: str, forward: int) -> None:
         """The op by which autograd undoes a view: a view again, without a copy."""
         scalars: Scalars = [("size", result.shape), ("stride", result.spec.stride)]
-        self.op("aten::_reshape_alias", [("self", given)], [result], scalars, module=module, forward=forward)
+        self.op("aten::_reshape_alias", [("self", source)], [result], scalars, module=module, forward=forward)
 
-    def cast(self, given: Ref, dtype: str, *, module: str = "", forward: int = -1) -> tuple[Ref, int]:
+    def slice(
+        self, source: Ref, dim: int, start: int, end: int, *, module: str, forward: int = -1
+    ) -> tuple[Ref, int]:  # fmt: skip
+        """A view of `start` to `end` along one dimension, and its op."""
+        part = self.view(source, [end - start if i == dim else n for i, n in enumerate(source.shape)],
+                         source.spec.stride)  # fmt: skip
+        scalars: Scalars = [("dim", dim), ("start", start), ("end", end), ("step", 1)]
+        op = self.op(
+            "aten::slice", [("self", source)], [part], scalars, overload="Tensor", module=module, forward=forward
+        )
+        return part, op
+
+    def slices(self, source: Ref, widths: Sequence[int], *, module: str, forward: int = -1) -> list[Ref]:
+        """Views of so many columns each, side by side along dimension 1: the way back of a concatenation."""
+        parts, start = [], 0
+        for width in widths:
+            parts.append(self.slice(source, 1, start, start + width, module=module, forward=forward)[0])
+            start += width
+        return parts
+
+    def moved(self, source: Ref, device: str = "cuda", *, non_blocking: bool = False, module: str = "") -> Ref:
+        """A copy on another device, made in the open scope."""
+        copied = self.new(source.shape, source.spec.dtype, device)
+        scalars: Scalars = [("dtype", None), ("non_blocking", non_blocking), ("memory_format", None)]
+        self.op("aten::_to_copy", [("self", source)], [copied], scalars, module=module)
+        return copied
+
+    def copied_in(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = False) -> Ref:
+        """An input copied from pinned host memory, in a scope of its own."""
+        host = self.resident(shape, StorageKind.INPUT, dtype, "cpu:pinned")
+        self.scope("aten::to", Phase.INPUT)
+        return self.moved(host, non_blocking=non_blocking)
+
+    def cast(self, source: Ref, dtype: str, *, module: str = "", forward: int = -1) -> tuple[Ref, int]:
         """The tensor in another type, and the op that makes it in the open scope."""
-        spec = given.spec
+        spec = source.spec
         dense = spec.numel == 1 + sum((size - 1) * step for size, step in zip(spec.shape, spec.stride, strict=True))
-        result = self.new(given.shape, dtype, stride=spec.stride if dense else None)
+        result = self.new(source.shape, dtype, stride=spec.stride if dense else None)
         scalars: Scalars = [("dtype", dtype), ("non_blocking", False), ("memory_format", None)]
-        return result, self.op("aten::_to_copy", [("self", given)], [result], scalars, module=module, forward=forward)
+        return result, self.op("aten::_to_copy", [("self", source)], [result], scalars, module=module, forward=forward)
 
-    def autocast(self, given: Ref, module: str) -> tuple[Ref, int]:
+    def autocast(self, operand: Ref, module: str) -> tuple[Ref, int]:
         """An operand of a matrix product, and the op that cast it (-1: none)."""
-        if not self.half or given.spec.dtype != "float32":
-            return given, -1
-        return self.cast(given, self.half, module=module)
+        if not self.half or operand.spec.dtype != "float32":
+            return operand, -1
+        return self.cast(operand, self.half, module=module)
 
     def cast_backward(self, grad: Ref, forward: int, *, dtype: str = "float32", module: str = "") -> Ref:
         """The gradient of what the op `forward` cast, from that of its result; the same when it is -1."""
@@ -147,6 +203,52 @@ class Tape:
         result, _ = self.cast(grad, dtype, module=module, forward=forward)
         self.free(grad)
         return result
+
+    def record(self, stream: int, *, module: str = "") -> int:
+        """Records an event on a stream and gives its number."""
+        event = self._events
+        self._events += 1
+        scalars = [("event", event), ("stream", stream)]
+        self.op("cuda::event_record", [], [], scalars, module=module, stream=stream)
+        return event
+
+    def wait(self, event: int, stream: int = 0, *, module: str = "") -> None:
+        """Lets a stream wait for an event."""
+        scalars = [("event", event), ("stream", stream)]
+        self.op("cuda::stream_wait_event", [], [], scalars, module=module, stream=stream)
+
+    def collective(
+        self,
+        name: str,
+        kind: str,
+        group: Communicator,
+        arguments: Arguments,
+        output: Ref,
+        *,
+        nbytes: int,
+        details: Scalars = (),
+        module: str = "",
+        forward: int = -1,
+        stream: int = 0,
+    ) -> int:
+        """A collective as ProcessGroupNCCL runs it: on its communicator's stream, after what `stream` has so far;
+        gives the event of its end, which whoever uses the result waits for. `details` are its further scalars."""
+        runs_on = self._streams.setdefault(group.number, len(self._streams) + 1)
+        around = "" if forward >= 0 else module
+        self.wait(self.record(stream, module=around), runs_on, module=around)
+        scalars: Scalars = [
+            ("collective", kind), ("group", group.ranks), ("communicator", group.number), ("bytes", nbytes),
+            *details, ("async_op", True),
+        ]  # fmt: skip
+        self.op(f"c10d::{name}", arguments, [output], scalars, module=module, forward=forward, stream=runs_on)
+        return self.record(runs_on, module=around)
+
+    def all_reduce(self, group: Communicator, flat: Ref, *, stream: int = 0) -> int:
+        """An all-reduce in place; gives the event of its end."""
+        arguments = [("tensors", flat)]
+        return self.collective(
+            "allreduce_", "all_reduce", group, arguments, flat, nbytes=flat.spec.nbytes, stream=stream
+        )
 
     def free(self, *refs: Ref) -> None:
         """Releases storages after the last op so far."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.placement.plan import KINDS
+from traincast.programs.data_parallel.buckets import BUCKET_BYTES
 from traincast.programs.sharded.layout import Batch, Layout, Section
-from traincast.programs.sharded.mlp import BUCKET_BYTES
 from traincast.sharding.lookups import Group
 
 RANK = 0

@@ -19,7 +19,7 @@ from traincast.kernels.registry import LoweringContext
 from traincast.placement.plan import KINDS
 from traincast.programs.sharded.layout import Layout
 from traincast.programs.sharded.marks import Mark, Role
-from traincast.programs.sharded.step import FRAMEWORK, rank_program
+from traincast.programs.sharded.step import rank_program
 from traincast.sharding.layouts import RANK, SENDING, held
 from traincast.sharding.lookups import Group
 from traincast.sharding.slots import PLAIN, Slot
@@ -27,6 +27,7 @@ from traincast.sharding.task import Task
 from traincast.walk.collective_calls import exchange_of
 from traincast.walk.schedule import Code, Schedule, build_schedule
 from traincast.workload.program import Program
+from traincast.workload.workload import DEFAULT_FRAMEWORK
 
 EMPTY = "aten::new_empty"
 """What a rank without tables of a kind runs in place of their lookups."""
@@ -67,7 +68,7 @@ class RankProgram:
         """The program of the compiled rank under a layout."""
         marked = rank_program(layout, RANK, task.dense, task.tables)
         program = marked.program
-        major, minor = FRAMEWORK.split(".")
+        major, minor = DEFAULT_FRAMEWORK.split(".")
         lowered = lower_program(program, LoweringContext(framework_version=(int(major), int(minor)), tf32=False))
         schedule = build_schedule(program, lowered)
         launches = schedule.code == Code.LAUNCH

@@ -16,6 +16,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.load import Part, fetched_rows
+from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
@@ -34,7 +35,6 @@ from traincast.sharding.task import Task
 
 _OWN_KERNEL = ("fused_uvm", "fused_uvm_caching")
 _LENGTH_BYTES = 4
-_STATE = {"adagrad": 1, "adam": 2}  # numbers of optimizer state per weight of a copied table
 
 
 class ShardSeconds(NamedTuple):
@@ -159,7 +159,7 @@ class ShardCosts:
 
     def _update_seconds(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """A copied table's gradient is as large as the table: cleared, read, and all weights and state updated."""
-        states = np.array([_STATE.get(self.cost.groups[number].optimizer, 0) for number in group.tolist()])
+        states = np.array([OPTIMIZER_STATE[self.cost.groups[number].optimizer].per_weight for number in group.tolist()])
         moved = POOLED_BYTES * sums[:, ELEMENTS] * (4.0 + 2.0 * states)
         return np.asarray(moved / self.task.device.dram_bandwidth)
 

@@ -10,6 +10,10 @@ from traincast.workload.program import Program
 
 MAX_BATCH = 1 << 26
 MAX_SEQ_LEN = 1 << 20
+DEFAULT_FRAMEWORK = "2.13"
+"""The PyTorch that steps follow unless they say another: the one that captures are tested with."""
+STUDY_FRAMEWORK = "1.8"
+"""The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,7 +30,7 @@ class Workload:
     ranks: tuple[int, ...] = (0,)
     mode: str = "training"
     synchronised: bool = False
-    framework_version: str = "2.13"
+    framework_version: str = DEFAULT_FRAMEWORK
     meta: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -28,6 +28,7 @@ from traincast.measurements.tables import (
     read_table,
 )
 from traincast.platform import Device
+from traincast.quantiles import Z90
 
 FILE = "kernels/attention_mixed.parquet"
 SOURCE = "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)"
@@ -135,7 +136,7 @@ def fit_attention(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
     model = model.with_spread(np.array(sigma), unseen_spread(rows, seen))
     seconds, spread = predict_rows(model, rows)
     error, held = np.abs(seconds / rows.seconds - 1), rows.held_out
-    inside = np.abs(np.log(seconds / rows.seconds)) <= 1.645 * spread
+    inside = np.abs(np.log(seconds / rows.seconds)) <= Z90 * spread
     provenance = {
         "sources": [SOURCE],
         "files": [FILE],

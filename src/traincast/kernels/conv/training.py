@@ -16,6 +16,7 @@ from traincast.kernels.model import save_state
 from traincast.kernels.record import Progress
 from traincast.kernels.solve import spread_90
 from traincast.measurements.tables import UNJUDGED_SPREAD, held_out
+from traincast.quantiles import Z90
 
 SOURCES = ["sitar-lab/NeuSight @ 6945927d (MIT)", "baidu-research/DeepBench @ da81ba78 (Apache-2.0)"]
 _ENOUGH_ROWS = 100
@@ -90,7 +91,7 @@ def _provenance(model: ConvModel, rows: ConvRows) -> dict[str, Any]:
     seconds, sigma = predict_rows(model, rows)
     error = np.abs(seconds / rows.seconds - 1)
     held, timed = rows.held_out, rows.event_timed
-    inside = np.abs(np.log(seconds / rows.seconds)) <= 1.645 * sigma
+    inside = np.abs(np.log(seconds / rows.seconds)) <= Z90 * sigma
     assert model.parameters_ is not None
     return {
         "sources": SOURCES,

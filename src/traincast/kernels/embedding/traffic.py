@@ -14,6 +14,7 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.embeddings.load import CACHE_BYTES
+from traincast.embeddings.optimizers import OPTIMIZER_STATE, OptimizerState
 from traincast.kernels.call import Calls
 from traincast.platform.device import Device
 
@@ -29,9 +30,9 @@ _FP32_BYTES = 4.0
 _THREADS_PER_SM = 2048
 _ROWS_IN_HOST, _STATE_IN_HOST = 1, 2
 
-# rows of optimizer state per row of weights that a fused backward reads and writes
-_STATE_ROWS = {"tbe_backward_adagrad": 1.0, "tbe_backward_adam": 2.0}
-_STATE_SCALARS = {"tbe_backward_rowwise_adagrad": 1.0}
+# optimizer state that a fused backward reads and writes
+_STATE = {f"tbe_backward_{optimizer}": state for optimizer, state in OPTIMIZER_STATE.items()}
+_NO_STATE = OptimizerState()
 _DENSE = ("lookup_backward_dense", "bag_backward_dense", "tbe_backward_dense")
 _FORWARD = ("bag_forward", "lookup_forward", "batched_forward", "tbe_forward")
 _MISSING = tuple(f"missing_{int(size) >> 10}k" for size in CACHE_BYTES)
@@ -207,8 +208,9 @@ def _backward(calls: Calls, device: Device) -> _Traffic:
     """
     each, dense = calls.is_kind("batched_backward_sgd"), calls.is_kind(*_DENSE)
     rows = np.where(each, _missing_bytes(calls, device), calls["touched_bytes"])
-    rows_of_state = np.array([_STATE_ROWS.get(kind, 0.0) for kind in calls.family.kinds])[calls.kind]
-    scalars = np.array([_STATE_SCALARS.get(kind, 0.0) for kind in calls.family.kinds])[calls.kind]
+    states = [_STATE.get(kind, _NO_STATE) for kind in calls.family.kinds]
+    rows_of_state = np.array([float(state.per_weight) for state in states])[calls.kind]
+    scalars = np.array([float(state.per_row) for state in states])[calls.kind]
     state = calls["touched_fp32_bytes"] * rows_of_state
     in_host, state_in_host = calls["host"] == _ROWS_IN_HOST, calls["host"] == _STATE_IN_HOST
     on_host = np.where(in_host, rows + state, np.where(state_in_host, state, 0.0))

@@ -22,6 +22,7 @@ from traincast.kernels.model import save_state
 from traincast.kernels.record import Progress
 from traincast.kernels.solve import spread_90
 from traincast.measurements.tables import UNJUDGED_SPREAD
+from traincast.quantiles import Z90
 
 SOURCES = (
     "owensgroup/ml_perf_model @ 5b2522a0 (BSD-3-Clause)",
@@ -71,7 +72,7 @@ def fit_embedding(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
     model = model.with_spread(spreads(rows, seconds, held), UNJUDGED_SPREAD, rows.measurements())
     error, sigma = np.abs(seconds / rows.seconds - 1), judged_spreads(rows, seconds)
     judged = ~np.isnan(sigma)
-    inside = np.abs(np.log(seconds / rows.seconds))[judged] <= 1.645 * sigma[judged]
+    inside = np.abs(np.log(seconds / rows.seconds))[judged] <= Z90 * sigma[judged]
     long = rows.seconds >= LEAST_SECONDS
     provenance = {
         "sources": list(SOURCES),

@@ -11,6 +11,7 @@ from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.gemm.measured import GemmRows
 from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.gemm.stopwatch import as_timed
+from traincast.quantiles import Z90
 
 _UNFITTED_FLOOR = 0.003  # quantile of a machine's own readings that stands for its host
 _HOST_NOISE = 0.05  # readings near a floor scatter with the host, not with the kernel
@@ -43,7 +44,7 @@ def compare(model: GemmModel, rows: GemmRows, stopwatch_us: Mapping[str, Sequenc
     for machine in np.unique(rows.machine):
         mine = rows.machine == machine
         floor[mine], offset[mine] = _reading(str(machine), rows.seconds[mine], stopwatch_us)
-    reach = np.exp(1.645 * sigma)
+    reach = np.exp(Z90 * sigma)
     low, shown, high = (as_timed(t, floor, offset) for t in (seconds / reach, seconds, seconds * reach))
     slack = _HOST_NOISE * floor
     return Comparison(rows, shown, (rows.seconds >= low - slack) & (rows.seconds <= high + slack))

@@ -20,6 +20,7 @@ from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.kernels.streaming.training import fit_model, with_offsets
 from traincast.kernels.streaming.vectors import FILES, SOURCE, VectorRows, read_vectors
 from traincast.measurements.tables import UNJUDGED_SPREAD, held_out, only_present
+from traincast.quantiles import Z90
 
 _FEATURES: dict[str, tuple[Features, float]] = {"softmax": (softmax_features, 3.0), "ln": (layer_norm_features, 2.0)}
 _LONGEST_HIDDEN = 30e-6  # the host is at most this far ahead of the kernel's start when it records the second event
@@ -98,7 +99,7 @@ def _provenance(parameters: RowParameters, rows: VectorRows) -> dict[str, Any]:
     seconds, sigma = predict_rows(parameters, rows)
     shown = rows.as_measured(seconds)
     used, held = ~rows.held_out & rows.above, rows.held_out & rows.above
-    inside = np.abs(np.log(shown[held] / rows.seconds[held])) <= 1.645 * sigma[held]
+    inside = np.abs(np.log(shown[held] / rows.seconds[held])) <= Z90 * sigma[held]
     return {
         "sources": [SOURCE],
         "files": list(FILES),

@@ -17,6 +17,7 @@ from traincast.kernels.streaming.model import ElementwiseModel
 from traincast.kernels.streaming.parameters import with_spread
 from traincast.kernels.streaming.vectors import SOURCE, VectorRows, read_vectors
 from traincast.measurements.tables import UNJUDGED_SPREAD, held_out, only_present
+from traincast.quantiles import Z90
 
 
 def with_offsets(rows: VectorRows, seen: BoolArray) -> VectorRows:
@@ -101,7 +102,7 @@ def unseen_spread(rows: VectorRows, seen: BoolArray) -> float:
         shown = rows.take(mine & seen & rows.above)
         worst.append(float(np.median(np.abs(np.log(shown.as_measured(estimate.seconds) / shown.seconds)))))
     # a share of a handful of devices: the largest error among them is the honest 90 % point
-    return max(worst) / 1.645 if worst else UNJUDGED_SPREAD
+    return max(worst) / Z90 if worst else UNJUDGED_SPREAD
 
 
 def _same_chip(rows: VectorRows, index: int) -> BoolArray:
@@ -123,7 +124,7 @@ def fit_elementwise(data: Path, out: Path, progress: Progress) -> dict[str, Any]
     held = rows.held_out & rows.above
     seconds, sigma = predict_rows(model, rows)
     shown = rows.as_measured(seconds)
-    inside = np.abs(np.log(shown[held] / rows.seconds[held])) <= 1.645 * sigma[held]
+    inside = np.abs(np.log(shown[held] / rows.seconds[held])) <= Z90 * sigma[held]
     provenance = {
         "sources": [SOURCE],
         "files": ["kernels/vector_fp32.parquet", "kernels/vector_amd.parquet"],

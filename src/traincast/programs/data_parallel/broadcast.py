@@ -9,52 +9,42 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.programs.data_parallel.buckets import Bucket, assign_buckets
-from traincast.programs.data_parallel.communicator import Communicator, Place
-from traincast.workload.ops import DTYPE_BYTES, Phase, Signature, StorageKind, TensorSpec
+from traincast.programs.data_parallel.splice_tape import SpliceTape
+from traincast.programs.tape import Communicator, Ref, Scalars
+from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
-from traincast.workload.splice import Splice
 
-_PIECE_BYTES = 250 << 20
-_IN_FLIGHT = 2
+_PIECE_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
+_IN_FLIGHT = 2  # of `broadcast_coalesced` in PyTorch's comm.cpp
 _MODULE = "DistributedDataParallel"
 _SCOPE = "torch.distributed::_broadcast_coalesced"
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
-    """A buffer that the step uses."""
-
-    tensor: int
-    storage: int
-    spec: TensorSpec
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
-    """Buffers that travel together, in `tensor` on `storage`; `event` ends their broadcast."""
+    """Buffers that travel together in `flat`; `event` ends their broadcast."""
 
     bucket: Bucket
-    tensor: int
-    storage: int
+    flat: Ref
     event: int
 
 
-def buffers_of(program: Program) -> list[Buffer]:
+def buffers_of(program: Program) -> list[Ref]:
     """The buffers on the device that some op of the step takes as a whole, in the order they were made."""
     c = program.columns
     wanted = (c.storage_kind == StorageKind.BUFFER) & ~program.storages.on_host
-    found: dict[int, Buffer] = {}
+    buffers: dict[int, Ref] = {}
     for entry in np.flatnonzero(wanted[c.tensor_storage[c.input_tensor]]).tolist():
         tensor = int(c.input_tensor[entry])
         storage = int(c.tensor_storage[tensor])
         op = int(np.searchsorted(c.input_ptr, entry, side="right")) - 1
         spec = program.signatures[c.op_signature[op]].inputs[entry - int(c.input_ptr[op])]
-        if storage not in found and spec.nbytes == program.storage_nbytes[storage]:
-            found[storage] = Buffer(tensor, storage, spec)
-    return [found[storage] for storage in sorted(found)]
+        if storage not in buffers and spec.nbytes == program.storage_nbytes[storage]:
+            buffers[storage] = Ref(tensor, storage, spec)
+    return [buffers[storage] for storage in sorted(buffers)]
 
 
-def broadcast_buffers(comm: Communicator, buffers: Sequence[Buffer]) -> None:
+def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[Ref]) -> None:
     """Broadcasts before the module's forward: flattened by type, two pieces in flight, copied back where they were."""
     for buffer in buffers:
         if not buffer.spec.is_contiguous:
@@ -64,19 +54,21 @@ def broadcast_buffers(comm: Communicator, buffers: Sequence[Buffer]) -> None:
             )
     if not buffers:
         return
-    scope = comm.splice.scope(_SCOPE, Phase.FORWARD, before=_first_scope(comm.splice.program))
-    place = Place(scope, module=_MODULE)
+    tape.before(_first_scope(tape.splice.program))
+    tape.scope(_SCOPE, Phase.FORWARD)
     flying: list[_Piece] = []
-    for bucket in assign_buckets([b.spec for b in buffers], [_PIECE_BYTES], sort=True):
-        members = [buffers[i] for i in bucket.members]
-        tensor, storage = _flatten(comm.splice, bucket, members, scope)
+    for bucket in assign_buckets([buffer.spec for buffer in buffers], [_PIECE_BYTES], sort=True):
+        flat = _flatten(tape, bucket, [buffers[i] for i in bucket.members])
         if len(flying) == _IN_FLIGHT:
-            _land(comm, flying.pop(0), buffers, place)
-        root = (("root", comm.ranks[0]),)
-        event = comm.collective("broadcast_", "broadcast", tensor, bucket.flat, place, root)
-        flying.append(_Piece(bucket, tensor, storage, event))
+            _land(tape, flying.pop(0), buffers)
+        root: Scalars = (("root", group.ranks[0]),)
+        event = tape.collective(
+            "broadcast_", "broadcast", group, [("tensors", flat)], flat, nbytes=flat.spec.nbytes, details=root,
+            module=_MODULE,
+        )  # fmt: skip
+        flying.append(_Piece(bucket, flat, event))
     for piece in flying:
-        _land(comm, piece, buffers, place)
+        _land(tape, piece, buffers)
 
 
 def _first_scope(program: Program) -> int:
@@ -97,41 +89,29 @@ def _first_scope(program: Program) -> int:
     return scope
 
 
-def _flatten(splice: Splice, bucket: Bucket, members: Sequence[Buffer], scope: int) -> tuple[int, int]:
+def _flatten(tape: SpliceTape, bucket: Bucket, members: Sequence[Ref]) -> Ref:
     """The buffers as one flat tensor: a copy, unless there is only one."""
-    views = [splice.tensor(member.storage) for member in members]
-    specs = [TensorSpec((member.spec.numel,), (1,), member.spec.dtype) for member in members]
-    for member, view, spec in zip(members, views, specs, strict=True):
-        signature = Signature("aten::view", (member.spec,), (spec,), (("size", (-1,)),), (("self", 1),))
-        splice.op(signature, [member.tensor], [view], scope=scope, module=_MODULE)
+    lines = [tape.view(member, (member.spec.numel,)) for member in members]
+    for member, line in zip(members, lines, strict=True):
+        tape.op("aten::view", [("self", member)], [line], [("size", (-1,))], module=_MODULE)
     if len(members) == 1:
-        return views[0], members[0].storage
-    storage = splice.storage(bucket.numel * DTYPE_BYTES[bucket.dtype], StorageKind.ACTIVATION, alloc=splice.next_op)
-    flat = splice.tensor(storage)
-    joined = Signature("aten::cat", tuple(specs), (bucket.flat,), (("dim", 0),), (("tensors", len(members)),))
-    splice.op(joined, views, [flat], scope=scope, module=_MODULE)
-    return flat, storage
+        return lines[0]
+    flat = tape.new((bucket.numel,), bucket.dtype)
+    tape.op("aten::cat", [("tensors", lines)], [flat], [("dim", 0)], module=_MODULE)
+    return flat
 
 
-def _land(comm: Communicator, piece: _Piece, buffers: Sequence[Buffer], place: Place) -> None:
+def _land(tape: SpliceTape, piece: _Piece, buffers: Sequence[Ref]) -> None:
     """The stream waits for a piece, and its parts are copied back into the buffers."""
-    splice, bucket, scope = comm.splice, piece.bucket, place.scope
-    comm.wait(piece.event, place)
+    members = [buffers[index] for index in piece.bucket.members]
+    tape.wait(piece.event, module=_MODULE)
     parts = []
-    for index, offset in zip(bucket.members, bucket.offsets, strict=True):
-        spec = buffers[index].spec
-        line = TensorSpec((spec.numel,), (1,), spec.dtype)
-        slice_, part = splice.tensor(piece.storage), splice.tensor(piece.storage)
-        scalars = (("dim", 0), ("start", offset), ("end", offset + spec.numel), ("step", 1))
-        cut = Signature("aten::slice", (bucket.flat,), (line,), scalars, (("self", 1),), "Tensor")
-        splice.op(cut, [piece.tensor], [slice_], scope=scope, module=_MODULE)
-        shaped = Signature("aten::view", (line,), (spec,), (("size", spec.shape),), (("self", 1),))
-        splice.op(shaped, [slice_], [part], scope=scope, module=_MODULE)
-        parts.append(part)
-    for index, part in zip(bucket.members, parts, strict=True):
-        buffer = buffers[index]
-        groups = (("self", 1), ("src", 1))
-        copied = Signature("aten::copy_", (buffer.spec, buffer.spec), (buffer.spec,), (("non_blocking", True),), groups)
-        splice.op(copied, [buffer.tensor, part], [buffer.tensor], scope=scope, module=_MODULE)
-    if piece.storage != buffers[bucket.members[0]].storage:
-        splice.storage_free[piece.storage] = splice.last_op
+    for buffer, offset in zip(members, piece.bucket.offsets, strict=True):
+        line, _ = tape.slice(piece.flat, 0, offset, offset + buffer.spec.numel, module=_MODULE)
+        parts.append(tape.view(line, buffer.shape))
+        tape.op("aten::view", [("self", line)], [parts[-1]], [("size", buffer.shape)], module=_MODULE)
+    for buffer, part in zip(members, parts, strict=True):
+        arguments = [("self", buffer), ("src", part)]
+        tape.op("aten::copy_", arguments, [buffer], [("non_blocking", True)], module=_MODULE)
+    if piece.flat.storage != members[0].storage:
+        tape.free(piece.flat)

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from traincast.workload.ops import TensorSpec
 
+MIB = 1 << 20
+BUCKET_BYTES = (MIB, 25 * MIB)
+"""DDP's defaults: bytes of the first bucket, which should be on its way early, and of all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bucket:

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.programs.data_parallel.broadcast import broadcast_buffers, buffers_of
-from traincast.programs.data_parallel.buckets import assign_buckets
-from traincast.programs.data_parallel.communicator import Communicator
-from traincast.programs.data_parallel.reducer import Gradient, reduce_gradients
+from traincast.programs.data_parallel.buckets import BUCKET_BYTES, MIB
+from traincast.programs.data_parallel.reducer import Reducer
+from traincast.programs.data_parallel.splice_tape import SpliceTape
+from traincast.programs.tape import Communicator, Ref
+from traincast.workload.ops import StorageKind
 from traincast.workload.program import Program
 from traincast.workload.splice import Splice, storages_of
 from traincast.workload.workload import Workload
 
 MAX_GPUS = 1 << 16
-_MIB = 1 << 20
-_DEFAULT_BUCKET_BYTES = (_MIB, 25 * _MIB)
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """A gradient that is ready when a scope ends, and the stream it is made on."""
+
+    grad: Ref
+    scope: int
+    stream: int
 
 
 def data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = None) -> Workload:
@@ -72,15 +81,15 @@ def with_ddp(
     if not gradients:
         return program
     sent = buffers_of(program) if buffers else []
-    splice = Splice(program)
-    comm = Communicator(splice=splice, ranks=ranks, number=communicator)
-    broadcast_buffers(comm, sent)
+    group = Communicator(communicator, ranks)
+    tape = SpliceTape(program, group)
+    broadcast_buffers(tape, group, sent)
     end = _end_of_backward(program, gradients)
-    limits = _DEFAULT_BUCKET_BYTES if bucket_mb is None else (bucket_mb * _MIB,)
-    reduce_gradients(comm, gradients, assign_buckets([g.spec for g in gradients], limits), end)
-    _hold_until_backward_returns(splice, end)
-    tensors = [g.tensor for g in gradients] + [b.tensor for b in sent]
-    return replace(splice.build(), rigid=program.rigid or _why_rigid(program, tensors))
+    limits = BUCKET_BYTES if bucket_mb is None else (bucket_mb * MIB,)
+    _reduce(tape, group, gradients, limits, end)
+    _hold_until_backward_returns(tape.splice, end)
+    tensors = [g.grad.tensor for g in gradients] + [buffer.tensor for buffer in sent]
+    return replace(tape.build(), rigid=program.rigid or _why_rigid(program, tensors))
 
 
 def _check(workload: Workload) -> None:
@@ -106,10 +115,25 @@ def _accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]
     return np.flatnonzero(program.columns.scope_name == program.names.index(_ACCUMULATE))
 
 
-def _gradients(program: Program) -> list[Gradient]:
+def _reduce(
+    tape: SpliceTape, group: Communicator, gradients: Sequence[_Gradient], limits: Sequence[float], end: int
+) -> None:
+    """Every gradient into its bucket where it is ready; waits and copies back before scope `end`."""
+    forms = [gradient.grad.spec for gradient in gradients]
+    reducer = Reducer(tape, group, forms, limits_bytes=limits, kind=StorageKind.GRADIENT)
+    for gradient in gradients:
+        tape.end_of(gradient.scope)
+        reducer.reduce(gradient.grad, stream=gradient.stream)
+    tape.before(end)
+    reducer.finish()
+    if end < tape.splice.program.num_scopes:
+        tape.splice.scope_after[end] = tape.builder.place
+
+
+def _gradients(program: Program) -> list[_Gradient]:
     """The gradients in the order in which they become ready."""
     c = program.columns
-    found = []
+    gradients = []
     for scope in _accumulating(program).tolist():
         last = int(c.scope_ptr[scope + 1]) - 1
         if last < c.scope_ptr[scope]:
@@ -118,11 +142,12 @@ def _gradients(program: Program) -> list[Gradient]:
         if len(signature.outputs) != 1:
             raise TraincastError("a sparse gradient cannot be reduced in buckets; use dense embeddings, or shard them")
         tensor = int(c.output_tensor[c.output_ptr[last]])
-        found.append(Gradient(scope, tensor, signature.outputs[0], int(c.op_stream[last])))
-    return found
+        grad = Ref(tensor, int(c.tensor_storage[tensor]), signature.outputs[0])
+        gradients.append(_Gradient(grad, scope, int(c.op_stream[last])))
+    return gradients
 
 
-def _end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
+def _end_of_backward(program: Program, gradients: Sequence[_Gradient]) -> int:
     """The scope before which backward has returned."""
     thread = program.columns.scope_thread
     first, last = gradients[0].scope, gradients[-1].scope

@@ -3,77 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from traincast.programs.data_parallel.buckets import Bucket
-from traincast.programs.data_parallel.communicator import Communicator, Place
-from traincast.workload.ops import DTYPE_BYTES, Phase, Signature, StorageKind, TensorSpec
-from traincast.workload.splice import Splice
+from traincast.programs.data_parallel.buckets import BUCKET_BYTES, assign_buckets
+from traincast.programs.tape import Communicator, Ref, Scalars, Tape
+from traincast.workload.ops import Phase, StorageKind, TensorSpec
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """A gradient that is ready when a scope ends: its tensor there, and the stream it is made on."""
+class Reducer:
+    """DDP's reducer of one module: gradients are copied into buckets as they come, and full buckets all-reduced.
 
-    scope: int
-    tensor: int
-    spec: TensorSpec
-    stream: int
+    `forms` are those of the gradients in the order in which they come, `kind` is what buckets count as in memory.
+    With `as_views` gradients become views of their buckets (`gradient_as_bucket_view`): nothing is copied back.
+    """
 
+    def __init__(
+        self,
+        tape: Tape,
+        group: Communicator,
+        forms: Sequence[TensorSpec],
+        *,
+        limits_bytes: Sequence[float] = BUCKET_BYTES,
+        kind: StorageKind = StorageKind.BUFFER,
+        as_views: bool = False,
+    ) -> None:
+        self.tape, self.group, self.forms, self.as_views = tape, group, forms, as_views
+        self._buckets = assign_buckets(forms, limits_bytes)
+        self._flat = [tape.resident((bucket.numel,), kind, bucket.dtype) for bucket in self._buckets]
+        self._bucket_of = {index: number for number, bucket in enumerate(self._buckets) for index in bucket.members}
+        self._pending = [len(bucket.members) for bucket in self._buckets]
+        self._grads: list[Ref] = []
+        self._events: list[int] = []
 
-def reduce_gradients(comm: Communicator, gradients: Sequence[Gradient], buckets: Sequence[Bucket], end: int) -> None:
-    """Every gradient copied into its bucket and divided; a bucket reduced once it and those before it are full; at
-    the end of backward a wait for each, and its gradients copied back."""
-    splice = comm.splice
-    flats = [splice.storage(b.numel * DTYPE_BYTES[b.dtype], StorageKind.GRADIENT) for b in buckets]
-    whole = [splice.tensor(flat) for flat in flats]
-    bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket.members}
-    pending = [len(bucket.members) for bucket in buckets]
-    done: list[int] = []
-    for index, gradient in enumerate(gradients):
-        number = bucket_of[index]
-        place = Place(gradient.scope, gradient.stream)
-        _copy_in(splice, gradient, splice.tensor(flats[number]), place, 1.0 / len(comm.ranks))
-        pending[number] -= 1
-        while len(done) < len(buckets) and not pending[len(done)]:
-            ready = len(done)
-            done.append(comm.collective("allreduce_", "all_reduce", whole[ready], buckets[ready].flat, place))
-    for number, bucket in enumerate(buckets):
-        scope = _end_scope(splice, "cuda::stream_wait_event", Phase.OTHER, end)
-        comm.wait(done[number], Place(scope))
-        members = [gradients[index] for index in bucket.members]
-        last = _copy_back(splice, bucket, members, whole[number], flats[number], end)
-    if end < splice.program.num_scopes:
-        splice.scope_after[end] = last
+    def drop(self) -> None:
+        """The gradients of the step before go; views of buckets stay with them."""
+        for form in () if self.as_views else self.forms:
+            self.tape.free(self.tape.resident(form.shape, StorageKind.GRADIENT, form.dtype))
 
+    def accumulate(self, grad: Ref) -> Ref:
+        """A gradient has come where there was none; gives the tensor that the optimizer will read."""
+        tape = self.tape
+        tape.scope("torch::autograd::AccumulateGrad")
+        kept = tape.view(grad, grad.shape)
+        tape.op("aten::detach", [("self", grad)], [kept])
+        if not self.as_views:
+            tape.builder.set_kind(grad.storage, StorageKind.GRADIENT)
+        return self.reduce(kept)
 
-def _copy_in(splice: Splice, gradient: Gradient, slot: int, place: Place, factor: float) -> None:
-    spec = gradient.spec
-    signature = Signature("aten::mul", (spec, spec), (spec,), (("other", factor),), (("self", 1), ("out", 1)), "out")
-    splice.op(signature, [gradient.tensor, slot], [slot], scope=place.scope, stream=place.stream)
+    def reduce(self, grad: Ref, *, stream: int = 0) -> Ref:
+        """Copies the next gradient into its bucket, divided by the ranks; gives the tensor that the optimizer will
+        read. A bucket is reduced once it and those before it are full."""
+        tape, number = self.tape, self._bucket_of[len(self._grads)]
+        slot = tape.view(self._flat[number], grad.shape, grad.spec.stride)
+        divided: Scalars = [("other", 1.0 / len(self.group.ranks))]
+        arguments = [("self", grad), ("out", slot)]
+        tape.op("aten::mul", arguments, [slot], divided, overload="out", stream=stream)
+        if self.as_views:
+            tape.free(grad)
+        self._grads.append(slot if self.as_views else grad)
+        self._pending[number] -= 1
+        while len(self._events) < len(self._buckets) and not self._pending[len(self._events)]:
+            self._events.append(tape.all_reduce(self.group, self._flat[len(self._events)], stream=stream))
+        return self._grads[-1]
 
-
-def _copy_back(splice: Splice, bucket: Bucket, members: Sequence[Gradient], whole: int, storage: int, end: int) -> int:
-    """Views of the bucket, then a copy out of each; gives the last scope."""
-    views = [splice.tensor(storage) for _ in members]
-    for gradient, offset, view in zip(members, bucket.offsets, views, strict=True):
-        spec = gradient.spec
-        scalars = (("size", spec.shape), ("stride", spec.stride), ("storage_offset", offset))
-        scope = _end_scope(splice, "aten::as_strided", Phase.BACKWARD, end)
-        splice.op(Signature("aten::as_strided", (bucket.flat,), (spec,), scalars, (("self", 1),)), [whole], [view],
-                  scope=scope)  # fmt: skip
-    for gradient, view in zip(members, views, strict=True):
-        spec = gradient.spec
-        signature = Signature(
-            "aten::copy_", (spec, spec), (spec,), (("non_blocking", False),), (("self", 1), ("src", 1))
-        )
-        scope = _end_scope(splice, _COPY_BACK, Phase.BACKWARD, end)
-        splice.op(signature, [gradient.tensor, view], [gradient.tensor], scope=scope)
-    return scope
-
-
-def _end_scope(splice: Splice, name: str, phase: Phase, end: int) -> int:
-    """A scope at the end of backward, on its thread."""
-    return splice.scope(name, phase, before=end, thread=int(splice.program.columns.scope_thread[end - 1]))
+    def finish(self) -> None:
+        """At the end of backward: the stream waits for each bucket, and gradients are copied back unless views."""
+        tape = self.tape
+        for bucket, flat, event in zip(self._buckets, self._flat, self._events, strict=True):
+            tape.engine_scope("cuda::stream_wait_event", Phase.OTHER)
+            tape.wait(event)
+            grads = [self._grads[index] for index in bucket.members]
+            views = [tape.view(flat, grad.shape, grad.spec.stride) for grad in grads]
+            for view, offset in zip(views, bucket.offsets, strict=True):
+                tape.engine_scope("aten::as_strided", Phase.BACKWARD)
+                scalars: Scalars = [("size", view.shape), ("stride", view.spec.stride), ("storage_offset", offset)]
+                tape.op("aten::as_strided", [("self", flat)], [view], scalars)
+            if self.as_views:
+                continue
+            for grad, view in zip(grads, views, strict=True):
+                tape.engine_scope(_COPY_BACK, Phase.BACKWARD)
+                tape.op("aten::copy_", [("self", grad), ("src", view)], [grad], [("non_blocking", False)])

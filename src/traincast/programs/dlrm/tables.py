@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.programs.dlrm.config import DlrmConfig
-from traincast.programs.tape import Ref, Scalars, Tape
+from traincast.programs.optimizers import LEARNING_RATE
+from traincast.programs.tape import Ref, Tape
 from traincast.workload.ops import Phase, Scalar, StorageKind
 
-LEARNING_RATE = 0.01
 MODULE = "Dlrm.tables"
-_FBGEMM_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ def tables(tape: Tape, config: DlrmConfig) -> Tables:
         ("D_offsets", tape.resident((count + 1,), buffer, "int32")),
     )
     checked = (tape.resident((count,), buffer, "int64"), tape.resident((1,), buffer, "int64"))
-    states = tuple(tape.resident((rows * dim,), buffer) for _ in range(_FBGEMM_STATES[config.optimizer]))
+    states = tuple(tape.resident((rows * dim,), buffer) for _ in range(OPTIMIZER_STATE[config.optimizer].tensors))
     return Tables(config, weights, constants, states, checked)
 
 
@@ -59,7 +59,7 @@ def lookup(tape: Tape, held: Tables, indices: Ref, offsets: Ref, *, keep: bool) 
             "traincast::batched_embedding_forward", _arguments(held), [pooled], _forms(config), module=MODULE
         )
         return pooled
-    held.indices, held.offsets = _widened(tape, indices), _widened(tape, offsets)
+    held.indices, held.offsets = widened(tape, indices), widened(tape, offsets)
     rows, warning = held.checked
     tape.scope("fbgemm::bounds_check_indices")
     checked = [("rows_per_table", rows), ("indices", held.indices), ("offsets", held.offsets), ("warning", warning)]
@@ -115,12 +115,7 @@ def _forms(config: DlrmConfig) -> list[tuple[str, Scalar]]:
     return forms
 
 
-def _widened(tape: Tape, given: Ref) -> Ref:
+def widened(tape: Tape, indices: Ref) -> Ref:
     """FBGEMM works on int64 indices."""
     tape.scope("aten::to", Phase.FORWARD)
-    if given.spec.dtype == "int64":
-        return given
-    wide = tape.new(given.shape, "int64")
-    scalars: Scalars = [("dtype", "int64"), ("non_blocking", False), ("memory_format", None)]
-    tape.op("aten::_to_copy", [("self", given)], [wide], scalars, module=MODULE)
-    return wide
+    return indices if indices.spec.dtype == "int64" else tape.cast(indices, "int64", module=MODULE)[0]

@@ -15,7 +15,7 @@ from traincast.embeddings import Pooling, Table
 from traincast.embeddings.load import Part, hottest_row, part_load
 from traincast.programs.published.distributed_embeddings_tables import Slice
 from traincast.programs.published.fused_layers import FusedStep, Mlp
-from traincast.programs.sharded.tape import RankTape
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
@@ -50,7 +50,6 @@ def tensorflow_workload(model: Model, placed: Sequence[Sequence[Slice]], global_
         ranks=ranks,
         mode="training",
         synchronised=True,
-        framework_version="2.13",
     )
 
 
@@ -101,7 +100,7 @@ class _Step(FusedStep):
             return
         self._executor("HorovodAllreduce")
         loss = tape.resident((1,), StorageKind.BUFFER)
-        tape.wait(tape.collective("allreduce_", "all_reduce", tape.world, [("tensors", loss)], loss, nbytes=4))
+        tape.wait(tape.all_reduce(tape.world, loss))
 
     def _executor(self, name: str) -> None:
         """The next op, issued by the executor's thread."""
@@ -268,8 +267,7 @@ class _Step(FusedStep):
             self._executor("HorovodAllreduce")
             flat = tape.new((sum(grad.spec.numel for grad in grads),))
             tape.op("aten::cat", [("tensors", [tape.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
-            tape.wait(tape.collective("allreduce_", "all_reduce", tape.world, [("tensors", flat)], flat,
-                                      nbytes=flat.spec.nbytes))  # fmt: skip
+            tape.wait(tape.all_reduce(tape.world, flat))
         for parameter, grad in zip(self.dense.masters, grads, strict=True):
             self._executor("tensorflow::ResourceApplyAdagradV2")
             state = tape.resident(parameter.shape, StorageKind.OPTIMIZER_STATE)

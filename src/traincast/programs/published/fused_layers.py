@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from traincast.programs.sharded.tape import RankTape
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, StorageKind
 

@@ -7,7 +7,7 @@ kernels are its own. What it cannot hide is above this bound.
 from __future__ import annotations
 
 from traincast.programs.published.fused_layers import FusedStep
-from traincast.programs.sharded.tape import RankTape
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.tape import Ref
 from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.template import share_templates
@@ -28,7 +28,6 @@ def dense_bound(batch_size: int, *, cross: bool) -> Workload:
         name="hugectr-bound",
         programs=tuple(share_templates([step.tape.build()])),
         mode="training",
-        framework_version="2.13",
     )
 
 

@@ -14,8 +14,8 @@ from functools import partial
 from traincast.embeddings import Table
 from traincast.placement import Placement, Plan
 from traincast.programs.published.fused_layers import FusedStep
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.layout import Batch, Layout, lay_out
-from traincast.programs.sharded.tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
@@ -79,7 +79,6 @@ def nvidia_dlrm(tables: Sequence[Table], run: Run) -> Workload:
         ranks=ranks,
         mode="training",
         synchronised=run.synchronised,
-        framework_version="2.13",
     )
 
 
@@ -207,8 +206,7 @@ class _Step(FusedStep):
         flat = tape.new((numel,), dtype)
         grads = [tape.resident(ref.shape, StorageKind.GRADIENT, dtype) for ref in self.top.masters]
         tape.op("aten::cat", [("tensors", [tape.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
-        return tape.collective("allreduce_", "all_reduce", tape.world, [("tensors", flat)], flat,
-                               nbytes=flat.spec.nbytes)  # fmt: skip
+        return tape.all_reduce(tape.world, flat)
 
     def _exchange_backward(self, grad: Ref) -> Ref:
         """Gradients of what this rank had for all samples."""

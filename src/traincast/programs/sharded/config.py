@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincast.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.errors import TraincastError, unknown
 from traincast.programs.dlrm.config import LOSSES, OPTIMIZERS, DlrmConfig
 from traincast.programs.dlrm.cross_config import DcnConfig
 
 INTERACTIONS = ("dot", "cat")
 HALVES = ("", "bfloat16", "float16")
-_STATES = {"adagrad": 1, "adam": 2}
 _STEP_COPIES = {"adagrad": 2, "adam": 1}  # numbers a parameter that a step makes and drops
-_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,8 +92,8 @@ class Dense:
 
     def _held_bytes(self, parameters: int, activations: int) -> float:
         """Bytes of parameters and activations, which are gone when the optimizer makes what it needs in its step."""
-        lasting = parameters * (3 + _STATES.get(self.optimizer, 0))
-        return _FP32_BYTES * float(lasting + max(activations, _STEP_COPIES.get(self.optimizer, 0) * parameters))
+        lasting = parameters * (3 + OPTIMIZER_STATE[self.optimizer].per_weight)
+        return STATE_ITEM_BYTES * float(lasting + max(activations, _STEP_COPIES.get(self.optimizer, 0) * parameters))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

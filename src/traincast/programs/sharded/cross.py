@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from traincast.programs.sharded.mlp import Reducer
-from traincast.programs.sharded.tape import RankTape
+from traincast.programs.data_parallel.reducer import Reducer
+from traincast.programs.mlp import bias_backward
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, StorageKind, TensorSpec
 
@@ -139,15 +140,9 @@ class CrossNetwork:
         return result
 
     def _bias_backward(self, layer: _Layer, grad: Ref, forward: int) -> None:
-        tape, width = self.tape, layer.bias.shape[0]
-        op = partial(tape.op, module=self.module, forward=forward)
-        summed = tape.new((1, width))
-        scalars: Scalars = [("dim", (0,)), ("keepdim", True), ("dtype", None)]
-        op("aten::sum", [("self", grad)], [summed], scalars, overload="dim_IntList")
-        bias_grad = tape.view(summed, (width,))
-        op("aten::view", [("self", summed)], [bias_grad], [("size", (width,))])
-        if tape.half:  # what goes on is cast
-            tape.free(grad)
+        bias_grad = bias_backward(self.tape, grad, module=self.module, forward=forward)
+        if self.tape.half:  # what goes on is cast
+            self.tape.free(grad)
         layer.bias_grad = self.reducer.accumulate(bias_grad)
 
     def _product(self, product: _Product, x: Ref) -> Ref:

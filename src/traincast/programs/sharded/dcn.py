@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.programs.dlrm.layers import forward
+from traincast.programs.data_parallel.reducer import Reducer
+from traincast.programs.mlp import Mlp, forward
 from traincast.programs.sharded.config import DcnDense
 from traincast.programs.sharded.cross import CrossNetwork
 from traincast.programs.sharded.dense import MODULE, EagerDense
-from traincast.programs.sharded.mlp import Mlp, Reducer
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase
 
@@ -29,7 +29,8 @@ class EagerDcn(EagerDense):
 
     def _under_ddp(self) -> list[Reducer]:
         """Gradients of all modules in the order in which they come."""
-        reducer = Reducer(self.tape, [form for module in reversed(self.modules) for form in module.arriving()])
+        forms = [form for module in reversed(self.modules) for form in module.arriving()]
+        reducer = Reducer(self.tape, self.tape.world, forms)
         for module in self.modules:
             module.reducer = reducer
         return [reducer]
@@ -104,16 +105,11 @@ class EagerDcn(EagerDense):
         tape, dim, columns = self.tape, self.dense.bottom_mlp[-1], sum(self.parts)
         grad = self.cross.backward(grad)
         count = columns // dim
-        stride = (columns + dim, dim, 1)
         tape.scope("ViewBackward0")
         joined = tape.view(grad, (self.batch, 1 + count, dim))
         tape.op("aten::view", [("self", grad)], [joined], [("size", joined.shape)], module=MODULE, forward=self.view_op)
         tape.scope("CatBackward0")
-        x, tables = (tape.view(grad, (self.batch, size, dim), stride) for size in (1, count))
-        for piece, start in ((x, 0), (tables, 1)):
-            scalars: Scalars = [("dim", 1), ("start", start), ("end", start + piece.shape[1]), ("step", 1)]
-            tape.op("aten::slice", [("self", joined)], [piece], scalars, overload="Tensor", module=MODULE,
-                    forward=self.cat_op)  # fmt: skip
+        x, tables = tape.slices(joined, (1, count), module=MODULE, forward=self.cat_op)
         x, cast = tape.autocast(x, MODULE)
         tape.scope("UnsqueezeBackward0")
         self.x_grad = tape.view(x, (self.batch, dim), (dim if cast >= 0 else columns + dim, 1))
@@ -128,13 +124,5 @@ class EagerDcn(EagerDense):
         """The gradients of what came from each sender."""
         if len(self.parts) == 1:
             return [pooled]
-        tape, pieces, start = self.tape, [], 0
-        tape.scope("CatBackward0")
-        for width in self.parts:
-            piece = tape.view(pooled, (self.batch, width), pooled.spec.stride)
-            scalars: Scalars = [("dim", 1), ("start", start), ("end", start + width), ("step", 1)]
-            tape.op("aten::slice", [("self", pooled)], [piece], scalars, overload="Tensor", module=TABLES,
-                    forward=self.pooled_op)  # fmt: skip
-            pieces.append(piece)
-            start += width
-        return pieces
+        self.tape.scope("CatBackward0")
+        return self.tape.slices(pooled, self.parts, module=TABLES, forward=self.pooled_op)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.programs.dlrm.interaction import Interaction, dot_products, dot_products_backward
+from traincast.programs.data_parallel.reducer import Reducer
+from traincast.programs.interaction import Interaction, dot_products, dot_products_backward
+from traincast.programs.loss import begin_backward, loss_backward, loss_forward
+from traincast.programs.mlp import Mlp
+from traincast.programs.optimizers import step_together, with_state, zero_grad
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.config import Dense
 from traincast.programs.sharded.cross import CrossNetwork
-from traincast.programs.sharded.mlp import Mlp, Reducer
-from traincast.programs.sharded.optimizer import optimizer_step, with_state, zero_grad
-from traincast.programs.sharded.tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase
 
@@ -35,15 +37,14 @@ class EagerDense:
 
     def _under_ddp(self) -> list[Reducer]:
         """Each module is under a DDP of its own."""
-        for module in self.modules:
-            module.reducer = Reducer(self.tape, module.arriving())
-        return [module.reducer for module in reversed(self.modules)]
+        reducers = [Reducer(self.tape, self.tape.world, module.arriving()) for module in self.modules]
+        for module, reducer in zip(self.modules, reducers, strict=True):
+            module.reducer = reducer
+        return reducers[::-1]
 
     def inputs(self) -> None:
         """Dense features and targets, copied from the host."""
-        self.tape.scope("aten::to", Phase.INPUT)
         self.features = self.tape.copied_in((self.batch, self.dense.bottom_mlp[0]), "float32")
-        self.tape.scope("aten::to", Phase.INPUT)
         self.target = self.tape.copied_in((self.batch, 1), "float32")
         zero_grad(self.tape, self.dense.optimizer)
         for reducer in self.reducers:
@@ -82,23 +83,12 @@ class EagerDense:
             module.leave_autocast()
 
     def _loss(self) -> None:
-        tape, mse = self.tape, self.dense.loss == "mse"
-        if mse:
-            tape.scope("aten::broadcast_tensors")
-        name = "aten::mse_loss" if mse else "aten::binary_cross_entropy"
-        tape.scope(name, Phase.LOSS)
-        self.loss = tape.new(())
-        scalars: Scalars = [("reduction", 1)] if mse else [("weight", None), ("reduction", 1)]
-        arguments = [("self", self.probabilities), ("target", self.target)]
-        self.loss_op = tape.op(name, arguments, [self.loss], scalars, module="MSELoss" if mse else "BCELoss")
+        self.loss, self.loss_op = loss_forward(self.tape, self.dense.loss, self.probabilities, self.target)
 
     def backward_top(self) -> list[Ref]:
         """Back to the pooled embeddings: their gradients, in the order they were given."""
         tape = self.tape
-        tape.scope("aten::ones_like", Phase.BACKWARD)
-        self.one = tape.new(())
-        scalars: Scalars = [("dtype", None), ("memory_format", "preserve_format")]
-        tape.op("aten::ones_like", [("self", self.loss)], [self.one], scalars)
+        self.one = begin_backward(tape, self.loss)
         grad = self._loss_backward(self.one)
         if tape.half:
             tape.free(self.probabilities)
@@ -107,35 +97,19 @@ class EagerDense:
 
     def _loss_backward(self, one: Ref) -> Ref:
         """The gradient of the top MLP's result."""
-        tape, mse = self.tape, self.dense.loss == "mse"
-        tape.scope("MseLossBackward0" if mse else "BinaryCrossEntropyBackward0")
-        grad = tape.new((self.batch, 1))
-        tape.op(
-            "aten::mse_loss_backward" if mse else "aten::binary_cross_entropy_backward",
-            [("grad_output", one), ("self", self.probabilities), ("target", self.target)], [grad],
-            [("reduction", 1)] if mse else [("weight", None), ("reduction", 1)],
-            module="MSELoss" if mse else "BCELoss", forward=self.loss_op,
-        )  # fmt: skip
-        return grad
+        return loss_backward(self.tape, self.dense.loss, one, self.probabilities, self.target, forward=self.loss_op)
 
     def _interaction_backward(self, grad: Ref) -> list[Ref]:
         tape = self.tape
         to_x: Ref | None = None
         if self.dense.interaction == "dot":
-            to_x, features = dot_products_backward(tape, self.dot, grad, sums_apart=False)
+            to_x, features = dot_products_backward(tape, self.dot, grad)
             tape.scope("ViewBackward0")
             grad = tape.view(features, (self.batch, sum(self.widths)))
             size: Scalars = [("size", grad.shape)]
             tape.op("aten::view", [("self", features)], [grad], size, module=MODULE, forward=self.view_op)
         tape.scope("CatBackward0", Phase.BACKWARD)
-        pieces, start = [], 0
-        for width in self.widths:
-            piece = tape.view(grad, (self.batch, width), grad.spec.stride)
-            scalars: Scalars = [("dim", 1), ("start", start), ("end", start + width), ("step", 1)]
-            tape.op("aten::slice", [("self", grad)], [piece], scalars, overload="Tensor", module=MODULE,
-                    forward=self.cat_op)  # fmt: skip
-            pieces.append(piece)
-            start += width
+        pieces = tape.slices(grad, self.widths, module=MODULE, forward=self.cat_op)
         self.x_grad, cast = tape.autocast(pieces[0], MODULE)
         if to_x is not None:
             arguments = [("self", to_x), ("other", self.x_grad)]
@@ -159,4 +133,4 @@ class EagerDense:
     def step(self) -> None:
         """The optimizer's."""
         grads = [ref for module in self.modules for ref in module.grads()]
-        optimizer_step(self.tape, self.dense.optimizer, self.stepped, grads)
+        step_together(self.tape, self.dense.optimizer, self.stepped, grads)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from traincast.programs.sharded.layout import Batch, Section
 from traincast.programs.sharded.marks import Role
-from traincast.programs.sharded.tape import RankTape
-from traincast.programs.tape import Arguments, Ref, Scalars
+from traincast.programs.sharded.tape import MarkedTape
+from traincast.programs.tape import Arguments, Ref
 from traincast.workload.ops import DTYPE_BYTES, Phase, StorageKind
 
 MODULE = "Dlrm.tables"
@@ -28,18 +28,17 @@ class Features:
 
 
 def copy_features(
-    tape: RankTape, tables: int, lookups: int, samples: int, dtype: str, *, weighted: bool, offsets: bool = False
+    tape: MarkedTape, tables: int, lookups: int, samples: int, dtype: str, *, weighted: bool, offsets: bool = False
 ) -> Features:
     """The lookups of a batch, copied from the host; with `offsets` as where each bag starts instead of its length."""
     bags = (tables * samples + 1, dtype) if offsets else (tables * samples, LENGTH_DTYPE)
     refs = []
     for size, kind in ((lookups, dtype), bags, *([(lookups, "float32")] if weighted else [])):
-        tape.scope("aten::to", Phase.INPUT)
         refs.append(tape.copied_in((size,), kind))
     return Features(refs[1], refs[0], refs[2] if weighted else None)
 
 
-def ordered(tape: RankTape, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
+def ordered(tape: MarkedTape, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
     """The lookups in the order of where they go: one permutation, of which each section has a part."""
     counts = [(section.features * batch, section.own_lookups) for section in sections]
     with tape.marked(Role.ORDER):
@@ -47,7 +46,7 @@ def ordered(tape: RankTape, sections: Sequence[Section], local: Features, batch:
     return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
 
 
-def redistribute(tape: RankTape, section: Section, given: Features, batch: int) -> Features | None:
+def redistribute(tape: MarkedTape, section: Section, given: Features, batch: int) -> Features | None:
     """The lookups of this rank's parts for the samples of all ranks; None when it has no part.
 
     Sizes first, which the host waits for; then lengths, row numbers and weights.
@@ -78,12 +77,12 @@ def redistribute(tape: RankTape, section: Section, given: Features, batch: int) 
     return result
 
 
-def split(tape: RankTape, given: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
+def split(tape: MarkedTape, given: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
     """The lookups of each kernel."""
     return [_part(tape, given, batch.tables * samples, batch.lookups) for batch in batches]
 
 
-def _part(tape: RankTape, whole: Features, lengths: int, lookups: int) -> Features:
+def _part(tape: MarkedTape, whole: Features, lengths: int, lookups: int) -> Features:
     return Features(
         tape.view(whole.bags, (lengths,)),
         tape.view(whole.values, (lookups,)),
@@ -91,7 +90,7 @@ def _part(tape: RankTape, whole: Features, lengths: int, lookups: int) -> Featur
     )
 
 
-def offsets_of(tape: RankTape, lengths: Ref, dtype: str) -> Ref:
+def offsets_of(tape: MarkedTape, lengths: Ref, dtype: str) -> Ref:
     """Where each bag starts."""
     tape.scope("fbgemm::asynchronous_complete_cumsum", Phase.FORWARD)
     offsets = tape.new((lengths.shape[0] + 1,), dtype)
@@ -100,19 +99,19 @@ def offsets_of(tape: RankTape, lengths: Ref, dtype: str) -> Ref:
     return offsets
 
 
-def _permuted(tape: RankTape, lengths: int, lookups: int, given: Features) -> Features:
+def _permuted(tape: MarkedTape, lengths: int, lookups: int, given: Features) -> Features:
     """Features in another order: one op, a kernel for lengths and one for the rest."""
     tape.scope("fbgemm::permute_2D_sparse_data", Phase.FORWARD)
     return _moved(tape, "fbgemm::permute_2D_sparse_data", lengths, lookups, given)
 
 
-def _bucketized(tape: RankTape, lengths: int, given: Features) -> Features:
+def _bucketized(tape: MarkedTape, lengths: int, given: Features) -> Features:
     """Row numbers sorted by the rank that holds their block of rows."""
     tape.scope("fbgemm::block_bucketize_sparse_features", Phase.FORWARD)
     return _moved(tape, "fbgemm::block_bucketize_sparse_features", lengths, given.values.shape[0], given)
 
 
-def _moved(tape: RankTape, name: str, lengths: int, lookups: int, given: Features) -> Features:
+def _moved(tape: MarkedTape, name: str, lengths: int, lookups: int, given: Features) -> Features:
     dtype = given.values.spec.dtype
     moved = Features(
         tape.new((lengths,), LENGTH_DTYPE),
@@ -128,15 +127,13 @@ def _moved(tape: RankTape, name: str, lengths: int, lookups: int, given: Feature
     return moved
 
 
-def _exchange_sizes(tape: RankTape, tensors: int) -> None:
+def _exchange_sizes(tape: MarkedTape, tensors: int) -> None:
     """How much every rank will send: made on the host, exchanged, and read back by the host."""
     shape = (tape.world_size * tensors,)
     item = DTYPE_BYTES["int64"]
     host = tape.resident(shape, StorageKind.INPUT, "int64", "cpu")
-    copy: Scalars = [("dtype", None), ("non_blocking", False), ("memory_format", None)]
     tape.scope("aten::to", Phase.FORWARD)
-    sent = tape.new(shape, "int64")
-    tape.op("aten::_to_copy", [("self", host)], [sent], copy, module=MODULE)
+    sent = tape.moved(host, module=MODULE)
     tape.scope("SplitsAllToAllAwaitable")
     received = tape.new(shape, "int64")
     event = tape.collective(
@@ -145,12 +142,11 @@ def _exchange_sizes(tape: RankTape, tensors: int) -> None:
     )  # fmt: skip
     tape.wait(event, module=MODULE)
     tape.scope("aten::to")
-    answer = tape.new(shape, "int64", "cpu")
-    tape.op("aten::_to_copy", [("self", received)], [answer], copy, module=MODULE)
+    answer = tape.moved(received, "cpu", module=MODULE)
     tape.free(sent, received, answer)
 
 
-def _exchange(tape: RankTape, given: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
+def _exchange(tape: MarkedTape, given: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
     tape.scope("c10d::alltoall_base_", Phase.FORWARD)
     output = tape.new((sum(receive),), given.spec.dtype)
     return output, tape.all_to_all(tape.world, given, output, send, receive, module=MODULE)

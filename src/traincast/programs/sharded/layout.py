@@ -8,11 +8,10 @@ from functools import cached_property
 from math import ceil
 
 from traincast.embeddings.load import Part, fetched_rows, longest_bag, total_load
+from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.errors import TraincastError
 from traincast.placement.plan import KINDS, Plan, check_plan
-
-_STATE_ROWS = {"adagrad": 1, "adam": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +153,7 @@ def _batch(
     cached = kernel == "fused_uvm_caching"
     fetched = [fetched_rows(part, samples, fraction) if cached else 0.0 for part, _, fraction in held]
     elements = sum(height * part.columns for part, height, _ in held)
-    rows = sum(height for _, height, _ in held)
+    rows, state = sum(height for _, height, _ in held), OPTIMIZER_STATE[optimizer]
     return Batch(
         kernel=kernel,
         dtype=dtype,
@@ -165,7 +164,7 @@ def _batch(
         widest=max(part.columns for part in parts),
         rows=rows,
         elements=elements,
-        state_elements=rows if optimizer == "rowwise_adagrad" else elements * _STATE_ROWS.get(optimizer, 0),
+        state_elements=state.per_weight * elements + state.per_row * rows,
         cached_elements=sum(ceil(fraction * height) * part.columns for part, height, fraction in held),
         lookups=round(sum(part.share * part.table.lookups(samples) for part in parts)),
         load=tuple(int(value) for value in load.round()),

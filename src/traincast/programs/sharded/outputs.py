@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from traincast.programs.sharded.layout import Layout, Section
 from traincast.programs.sharded.marks import Role
-from traincast.programs.sharded.tape import Communicator, RankTape
-from traincast.programs.tape import Ref, Scalars
+from traincast.programs.sharded.tape import MarkedTape
+from traincast.programs.tape import Communicator, Ref, Scalars
 from traincast.workload.ops import Phase
 
 MODULE = "Dlrm"
@@ -39,7 +39,7 @@ class Outputs:
     """The exchange of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
     after; `parts` are the columns that come from each sender."""
 
-    tape: RankTape
+    tape: MarkedTape
     layout: Layout
     section: Section
     names: Names

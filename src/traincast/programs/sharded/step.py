@@ -8,25 +8,24 @@ from dataclasses import replace
 from traincast.embeddings.table import Table, check_tables
 from traincast.errors import TraincastError
 from traincast.placement.plan import Plan
+from traincast.programs.data_parallel.reducer import Reducer
 from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.optimizers import Stepped, step_together, with_state
 from traincast.programs.sharded.config import DcnDense, Dense
 from traincast.programs.sharded.dcn import EagerDcn
 from traincast.programs.sharded.dense import EagerDense
 from traincast.programs.sharded.inputs import Features, copy_features, offsets_of, ordered, redistribute, split
 from traincast.programs.sharded.layout import Layout, Section, lay_out
 from traincast.programs.sharded.marks import MarkedProgram, Role
-from traincast.programs.sharded.mlp import Reducer
-from traincast.programs.sharded.optimizer import Stepped, optimizer_step, with_state
 from traincast.programs.sharded.outputs import REFERENCE, TORCHREC, Outputs
 from traincast.programs.sharded.tables import Lookup
-from traincast.programs.sharded.tape import RankTape
-from traincast.programs.tape import Ref, Scalars
+from traincast.programs.sharded.tape import MarkedTape
+from traincast.programs.tape import Ref
 from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
 from traincast.workload.template import share_templates
 from traincast.workload.workload import Workload
 
-FRAMEWORK = "2.13"
 MAX_RANKS = 4096
 """Every rank exchanges with every other: time and memory of a prediction grow with the square of the ranks."""
 MODULE = "Dlrm"
@@ -87,7 +86,6 @@ def sharded_dlrm(
         programs=tuple(replace(program, rigid=_RIGID) for program in share_templates(written)),
         ranks=ranks,
         mode="training",
-        framework_version=FRAMEWORK,
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
     )
 
@@ -111,7 +109,7 @@ def rank_program(
     like: Program | None = None,
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
-    tape = RankTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
+    tape = MarkedTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
     return _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype).program()
 
 
@@ -119,7 +117,7 @@ class _Writer:
     """One rank's step, in the order it runs."""
 
     def __init__(
-        self, tape: RankTape, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
+        self, tape: MarkedTape, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
         index_dtype: str,
     ) -> None:  # fmt: skip
         self.tape, self.layout, self.redistributed, self.index_dtype = tape, layout, redistributed, index_dtype
@@ -138,7 +136,7 @@ class _Writer:
         self.reshapes: dict[str, int] = {}  # by kind of sharding
         self.copies = self._data_parallel()
         forms = [lookup.weights.spec for lookup in self.copies]
-        self.reducer = Reducer(tape, forms, as_views=True) if forms else None
+        self.reducer = Reducer(tape, tape.world, forms, as_views=True) if forms else None
         self.stepped: list[Stepped] = [
             each
             for lookup in self.copies
@@ -290,7 +288,7 @@ class _Writer:
             self.dense.step()
         for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, dense_grads, strict=True)):
             with tape.marked(Role.STEP, "data_parallel", number):
-                optimizer_step(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
+                step_together(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
     def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:
         """Gradients as [samples, columns] again."""
@@ -309,13 +307,7 @@ class _Writer:
         if len(lookups) > 1:
             with tape.marked(Role.PART, section.kind):
                 tape.scope("CatBackward0", Phase.BACKWARD)
-            pieces, start = [], 0
-            for each in lookups:
-                end = start + each.batch.columns
-                pieces.append(tape.view(grad, (grad.shape[0], each.batch.columns), grad.spec.stride))
-                scalars: Scalars = [("dim", 1), ("start", start), ("end", end), ("step", 1)]
-                tape.op("aten::slice", [("self", grad)], [pieces[-1]], scalars, overload="Tensor", module=MODULE)
-                start = end
+            pieces = tape.slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
         kept = []
         for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
             with tape.marked(Role.UPDATE, section.kind, number):

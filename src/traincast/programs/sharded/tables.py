@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.programs.dlrm.tables import LEARNING_RATE
+from traincast.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.programs.dlrm.tables import MODULE, widened
+from traincast.programs.optimizers import LEARNING_RATE
+from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.layout import Batch
-from traincast.programs.sharded.tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, Scalar, StorageKind
 
-MODULE = "Dlrm.tables"
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _HOST = {"fused_uvm": 1, "fused_uvm_caching": 2}
-_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}
 _CACHE_WAYS = 32
 
 
@@ -41,7 +41,7 @@ class Lookup:
         dtype, in_host = DTYPES[batch.dtype], batch.kernel in _HOST
         place = "cpu:pinned" if in_host else "cuda"
         cached = batch.kernel == "fused_uvm_caching"
-        count = 0 if batch.kernel == "dense" else _STATES[batch.optimizer]
+        count = 0 if batch.kernel == "dense" else OPTIMIZER_STATE[batch.optimizer].tensors
         shape = (batch.state_elements // max(count, 1),)
         # FBGEMM keeps the small row-wise state on the device, also of tables in host memory
         beside = "cuda" if batch.optimizer == "rowwise_adagrad" else place
@@ -133,13 +133,8 @@ class Lookup:
         ]  # fmt: skip
         return [*forms, ("host", _HOST[batch.kernel])] if batch.kernel in _HOST else forms
 
-    def _widened(self, given: Ref) -> Ref:
-        """FBGEMM works on int64 indices."""
-        self.tape.scope("aten::to", Phase.FORWARD)
-        if given.spec.dtype == "int64":
-            return given
-        wide = self.tape.new(given.shape, "int64")
-        scalars: Scalars = [("dtype", "int64"), ("non_blocking", False), ("memory_format", None)]
-        self.tape.op("aten::_to_copy", [("self", given)], [wide], scalars, module=MODULE)
-        self.tape.free(given)
+    def _widened(self, indices: Ref) -> Ref:
+        wide = widened(self.tape, indices)
+        if wide is not indices:
+            self.tape.free(indices)
         return wide

@@ -10,7 +10,7 @@ from pathlib import Path
 from traincast.capturing import capture_step
 from traincast.errors import TraincastError
 from traincast.workload.file import load_workload, save_workload
-from traincast.workload.workload import Workload
+from traincast.workload.workload import STUDY_FRAMEWORK, Workload
 from traincast.zoo.build.legacy import split_engine_ops
 from traincast.zoo.build.recipes import RECIPES, Recipe
 from traincast.zoo.build.steps import Setting
@@ -31,7 +31,7 @@ def capture_variant(recipe: Recipe, setting: Setting) -> Workload:
     )
     if workload.programs[0].rigid:
         raise TraincastError(f"{recipe.name} {setting}: {workload.programs[0].rigid}")
-    if recipe.framework_version == "1.8":
+    if recipe.framework_version == STUDY_FRAMEWORK:
         workload = replace(workload, programs=tuple(split_engine_ops(program) for program in workload.programs))
     meta = {"description": recipe.description, "precision": setting.precision, "optimizer": setting.optimizer}
     if recipe.axis:

@@ -11,6 +11,7 @@ from torch import nn
 
 from traincast.programs.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.programs.dlrm.cross_config import DLRM_V2
+from traincast.workload.workload import DEFAULT_FRAMEWORK, STUDY_FRAMEWORK
 from traincast.zoo.build.steps import (
     Inputs,
     Loss,
@@ -47,7 +48,7 @@ class Recipe:
     choices: tuple[str, ...] = ("plain",)
     optimizers: tuple[str, ...] = ("sgd", "adam", "adagrad")
     without: tuple[tuple[str, str], ...] = ()
-    framework_version: str = "2.13"
+    framework_version: str = DEFAULT_FRAMEWORK
     synchronised: bool = False
 
     def settings(self) -> list[Setting]:
@@ -133,7 +134,8 @@ def _dlrm(config: DlrmConfig, description: str) -> Recipe:
     return Recipe(
         name=config.name, description=description, batch_size=config.batch_size, make=make,
         parameters=lambda: config.parameters, axis="embedding", choices=("batched", "bag", "fbgemm"),
-        optimizers=("sgd", "adagrad", "adam"), without=(("bag", "adam"),), framework_version="1.8", synchronised=True,
+        optimizers=("sgd", "adagrad", "adam"), without=(("bag", "adam"),),
+        framework_version=STUDY_FRAMEWORK, synchronised=True,
     )  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: i
 
     return Recipe(
         name=name, description=description, batch_size=32, make=make, parameters=lambda: count_parameters(model),
-        framework_version="1.8" if study else "2.13", synchronised=study,
+        framework_version=STUDY_FRAMEWORK if study else DEFAULT_FRAMEWORK, synchronised=study,
     )  # fmt: skip
 
 

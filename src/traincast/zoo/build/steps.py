@@ -12,6 +12,7 @@ from torch import nn
 
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.dlrm.cross_config import DcnConfig
+from traincast.programs.optimizers import LEARNING_RATE
 from traincast.zoo.define.dcn import DlrmDcn
 from traincast.zoo.define.dlrm import Dlrm
 
@@ -26,7 +27,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.AdamW,
 }
-LEARNING_RATE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from traincast.embeddings.optimizers import OPTIMIZER_STATE
+
 FBGEMM_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-FBGEMM_STATES = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}
 
 _TABLES = "Tensor indices, Tensor offsets, int[] rows, int[] dims"
 _FBGEMM_TABLES = f"Tensor weights_offsets, Tensor D_offsets, int total_D, int max_D, {_TABLES}"
@@ -78,7 +79,7 @@ def _register() -> list[torch.library.Library]:
         _fbgemm_forward,
     )
     for optimizer in FBGEMM_OPTIMIZERS:
-        states = "".join(f", Tensor(b{i}!) momentum{i + 1}_dev" for i in range(FBGEMM_STATES[optimizer]))
+        states = "".join(f", Tensor(b{i}!) momentum{i + 1}_dev" for i in range(OPTIMIZER_STATE[optimizer].tensors))
         add(
             fbgemm,
             f"split_embedding_backward_codegen_{optimizer}_unweighted_exact_cuda"

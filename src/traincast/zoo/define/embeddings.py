@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+import traincast.zoo.define.embedding_ops  # noqa: F401  (registers the operators)
+from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.programs.dlrm.config import DlrmConfig
-from traincast.zoo.define import embedding_ops
-
-LEARNING_RATE = 0.01
+from traincast.programs.optimizers import LEARNING_RATE
 
 
 class LookupFunction(torch.autograd.Function):
@@ -95,14 +95,14 @@ class FbgemmTables(nn.Module):
         self.register_buffer("rows_per_table", torch.empty(tables, dtype=torch.int64))
         self.register_buffer("warning", torch.empty(1, dtype=torch.int64))
         per_state = sum(config.table_rows) if self.optimizer == "rowwise_adagrad" else elements
-        for i in range(embedding_ops.FBGEMM_STATES[self.optimizer]):
+        for i in range(OPTIMIZER_STATE[self.optimizer].tensors):
             self.register_buffer(f"momentum{i + 1}", torch.empty(per_state))
 
     def forward(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Indices of all tables in table order, and where each (table, sample) bag starts."""
         indices, offsets = indices.long(), offsets.long()
         torch.ops.fbgemm.bounds_check_indices(self.rows_per_table, indices, offsets, 1, self.warning)
-        state = [getattr(self, f"momentum{i + 1}") for i in range(embedding_ops.FBGEMM_STATES[self.optimizer])]
+        state = [getattr(self, f"momentum{i + 1}") for i in range(OPTIMIZER_STATE[self.optimizer].tensors)]
         pooled = SplitLookupFunction.apply(
             self.optimizer, (sum(self.dims), max(self.dims)), (self.rows, self.dims),
             self.weights, self.weights_offsets, self.d_offsets, indices, offsets, *state,

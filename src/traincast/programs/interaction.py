@@ -68,8 +68,7 @@ def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
     pairs = features * (features - 1) // 2
     done.positions = (_position(tape, pairs), _position(tape, pairs))
     tape.scope("aten::slice", Phase.FORWARD)
-    whole = tape.view(products, products.shape)
-    done.slice_op = _slice(tape, products, whole, (0, 0, batch), MODULE, -1)
+    whole, done.slice_op = tape.slice(products, 0, 0, batch, module=MODULE)
     tape.scope("aten::index")
     triangle = tape.new((batch, pairs), dtype)
     done.index_op = tape.op(
@@ -86,13 +85,9 @@ def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
 
 def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the concatenation."""
-    batch, tables, dim = done.pooled.shape
-    width = done.dense.shape[1]
+    _, tables, dim = done.pooled.shape
     tape.scope("CatBackward0", Phase.BACKWARD)
-    to_dense = tape.view(grad, done.dense.shape, grad.spec.stride)
-    _slice(tape, grad, to_dense, (1, 0, width), MODEL, done.cat_op)
-    flat = tape.view(grad, (batch, tables * dim), grad.spec.stride)
-    _slice(tape, grad, flat, (1, width, grad.shape[1]), MODEL, done.cat_op)
+    to_dense, flat = tape.slices(grad, (done.dense.shape[1], tables * dim), module=MODEL, forward=done.cat_op)
     tape.scope("ViewBackward0")
     to_pooled = tape.view(flat, done.pooled.shape, (grad.spec.stride[0], dim, 1))
     tape.reshaped(flat, to_pooled, module=MODEL, forward=done.view_op)
@@ -102,15 +97,11 @@ def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref,
 def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the interaction's result."""
     batch, tables, dim = done.pooled.shape
-    to_dense, to_joined = dot_products_backward(tape, done, grad, sums_apart=True)
+    to_dense, to_joined = dot_products_backward(tape, done, grad)
     tape.scope("CatBackward0")
-    stride = to_joined.spec.stride
-    row = tape.view(to_joined, (batch, 1, dim), stride)
-    _slice(tape, to_joined, row, (1, 0, 1), MODEL, done.cat_op)
-    to_pooled = tape.view(to_joined, done.pooled.shape, stride)
-    _slice(tape, to_joined, to_pooled, (1, 1, tables + 1), MODEL, done.cat_op)
+    row, to_pooled = tape.slices(to_joined, (1, tables), module=MODEL, forward=done.cat_op)
     tape.scope("ViewBackward0")
-    again = tape.view(row, (batch, dim), (stride[0], 1))
+    again = tape.view(row, (batch, dim), (row.spec.stride[0], 1))
     tape.reshaped(row, again, module=MODEL, forward=done.view_op)
     total = tape.new((batch, dim))
     _add(tape, to_dense, again, total, MODEL, done.view_op)
@@ -118,24 +109,14 @@ def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     return total, to_pooled
 
 
-def dot_products_backward(tape: Tape, done: Interaction, grad: Ref, *, sums_apart: bool) -> tuple[Ref, Ref]:
-    """Gradients of the dense vector (its own part) and of what was joined.
-
-    `sums_apart`: the engine's sums of gradients are host ops of their own, as in PyTorch 1.8.
-    """
-    to_dense, triangle = _outer_cat_backward(tape, done, grad)
-    products = _triangle_backward(tape, done, triangle)
-    return to_dense, _products_backward(tape, done, products, sums_apart)
-
-
-def _outer_cat_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
-    batch, width = done.dense.shape
+def dot_products_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+    """Gradients of the dense vector (its own part) and of what was joined."""
+    width = done.dense.shape[1]
     tape.scope("CatBackward0", Phase.BACKWARD)
-    to_dense = tape.view(grad, done.dense.shape, grad.spec.stride)
-    _slice(tape, grad, to_dense, (1, 0, width), MODULE, done.outer_cat_op)
-    triangle = tape.view(grad, (batch, grad.shape[1] - width), grad.spec.stride)
-    _slice(tape, grad, triangle, (1, width, grad.shape[1]), MODULE, done.outer_cat_op)
-    return to_dense, triangle
+    widths = (width, grad.shape[1] - width)
+    to_dense, triangle = tape.slices(grad, widths, module=MODULE, forward=done.outer_cat_op)
+    products = _triangle_backward(tape, done, triangle)
+    return to_dense, _products_backward(tape, done, products)
 
 
 def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
@@ -159,7 +140,7 @@ def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
     return square
 
 
-def _products_backward(tape: Tape, done: Interaction, square: Ref, sums_apart: bool) -> Ref:
+def _products_backward(tape: Tape, done: Interaction, square: Ref) -> Ref:
     """From the dot products back to the joined vectors, which enter them twice."""
     assert done.flipped is not None and done.factor is not None
     batch, features, dim = done.joined.shape
@@ -177,7 +158,7 @@ def _products_backward(tape: Tape, done: Interaction, square: Ref, sums_apart: b
     right_grad = tape.cast_backward(right_grad, flipped_cast, module=MODULE)
     tape.scope("TransposeBackward0")
     turned, _ = _transpose(tape, right_grad, MODULE, done.transpose_op)
-    _add(tape, left_grad, turned, left_grad, MODULE, done.transpose_op, apart=sums_apart)
+    _add(tape, left_grad, turned, left_grad, MODULE, done.transpose_op)
     tape.free(right_grad)
     return left_grad
 
@@ -198,29 +179,20 @@ def _cat(tape: Tape, parts: tuple[Ref, ...], joined: Ref, module: str) -> int:
     return tape.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)], module=module)
 
 
-def _transpose(tape: Tape, given: Ref, module: str, forward: int = -1) -> tuple[Ref, int]:
+def _transpose(tape: Tape, source: Ref, module: str, forward: int = -1) -> tuple[Ref, int]:
     """Swaps the last two of three dimensions."""
-    (a, b, c), (i, j, k) = given.shape, given.spec.stride
-    turned = tape.view(given, (a, c, b), (i, k, j))
+    (a, b, c), (i, j, k) = source.shape, source.spec.stride
+    turned = tape.view(source, (a, c, b), (i, k, j))
     scalars = [("dim0", 1), ("dim1", 2)]
     op = tape.op(
-        "aten::transpose", [("self", given)], [turned], scalars, overload="int", module=module, forward=forward
+        "aten::transpose", [("self", source)], [turned], scalars, overload="int", module=module, forward=forward
     )
     return turned, op
 
 
-def _slice(tape: Tape, given: Ref, taken: Ref, span: tuple[int, int, int], module: str, forward: int) -> int:
-    dim, start, end = span
-    scalars = [("dim", dim), ("start", start), ("end", end), ("step", 1)]
-    return tape.op(
-        "aten::slice", [("self", given)], [taken], scalars, overload="Tensor", module=module, forward=forward
-    )
-
-
-def _add(tape: Tape, first: Ref, second: Ref, total: Ref, module: str, forward: int, *, apart: bool = True) -> None:
+def _add(tape: Tape, first: Ref, second: Ref, total: Ref, module: str, forward: int) -> None:
     """The engine's own sum of two gradients of one tensor, in place when the first has its memory to itself."""
     name = "aten::add_" if total is first else "aten::add"
-    if apart:
-        tape.scope(name)
+    tape.engine_op_scope(name)
     arguments = [("self", first), ("other", second)]
     tape.op(name, arguments, [total], [("alpha", 1)], overload="Tensor", module=module, forward=forward)

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from traincast.errors import TraincastError
 from traincast.programs.dlrm.config import DlrmConfig
-from traincast.zoo.build.steps import LEARNING_RATE, OPTIMIZERS, Step, host_batch
+from traincast.programs.optimizers import LEARNING_RATE
+from traincast.zoo.build.steps import OPTIMIZERS, Step, host_batch
 from traincast.zoo.define.dlrm import DotInteraction, mlp
 from traincast.zoo.define.embeddings import TABLES
 
