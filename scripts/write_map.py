@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 START = "<!-- rooms: written by scripts/write_map.py from docs/rooms.toml -->"
 END = "<!-- rooms end -->"
-LEAVES = ("errors", "arrays", "version")
+LEAVES = ("errors", "arrays", "quantiles", "version")
 """Modules that every room may need; not repeated in the printed table."""
 
 
