@@ -244,7 +244,8 @@ def _indices(rng: random.Random, folder: Path) -> Command:
     arrays[name] = rng.choice(
         (
             _odd_array(arrays[name], rng), arrays[name].astype(np.float64), arrays[name].reshape(-1, 1),
-            np.zeros((0,), np.int64), np.zeros((3, 0), np.int64), np.array(7), arrays[name].astype(np.uint64), arrays[name].astype("U3"),
+            np.zeros((0,), np.int64), np.zeros((3, 0), np.int64), np.array(7),
+            arrays[name].astype(np.uint64), arrays[name].astype("U3"),
         )
     )  # fmt: skip
     buffer = io.BytesIO()
