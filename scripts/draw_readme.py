@@ -75,7 +75,8 @@ def _frame(end_us: float, scale: float) -> list[str]:
     bottom = height - 34
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
-        ' font-family="sans-serif" font-size="13" shape-rendering="crispEdges" role="img" aria-label="Timeline of one predicted training step">',
+        ' font-family="sans-serif" font-size="13" shape-rendering="crispEdges"'
+        ' role="img" aria-label="Timeline of one predicted training step">',
         f'<rect width="{WIDTH}" height="{height}" rx="8" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="20" font-weight="bold">traincast {" ".join(QUESTION)}: {end_us / 1e3:.2f} ms</text>',
         f'<line x1="{LEFT}" y1="{bottom}" x2="{WIDTH - RIGHT}" y2="{bottom}" stroke="#555555"/>',
