@@ -14,9 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FREE = {"msgspec", "numpy", "yaml"}
 """What Traincast always requires, and so any room may import."""
 
-KNOWN_CYCLES = {
-    "traincast.capturing.communication",
-}
+KNOWN_CYCLES = {}
 """By their smallest names."""
 
 

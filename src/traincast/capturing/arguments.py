@@ -28,10 +28,10 @@ def tensor_groups(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], li
     groups: list[tuple[str, int]] = []
     tensors: list[torch.Tensor] = []
     for name, value in arguments:
-        found = [value] if isinstance(value, torch.Tensor) else _tensors_in(value)
-        if found:
-            groups.append((name, sum(2 if t.layout is torch.sparse_coo else 1 for t in found)))
-            tensors.extend(found)
+        held = [value] if isinstance(value, torch.Tensor) else _tensors_in(value)
+        if held:
+            groups.append((name, sum(2 if t.layout is torch.sparse_coo else 1 for t in held)))
+            tensors.extend(held)
     return tuple(groups), tensors
 
 

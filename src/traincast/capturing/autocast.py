@@ -93,8 +93,8 @@ class Autocast:
 
     def _float32_result(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         position = [argument.name for argument in op._schema.arguments].index("dtype")
-        given = args[position] if position < len(args) else kwargs.get("dtype")
-        if not _eligible(args[0]) or given is not None:
+        requested = args[position] if position < len(args) else kwargs.get("dtype")
+        if not _eligible(args[0]) or requested is not None:
             return op(*args, **kwargs)
         return op(*args[:position], **{**kwargs, "dtype": torch.float32})
 

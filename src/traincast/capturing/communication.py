@@ -32,7 +32,7 @@ _OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scat
 
 @dataclass(slots=True, eq=False)
 class Communication:
-    """Places collectives on streams: one a process group, and one a pair of ranks that send to each other."""
+    """Places collectives on streams: one per process group, and one per pair of ranks that send to each other."""
 
     recorder: Recorder
     batched: bool = False  # inside `batch_isend_irecv`

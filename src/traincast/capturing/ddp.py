@@ -44,7 +44,7 @@ class Bucket:
         self.work: Any = None
 
     def views(self) -> list[torch.Tensor]:
-        """One view of the flat tensor a parameter, laid out like it."""
+        """One view of the flat tensor per parameter, laid out like it."""
         return [
             torch.as_strided(self.flat, p.size(), p.stride(), offset)
             for p, offset in zip(self.parameters, self.offsets, strict=True)
@@ -140,7 +140,7 @@ class Reducer:
             engine.queue_callback(self._around(self._finish))
 
     def _copy_in(self, parameter: torch.Tensor, slot: torch.Tensor) -> None:
-        """Divided while copied: one kernel a parameter. A gradient that is a view of the bucket stays there."""
+        """Divided while copied: one kernel per parameter. A gradient that is a view of the bucket stays there."""
         gradient = parameter.grad
         assert gradient is not None
         if gradient.untyped_storage()._cdata == slot.untyped_storage()._cdata:

@@ -57,13 +57,13 @@ def load_function(spec: str) -> Callable[..., Any]:
     if not path.is_file():
         raise TraincastError(f"no file {file}; {_FORM}")
     module = _run(path)
-    found = getattr(module, function, None)
-    if found is None:
+    attribute = getattr(module, function, None)
+    if attribute is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise unknown("function", function, functions, f"It must be defined in {file}.")
-    if not callable(found):
-        raise TraincastError(f"{function} in {file} is no function but {type(found).__name__}")
-    made: Callable[..., Any] = found
+    if not callable(attribute):
+        raise TraincastError(f"{function} in {file} is no function but {type(attribute).__name__}")
+    made: Callable[..., Any] = attribute
     return made
 
 

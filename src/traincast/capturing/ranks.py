@@ -60,10 +60,10 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
 
 def _already_there(place: Place) -> Any:
     def init_process_group(*args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any) -> None:
-        for what, given, there in (("world_size", world_size, place.world_size), ("rank", rank, place.rank)):
-            if given not in (-1, there):
+        for what, requested, there in (("world_size", world_size, place.world_size), ("rank", rank, place.rank)):
+            if requested not in (-1, there):
                 raise TraincastError(
-                    f"{user_line()}: init_process_group is called with {what}={given}, but the capture has "
+                    f"{user_line()}: init_process_group is called with {what}={requested}, but the capture has "
                     f"{what} {there}; use the rank and world_size given to make_step"
                 )
 

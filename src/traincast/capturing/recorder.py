@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
@@ -21,9 +21,6 @@ from traincast.capturing.storages import StorageBook, strided_parts
 from traincast.errors import TraincastError
 from traincast.workload.collectives import NAMESPACES
 from traincast.workload.ops import Phase, Signature, TensorSpec
-
-if TYPE_CHECKING:
-    from traincast.capturing.communication import Communication
 
 OP_MARK = "traincast.op:"
 CONTROL_MARK = "traincast.control:"
@@ -50,6 +47,16 @@ class RawOp:
     reuses_first: bool = False  # a sum that the autograd engine may write into its first input
 
 
+class OtherRanks(Protocol):
+    """What runs the ops that need other ranks: `communication.Communication`, where a step has any."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one op of the communication namespaces; while recording, also records it."""
+
+    def before_use(self, tensors: list[torch.Tensor]) -> None:
+        """Waits for what other ranks still owe these tensors."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs ops on tensors without data; while `book.recording`, also records them."""
 
@@ -63,7 +70,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.execution = Execution(self.book)
         self.regions = regions
         self.ops: list[RawOp] = []
-        self.communication: Communication | None = None
+        self.communication: OtherRanks | None = None
         self._forward_of: dict[int, int] = {}
         self._made_on: dict[int, int] = {}  # storage -> stream of the backward op that wrote it
         regions.on_backward_end = self._join_streams
@@ -135,7 +142,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._append(RawOp(signature, ids, out_ids, phase, module, forward, stream, issued))
         return result
 
-    def _communication(self, func: Any) -> Communication:
+    def _communication(self, func: Any) -> OtherRanks:
         if self.communication is None:
             raise TraincastError(f"{user_line()}: {func} needs other ranks; capture the step with capture_distributed")
         return self.communication
@@ -209,7 +216,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _describe_outputs(
         self, result: Any, inputs: list[torch.Tensor], device: str
     ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
-        given = {id(tensor) for tensor in inputs}
+        input_ids = {id(tensor) for tensor in inputs}
         specs, ids = [], []
         for whole in tree_iter(result):
             if not isinstance(whole, torch.Tensor):
@@ -217,7 +224,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for part in strided_parts(whole):
                 info = self.book.info(part, device=device, produced=True)
                 specs.append(self.book.spec(part, info.device))
-                ids.append(self.book.tensor_id(part, info, new=id(whole) not in given))
+                ids.append(self.book.tensor_id(part, info, new=id(whole) not in input_ids))
         return tuple(specs), tuple(ids)
 
     def _forward_op(self) -> int:

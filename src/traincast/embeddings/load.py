@@ -35,12 +35,12 @@ FIELDS = (
     "lanes",  # threads that share one sample's bags, over all tables
     "lane_lookups",  # lookups times the threads that work on each
     "row_bytes",  # rows of all lookups, in whole sectors
-    "slot_bytes",  # the same as a warp fetches them: 16 bytes a thread
+    "slot_bytes",  # the same as a warp fetches them: 16 bytes per thread
     "touched_bytes",  # different rows, in whole sectors
     "touched_fp32_bytes",  # the same in fp32, as gradients and optimizer state are
     "long_rows",  # rows wanted more than `LONG_RUN` times, and their lookups
     "long_lookups",
-    *(f"missing_{int(size) >> 10}k" for size in CACHE_BYTES),  # row bytes that miss a cache of this size a table
+    *(f"missing_{int(size) >> 10}k" for size in CACHE_BYTES),  # row bytes that miss a cache of this size per table
 )
 
 
@@ -94,10 +94,11 @@ def fetched_rows(part: Part, batch: int, cache_fraction: float) -> float:
 def _load(access: Access, rows: int, lookups: float, columns: float, item_bytes: int, share: float) -> FloatArray:
     profile = _profile(access, rows, lookups)
     row, lanes = _sectors(columns * item_bytes), _threads(columns)
-    own, distinct = share * lookups, share * min(profile.distinct, float(rows))
+    part_lookups, distinct = share * lookups, share * min(profile.distinct, float(rows))
     head = (
-        1.0, own, distinct, columns, lanes, own * lanes, own * row, own * max(row, 16 * lanes), distinct * row,
-        distinct * _sectors(columns * _FP32_BYTES), share * profile.long_rows, share * profile.long_lookups,
+        1.0, part_lookups, distinct, columns, lanes, part_lookups * lanes, part_lookups * row,
+        part_lookups * max(row, 16 * lanes), distinct * row, distinct * _sectors(columns * _FP32_BYTES),
+        share * profile.long_rows, share * profile.long_lookups,
     )  # fmt: skip
     cached_rows = np.array(CACHE_BYTES) / (row * max(share, 1e-12))
     load = np.concatenate([head, share * row * profile.missing(cached_rows)])

@@ -34,12 +34,12 @@ def from_arrays(
     if (lengths is None) == (offsets is None):
         raise TraincastError("indices need either lengths or offsets; give one of them")
     flat = _array(indices, "indices")
-    each = _array(lengths, "lengths") if offsets is None else lengths_of(_array(offsets, "offsets"), len(flat))
-    check_lengths(each, len(flat))
-    step = samples_of(batch_size, len(each))
+    bag_lengths = _array(lengths, "lengths") if offsets is None else lengths_of(_array(offsets, "offsets"), len(flat))
+    check_lengths(bag_lengths, len(flat))
+    step = samples_of(batch_size, len(bag_lengths))
     start = 0
-    for first in range(0, len(each), step):
-        part = each[first : first + step].astype(np.int64)
+    for first in range(0, len(bag_lengths), step):
+        part = bag_lengths[first : first + step].astype(np.int64)
         stop = start + int(part.sum())
         yield Bags(whole(flat[start:stop], "indices"), part)
         start = stop
@@ -73,8 +73,8 @@ def lengths_of(offsets: IntArray, count: int, label: str = "offsets") -> IntArra
         raise TraincastError(f"{label} fall from {int(offsets[place])} to {int(offsets[place + 1])}; they may not")
     if int(offsets[-1]) > count:
         raise TraincastError(f"{label} reach {int(offsets[-1])} for {count} indices; they must agree")
-    given = whole(offsets, label)
-    return np.diff(given if given[-1] == count else np.append(given, count))
+    starts = whole(offsets, label)
+    return np.diff(starts if starts[-1] == count else np.append(starts, count))
 
 
 def samples_of(batch_size: int | None, samples: int) -> int:
@@ -99,17 +99,17 @@ def check_integers(label: str, dtype: np.dtype[Any]) -> None:
         raise TraincastError(f"{label}: {dtype} numbers; give integers")
 
 
-def _array(given: Any, label: str) -> npt.NDArray[Any]:
-    if isinstance(given, np.ma.MaskedArray):
+def _array(values: Any, label: str) -> npt.NDArray[Any]:
+    if isinstance(values, np.ma.MaskedArray):
         raise TraincastError(f"{label}: a masked array; give the numbers that count")
     try:
-        array = np.asarray(given)
+        array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise TraincastError(f"{label}: no array of integers in host memory ({reason})") from error
     if array.ndim != 1:
         raise TraincastError(f"{label}: {array.ndim} dimensions; give one, the numbers of one sample after another")
-    if not array.size and array.dtype.kind == "f" and isinstance(given, list | tuple):
+    if not array.size and array.dtype.kind == "f" and isinstance(values, list | tuple):
         return np.zeros(0, dtype=np.int64)
     check_integers(label, array.dtype)
     return array

@@ -24,7 +24,7 @@ _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplemented
 def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> Iterator[Bags]:
     """Batches of one table of a `.npz` file, read piece by piece.
 
-    The file holds `indices` and `lengths`: one length a sample, or [tables, samples] with the indices of one table
+    The file holds `indices` and `lengths`: one length per sample, or [tables, samples] with the indices of one table
     after those of another, as FBGEMM orders them. `offsets` stand in for one-dimensional lengths.
     """
     try:
@@ -36,11 +36,11 @@ def from_npz(path: Path, *, table: int = 0, batch_size: int | None = None) -> It
                 member = _Member(file, f"{path}: indices")
                 if len(member.shape) != 1:
                     raise TraincastError(f"{path}: indices have {len(member.shape)} dimensions; give one")
-                skipped, each = _lengths(archive, names.pop(), path, table, member.shape[0])
+                skipped, bag_lengths = _lengths(archive, names.pop(), path, table, member.shape[0])
                 member.skip(skipped)
-                step = samples_of(batch_size, len(each))
-                for first in range(0, len(each), step):
-                    part = each[first : first + step]
+                step = samples_of(batch_size, len(bag_lengths))
+                for first in range(0, len(bag_lengths), step):
+                    part = bag_lengths[first : first + step]
                     yield Bags(member.take(sum_of(part)), part)
     except _UNREADABLE as error:
         raise TraincastError(f"{path}: not a readable .npz file ({error})") from error
@@ -58,26 +58,28 @@ def _lengths(archive: zipfile.ZipFile, name: str, path: Path, table: int, count:
             raise TraincastError(f"{path}: no table {table}; {label.rpartition(' ')[2]} describe {tables}")
         if len(member.shape) == 1:
             values = member.take(samples)
-            each = lengths_of(values, count, label) if name == "offsets.npy" else values
-            check_lengths(each, count, label)
-            return 0, each
+            bag_lengths = lengths_of(values, count, label) if name == "offsets.npy" else values
+            check_lengths(bag_lengths, count, label)
+            return 0, bag_lengths
         return _lengths_of_tables(member, table, count, label)
 
 
 def _lengths_of_tables(member: _Member, table: int, count: int, label: str) -> tuple[int, IntArray]:
     """Every table's lengths are read, one table at a time, since only together can they agree with the indices."""
     tables, samples = member.shape
-    total, skipped, each = 0, 0, np.zeros(0, dtype=np.int64)
+    total, skipped, bag_lengths = 0, 0, np.zeros(0, dtype=np.int64)
     for number in range(tables):
-        own = member.take(samples)
+        table_lengths = member.take(samples)
         if number == table:
-            skipped, each = total, own
-        if samples and int(own.min()) < 0:
-            raise TraincastError(f"{label}: {int(own.min())} in table {number}; a sample makes 0 lookups or more")
-        total += sum_of(own)
+            skipped, bag_lengths = total, table_lengths
+        if samples and int(table_lengths.min()) < 0:
+            raise TraincastError(
+                f"{label}: {int(table_lengths.min())} in table {number}; a sample makes 0 lookups or more"
+            )
+        total += sum_of(table_lengths)
     if total != count:
         raise TraincastError(f"{label} sum to {total} for {count} indices; they must agree")
-    return skipped, each
+    return skipped, bag_lengths
 
 
 class _Member:
@@ -112,7 +114,7 @@ class _Member:
 
 
 def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
-    """Batches of one column of a Parquet file: a sample a row, a list of row numbers (or a single one) a sample.
+    """Batches of one column of a Parquet file: one row per sample, which holds a list of row numbers or a single one.
 
     A sample that is null makes no lookups; a null inside a list is refused.
     """
@@ -135,15 +137,15 @@ def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
                 return
             kept = bags.drop_nulls()
             if isinstance(kind, pl.List):
-                each = bags.list.len().fill_null(0)
+                bag_lengths = bags.list.len().fill_null(0)
                 flat = kept.filter(kept.list.len() > 0).explode()
             else:
-                each, flat = bags.is_not_null(), kept
+                bag_lengths, flat = bags.is_not_null(), kept
             if flat.null_count():
                 raise TraincastError(f"{path}: column '{column}' has a null inside a list; give row numbers only")
             if len(flat) > MAX_PIECE:
                 raise TraincastError(f"{path}: {len(flat)} lookups in one batch; give a smaller batch_size")
-            yield Bags(whole(flat.to_numpy(), f"{path}: column '{column}'"), each.cast(pl.Int64).to_numpy())
+            yield Bags(whole(flat.to_numpy(), f"{path}: column '{column}'"), bag_lengths.cast(pl.Int64).to_numpy())
             start += step
     except (OSError, pl.exceptions.PolarsError) as error:
         raise TraincastError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error

@@ -141,9 +141,9 @@ def _histogram(value: Mapping[Any, Any]) -> ReuseHistogram:
             f"access reuse: give {', '.join(_REUSE_FIELDS[:4])}, and precision where shares are rounded"
         )
     shares = {name: value[name] for name in ("row_shares", "access_shares")}
-    for name, each in shares.items():
-        if not isinstance(each, list):
-            raise TraincastError(f"access reuse: {name} {each!r}; give a list of shares")
+    for name, listed in shares.items():
+        if not isinstance(listed, list):
+            raise TraincastError(f"access reuse: {name} {listed!r}; give a list of shares")
     return ReuseHistogram(
         lookups=_number(value["lookups"], "lookups"),
         unique_rows=_number(value["unique_rows"], "unique_rows"),
@@ -180,7 +180,7 @@ def _pooling(value: Any, measured: Measured | None) -> Pooling:
     if value is None:
         return measured.pooling if measured else Pooling.constant(1.0)
     if isinstance(value, Mapping):
-        if set(value) != {"lengths", "shares"} or not all(isinstance(each, list) for each in value.values()):
+        if set(value) != {"lengths", "shares"} or not all(isinstance(entries, list) for entries in value.values()):
             raise TraincastError("pooling: give a number, or 'lengths' and 'shares' as lists")
         return Pooling(*(tuple(_number(item, "pooling") for item in value[key]) for key in ("lengths", "shares")))
     return Pooling.constant(_number(value, "pooling"))

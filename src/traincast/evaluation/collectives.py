@@ -129,7 +129,7 @@ def links_alone(data: Path, points: Points, model: CollectiveModel) -> list[Erro
 
 
 def cluster_topology(name: str) -> Topology:
-    """The measured H100 clusters: DGX-like nodes, one adapter a GPU."""
+    """The measured H100 clusters: DGX-like nodes, one adapter per GPU."""
     rate = 1e9 * _CLUSTER_ADAPTER_GBS[name]
     return replace(load_topology("dgx-h100"), key=name, adapter_bandwidth=rate, curves=f"h100+{name}")
 

@@ -62,5 +62,5 @@ def _predicted(timeline: Timeline) -> list[float]:
     """Microseconds of the kernels of every top-level op that launches any, in launch order."""
     scope = timeline.schedule.scope[timeline.launches]
     totals = np.bincount(scope, weights=1e6 * timeline.kernel_seconds)
-    found: list[float] = totals[np.unique(scope)].tolist()
-    return found
+    scope_totals: list[float] = totals[np.unique(scope)].tolist()
+    return scope_totals

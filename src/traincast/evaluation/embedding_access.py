@@ -37,7 +37,7 @@ EXPONENTS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)
 HEIGHTS = (10_000, 1_000_000)
 LOOKUPS = 1_000_000
 SMALL_CACHE = 1024  # rows; below, three decimals of a histogram leave much open
-DRAWS = 16  # of each published set: one a batch, where it has so many
+DRAWS = 16  # of each published set: one per batch, where it has so many
 LAWS = {"published": (THINNING, DRAWS), "log-uniform": (LOG_UNIFORM, 4)}
 """Names of groups, with how counts lie within bins and how many parts of each set are drawn so."""
 _SEED = 9000
@@ -87,13 +87,19 @@ def evaluate_embedding_access(data: Path, progress: Callable[[float], None] = la
 
 
 def error_rows(points: Iterable[Point]) -> list[ErrorRow]:
-    """One row a group, in order of appearance."""
+    """One row per group, in order of appearance."""
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.group, []).append(point)
     return [
-        error_row(SUITE, group, [p.estimate for p in own], [p.exact for p in own], [p.name for p in own])
-        for group, own in groups.items()
+        error_row(
+            SUITE,
+            group,
+            [p.estimate for p in same_points],
+            [p.exact for p in same_points],
+            [p.name for p in same_points],
+        )
+        for group, same_points in groups.items()
     ]
 
 
@@ -135,9 +141,11 @@ def drawn_points(batches: Sequence[tuple[Locality, int]], name: str, law: str) -
     same: dict[tuple[str, str], list[Point]] = {}
     for point in draws:
         same.setdefault((point.group, point.name), []).append(point)
-    for (group, what), own in same.items():
-        estimate, exact = (float(np.mean(column)) for column in zip(*((p.estimate, p.exact) for p in own), strict=True))
-        draws.append(Point(f"{group}, mean of draws", f"{what}, {len(own)} draws", estimate, exact))
+    for (group, what), same_points in same.items():
+        estimate, exact = (
+            float(np.mean(column)) for column in zip(*((p.estimate, p.exact) for p in same_points), strict=True)
+        )
+        draws.append(Point(f"{group}, mean of draws", f"{what}, {len(same_points)} draws", estimate, exact))
     return draws
 
 

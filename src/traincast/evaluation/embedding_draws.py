@@ -54,15 +54,15 @@ def count_exactly(indices: IntArray) -> Exact:
 
 
 def draw_zipf(exponent: float, rows: int, lookups: int, rng: np.random.Generator) -> IntArray:
-    """Row numbers by inversion of the law's distribution function, one entry a row."""
+    """Row numbers by inversion of the law's distribution function, one entry per row."""
     cumulative = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -exponent)
     return np.asarray(np.searchsorted(cumulative, rng.random(lookups) * cumulative[-1]), dtype=np.int64)
 
 
 def draw_part(published: Locality, one_in: int, law: float, rng: np.random.Generator) -> IntArray:
     """All lookups, in random order, of one row in `one_in` of a published batch."""
-    each = np.concatenate(list(_counts(published, one_in, law, rng)))
-    return rng.permutation(np.repeat(np.arange(len(each)), each))
+    row_counts = np.concatenate(list(_counts(published, one_in, law, rng)))
+    return rng.permutation(np.repeat(np.arange(len(row_counts)), row_counts))
 
 
 def draw_beginning(published: Locality, lookups: int, law: float, rng: np.random.Generator) -> IntArray:
@@ -70,12 +70,12 @@ def draw_beginning(published: Locality, lookups: int, law: float, rng: np.random
     shares = published.access_shares / published.access_shares.sum()
     drawn = rng.multinomial(lookups, shares)
     first, rows = 0, []
-    for number, each in zip(drawn, _counts(published, 1, law, rng), strict=True):
-        last = np.cumsum(each)
+    for number, row_counts in zip(drawn, _counts(published, 1, law, rng), strict=True):
+        last = np.cumsum(row_counts)
         if number:
             places = np.sort(rng.choice(int(last[-1]), int(number), replace=False))  # in order they are found faster
             rows.append(first + np.searchsorted(last, places, side="right"))
-        first += len(each)
+        first += len(row_counts)
     return rng.permutation(np.concatenate(rows))
 
 

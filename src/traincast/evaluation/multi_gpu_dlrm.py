@@ -89,8 +89,8 @@ def _mlperf_cases(data: Path, configs: dict[str, Any]) -> list[Case]:
 
 def _platform(node: str, device: str, gpus: int) -> Platform:
     """The node with this device; alone when only one GPU is used."""
-    found = replace(load_platform(node), device=device_by_name(device))
-    return found if gpus > 1 else replace(found, topology=None, gpus_per_node=1)
+    node_platform = replace(load_platform(node), device=device_by_name(device))
+    return node_platform if gpus > 1 else replace(node_platform, topology=None, gpus_per_node=1)
 
 
 @cache

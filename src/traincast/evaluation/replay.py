@@ -41,13 +41,13 @@ def replayed_ranks(data: Path) -> list[ReplayedRank]:
         raise TraincastError(f"the ranks of '{data / _FOLDER}' have no collective in common; give its whole folder")
     rows = [
         ReplayedRank(
-            name=f"rank {own.rank}",
+            name=f"rank {traced.rank}",
             measured_ms=1e3 * step.measured,
             replayed_ms=1e3 * step.walked,
             exposed_measured_ms=1e3 * measured,
             exposed_replayed_ms=1e3 * walked,
         )
-        for own, rank in zip(report.ranks, replay.ranks, strict=True)
+        for traced, rank in zip(report.ranks, replay.ranks, strict=True)
         for step, (measured, walked) in zip(rank.replay.steps, rank.exposed, strict=True)
     ]
     slowest = max(rows, key=lambda row: row.measured_ms)

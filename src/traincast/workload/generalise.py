@@ -52,7 +52,7 @@ def generalise(captures: Sequence[Program]) -> Program:
 
 
 def generalise_ranks(ranks: Sequence[Sequence[Program]]) -> list[Program]:
-    """One program a rank, from captures of every rank at the same sizes. They differ in nothing but sizes.
+    """One program per rank, from captures of every rank at the same sizes. They differ in nothing but sizes.
 
     The programs share their columns, names and signatures; each has a size table of its own. Captured at one size
     only, its sizes are constants.

@@ -58,8 +58,8 @@ def merged(program: Program, groups: Sequence[Merged], dropped: Iterable[int]) -
         storage_free=free[keep],
         scope_name=np.array(
             [
-                names.setdefault(at[op].signature.name, len(names)) if op in at else c.scope_name[own]
-                for op, own in zip(left, scope.tolist(), strict=True)
+                names.setdefault(at[op].signature.name, len(names)) if op in at else c.scope_name[indices]
+                for op, indices in zip(left, scope.tolist(), strict=True)
             ],
             dtype=np.int32,
         ),
@@ -77,8 +77,8 @@ def _signatures(
     """The signatures still in use, and which one every op left has."""
     distinct: dict[Signature, int] = {}
     chosen = [
-        distinct.setdefault(group.signature if group else program.symbolic[own], len(distinct))
-        for group, own in zip(groups, program.columns.op_signature[list(left)].tolist(), strict=True)
+        distinct.setdefault(group.signature if group else program.symbolic[indices], len(distinct))
+        for group, indices in zip(groups, program.columns.op_signature[list(left)].tolist(), strict=True)
     ]
     return tuple(distinct), np.array(chosen, dtype=np.int32)
 
@@ -92,9 +92,9 @@ def _lifetimes(program: Program, touched: Sequence[set[int]]) -> tuple[BoolArray
     c, count = program.columns, len(touched)
     first, last = np.full(len(c.storage_bytes), count), np.full(len(c.storage_bytes), -1)
     for op, storages in enumerate(touched):
-        own = list(storages)
-        first[own] = np.minimum(first[own], op)
-        last[own] = op
+        indices = list(storages)
+        first[indices] = np.minimum(first[indices], op)
+        last[indices] = op
     made, outlives = c.storage_alloc >= 0, c.storage_free >= program.num_ops
     alloc = np.where(made, first, -1)
     free = np.where(outlives, count, np.maximum(last, 0))

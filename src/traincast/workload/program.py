@@ -127,10 +127,10 @@ class Program:
     def storages(self) -> Storages:
         """What is known of every storage besides its size; programs that share columns and signatures share it."""
         known = _STORAGES.setdefault(self.columns, {})
-        found = known.get(id(self.symbolic))
-        if found is None:  # holds the signatures, so their id stays theirs
-            found = known[id(self.symbolic)] = _storages(self.columns, self.symbolic)
-        return found
+        description = known.get(id(self.symbolic))
+        if description is None:  # holds the signatures, so their id stays theirs
+            description = known[id(self.symbolic)] = _storages(self.columns, self.symbolic)
+        return description
 
     def resized(self, batch_size: int, seq_len: int) -> Program:
         """The same program at another batch size and sequence length."""
@@ -220,11 +220,11 @@ def _moments(c: Columns, symbolic: tuple[Signature, ...]) -> BoolArray:
         for number, signature in enumerate(symbolic)
         if "embedding" in signature.name
     }
-    found = np.zeros(len(c.storage_bytes), dtype=np.bool_)
+    moments = np.zeros(len(c.storage_bytes), dtype=np.bool_)
     for op in np.flatnonzero(np.isin(c.op_signature, list(flags))):
-        given = c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]
-        found[c.tensor_storage[given[flags[int(c.op_signature[op])]]]] = True
-    return found
+        inputs = c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]
+        moments[c.tensor_storage[inputs[flags[int(c.op_signature[op])]]]] = True
+    return moments
 
 
 def _touched(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Array) -> BoolArray:
