@@ -84,6 +84,10 @@ class RankProgram:
                 slots[at] = slot
             if not slot.meeting and (slot.role in PLAIN or not is_open):
                 around.setdefault(slot, []).append(at)
+        # terms of a report are summed in this order: what joins gradients counts with the exchange that it is for
+        back = {slot.kind: at for at, slot in slots.items() if slot.role == Role.BACK}
+        order = {at: back.get(slot.kind, at) if slot.role == Role.JOIN else at for at, slot in slots.items()}
+        slots = {at: slots[at] for at in sorted(slots, key=lambda at: (order[at], -at))}
         signatures = program.columns.op_signature
         sizes = {
             slot: exchange_of(program.signatures[signatures[schedule.op[at]]], "fp32").bytes
