@@ -174,7 +174,7 @@ def test_tables_that_fill_the_devices_go_to_host_memory():
     task = make_task(tables, NODE, gpus=4, batch_size=512)  # 246 GB on 4 x 34 GB
     best = search(task).best
     assert best.memory.fits
-    assert any(placement.in_host_memory for placement in best.plan.placements)
+    assert any(placement.kernel.in_host_memory for placement in best.plan.placements)
 
 
 def test_what_fits_nowhere_is_an_answer_with_the_amount_missing():

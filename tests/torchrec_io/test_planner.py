@@ -62,7 +62,7 @@ def test_a_table_too_large_for_a_device_is_split_or_moved_to_the_host():
 
     plan = torchrec_plan(task(large, 8))
 
-    assert plan.placements[0].kind in ("row_wise", "table_row_wise") or plan.placements[0].in_host_memory
+    assert plan.placements[0].kind in ("row_wise", "table_row_wise") or plan.placements[0].kernel.in_host_memory
 
 
 def test_tables_that_fit_nowhere_are_an_answer_in_one_line():

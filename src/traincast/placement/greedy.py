@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from traincast.embeddings.table import Table
+from traincast.placement.kinds import ShardingKind
 from traincast.placement.memory import MemoryLimits, common_bytes, shard_bytes
 from traincast.placement.plan import Placement, Plan, Shard
 
@@ -35,11 +36,11 @@ def greedy_plan(
         return float(shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
 
     for table in sorted(tables, key=lambda each: (-weight(each), each.name)):
-        need = device_bytes(table, Placement("table_wise", (0,)), table.rows)
+        need = device_bytes(table, Placement(ShardingKind.TABLE_WISE, (0,)), table.rows)
         able = np.flatnonzero(room >= need)
         if len(able) or world_size == 1:
             rank = int(able[np.argmin(load[able])]) if len(able) else 0
-            placements[table.name] = Placement("table_wise", (rank,))
+            placements[table.name] = Placement(ShardingKind.TABLE_WISE, (rank,))
             load[rank] += weight(table)
             room[rank] -= need
         else:

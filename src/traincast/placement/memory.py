@@ -93,12 +93,12 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     item, width, height = ITEM_BYTES[table.dtype], shard.width, shard.height
     share = height / table.rows
     weights = float(height * width * item)
-    samples = batch_size * (1 if placement.kind == "data_parallel" else world_size)
+    samples = placement.kind.samples(batch_size, world_size)
     keys = samples * (table.pooling.mean * share * (INDEX_BYTES + 4 * table.weighted) + INDEX_BYTES)
     pooled = 2.0 * samples * width * POOLED_BYTES  # with its gradient
     terms = dict.fromkeys(TERMS, 0.0)
     terms["activations"] = keys + pooled
-    if placement.kind == "data_parallel":  # parameters of a dense optimizer, which has no row-wise kind
+    if placement.kind.copied:  # parameters of a dense optimizer, which has no row-wise kind
         adagrad = table.optimizer in ("adagrad", "rowwise_adagrad")
         state = weights * (1 if adagrad else OPTIMIZER_STATE[table.optimizer].per_weight)
         # before the step the gradient and its bucket; in it the bucket and what the optimizer makes of it
@@ -109,7 +109,7 @@ def shard_bytes(table: Table, placement: Placement, shard: Shard, *, batch_size:
     terms["communication"] = keys
     row_wise = table.optimizer == "rowwise_adagrad"
     state = float(height * STATE_ITEM_BYTES * OPTIMIZER_STATE[table.optimizer].per_row_of(width))
-    if placement.in_host_memory:  # FBGEMM keeps a number a row on the device all the same
+    if placement.kernel.in_host_memory:  # FBGEMM keeps one number per row on the device all the same
         terms |= {"weights": placement.cache_fraction * weights, "optimizer": state if row_wise else 0.0}
         terms["host"] = weights + (0.0 if row_wise else state)
     else:

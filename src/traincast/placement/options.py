@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from traincast.embeddings.table import Table
+from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.memory import MemoryLimits
 from traincast.placement.plan import COLUMN_STEP, Placement
 
@@ -22,14 +23,14 @@ class Option:
     `column_wise`, one for `table_wise` and, a node instead of a rank, for `table_row_wise`; 0 when all ranks take part.
     """
 
-    kind: str
+    kind: ShardingKind
     slices: int
-    kernel: str = "fused"
+    kernel: ComputeKernel = ComputeKernel.FUSED
     cache_fraction: float = 0.0
 
     def placement(self, places: Sequence[int], world_size: int, gpus_per_node: int) -> Placement:
         """The placement on these ranks (for `table_row_wise`: this node)."""
-        if self.kind == "table_row_wise":
+        if self.kind is ShardingKind.TABLE_ROW_WISE:
             first = places[0] * gpus_per_node
             ranks: Sequence[int] = range(first, min(first + gpus_per_node, world_size))
         else:
@@ -39,7 +40,9 @@ class Option:
 
 def option_of(placement: Placement) -> Option:
     """The option that a placement is one case of."""
-    slices = {"table_wise": 1, "column_wise": len(placement.ranks), "table_row_wise": 1}.get(placement.kind, 0)
+    slices = 0 if placement.kind.everywhere else 1
+    if placement.kind is ShardingKind.COLUMN_WISE:
+        slices = len(placement.ranks)
     return Option(placement.kind, slices, placement.kernel, placement.cache_fraction)
 
 
@@ -54,18 +57,19 @@ def table_options(
 def _options(
     table: Table, limits: MemoryLimits, world_size: int, gpus_per_node: int, tight: bool
 ) -> tuple[Option, ...]:
-    options = [Option("table_wise", 1)]
+    options = [Option(ShardingKind.TABLE_WISE, 1)]
     if world_size > 1:
-        options += [Option("column_wise", count) for count in _slices(table.dim, world_size)]
-        options.append(Option("row_wise", 0))
+        options += [Option(ShardingKind.COLUMN_WISE, count) for count in _slices(table.dim, world_size)]
+        options.append(Option(ShardingKind.ROW_WISE, 0))
         if 1 < gpus_per_node < world_size:
-            options.append(Option("table_row_wise", 1))
+            options.append(Option(ShardingKind.TABLE_ROW_WISE, 1))
         if table.memory_bytes < _COPIED * limits.for_tables:
-            options.append(Option("data_parallel", 0, "dense"))
+            options.append(Option(ShardingKind.DATA_PARALLEL, 0, ComputeKernel.DENSE))
     if tight:
-        for kind, slices in [(each.kind, each.slices) for each in options if each.kind in ("table_wise", "row_wise")]:
-            options += [Option(kind, slices, "fused_uvm_caching", share) for share in CACHE_FRACTIONS]
-            options.append(Option(kind, slices, "fused_uvm"))
+        wide = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE)
+        for kind, slices in [(option.kind, option.slices) for option in options if option.kind in wide]:
+            options += [Option(kind, slices, ComputeKernel.FUSED_UVM_CACHING, share) for share in CACHE_FRACTIONS]
+            options.append(Option(kind, slices, ComputeKernel.FUSED_UVM))
     return tuple(options)
 
 

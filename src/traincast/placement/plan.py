@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from traincast.embeddings.table import Table
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError
+from traincast.placement.kinds import ComputeKernel, ShardingKind
 
-KINDS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "data_parallel")
-KERNELS = ("fused", "fused_uvm", "fused_uvm_caching", "dense")
 COLUMN_STEP = 4
 """FBGEMM reads rows four elements at a time: a column slice is a multiple of this."""
 
@@ -22,29 +21,28 @@ class Placement:
     `ranks` depends on `kind`: `table_wise` one rank; `row_wise` all ranks in order, a block of rows each; `column_wise`
     a rank for each equal slice of columns (one rank may hold several); `table_row_wise` the ranks of one node in order,
     a block of rows each; `data_parallel` all ranks in order, a copy each.
-    `kernel` says where the weights are: `fused` in device memory, `fused_uvm` in host memory, `fused_uvm_caching` there
-    with a share `cache_fraction` of the rows cached on the device; `dense` is that of `data_parallel` tables.
+    `kernel` says where the weights are; `cache_fraction` is the share of the rows that a cache on the device holds.
+    Kind and kernel may be given by name.
     """
 
-    kind: str
+    kind: ShardingKind
     ranks: tuple[int, ...]
-    kernel: str = "fused"
+    kernel: ComputeKernel = ComputeKernel.FUSED
     cache_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", ShardingKind(self.kind))
+        object.__setattr__(self, "kernel", ComputeKernel(self.kernel))
 
     @staticmethod
     def data_parallel(world_size: int) -> Placement:
         """A copy on every rank."""
-        return Placement("data_parallel", tuple(range(world_size)), "dense")
+        return Placement(ShardingKind.DATA_PARALLEL, tuple(range(world_size)), ComputeKernel.DENSE)
 
     @staticmethod
     def row_wise(world_size: int) -> Placement:
         """A block of rows on every rank."""
-        return Placement("row_wise", tuple(range(world_size)))
-
-    @property
-    def in_host_memory(self) -> bool:
-        """Whether the weights are in host memory."""
-        return self.kernel in ("fused_uvm", "fused_uvm_caching")
+        return Placement(ShardingKind.ROW_WISE, tuple(range(world_size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +92,10 @@ class Plan:
 def plain(plan: Plan) -> Plan:
     """The plan with tables whole that are cut by columns into one slice, where no table is cut into more: that is the
     same step. Beside tables in several slices they stay, since one group of lookups serves both."""
-    if any(placement.kind == "column_wise" and len(placement.ranks) > 1 for placement in plan.placements):
+    if any(placement.kind is ShardingKind.COLUMN_WISE and len(placement.ranks) > 1 for placement in plan.placements):
         return plan
     whole = [
-        replace(placement, kind="table_wise") if placement.kind == "column_wise" else placement
+        replace(placement, kind=ShardingKind.TABLE_WISE) if placement.kind is ShardingKind.COLUMN_WISE else placement
         for placement in plan.placements
     ]
     return replace(plan, placements=tuple(whole))
@@ -105,12 +103,12 @@ def plain(plan: Plan) -> Plan:
 
 def _cut(number: int, table: Table, placement: Placement) -> Iterable[Shard]:
     ranks, columns = placement.ranks, (0, table.dim)
-    if placement.kind in ("row_wise", "table_row_wise"):
+    if placement.kind.by_rows:
         block = -(-table.rows // len(ranks))
         for position, rank in enumerate(ranks):
             first, last = min(position * block, table.rows), min((position + 1) * block, table.rows)
             yield Shard(number, rank, (first, last), columns)
-    elif placement.kind == "column_wise":
+    elif placement.kind is ShardingKind.COLUMN_WISE:
         width = table.dim // len(ranks)
         for position, rank in enumerate(ranks):
             yield Shard(number, rank, (0, table.rows), (position * width, (position + 1) * width))
@@ -149,14 +147,9 @@ def _check_names(planned: Sequence[str], wanted: Sequence[str]) -> None:
 def check_placement(table: Table, placement: Placement, world_size: int, gpus_per_node: int) -> None:
     """Refuses a placement that cannot be, naming the table."""
     what = f"table '{table.name}': {placement.kind}"
-    if placement.kind not in KINDS:
-        raise unknown("kind of sharding", placement.kind, KINDS, f"Table '{table.name}': {', '.join(KINDS)}.")
-    if placement.kernel not in KERNELS:
-        raise unknown("kernel", placement.kernel, KERNELS, f"Table '{table.name}': {', '.join(KERNELS)}.")
-    if (placement.kernel == "dense") != (placement.kind == "data_parallel"):
+    if (placement.kernel is ComputeKernel.DENSE) != placement.kind.copied:
         raise TraincastError(f"{what} with kernel '{placement.kernel}'; 'dense' is for data_parallel, and only that")
-    cached = placement.kernel == "fused_uvm_caching"
-    if not (0.0 < placement.cache_fraction <= 1.0 if cached else placement.cache_fraction == 0.0):
+    if not (0.0 < placement.cache_fraction <= 1.0 if placement.kernel.cached else placement.cache_fraction == 0.0):
         raise TraincastError(
             f"{what} has cache_fraction {placement.cache_fraction:g}; give a share above 0 and up to 1 with "
             "fused_uvm_caching, else 0"
@@ -169,16 +162,16 @@ def check_placement(table: Table, placement: Placement, world_size: int, gpus_pe
 
 def _check_ranks(what: str, table: Table, placement: Placement, world_size: int, gpus_per_node: int) -> None:
     ranks, count = placement.ranks, len(placement.ranks)
-    if placement.kind == "table_wise" and count != 1:
+    if placement.kind is ShardingKind.TABLE_WISE and count != 1:
         raise TraincastError(f"{what} on {count} ranks; give one")
-    if placement.kind in ("row_wise", "data_parallel") and ranks != tuple(range(world_size)):
+    if placement.kind.everywhere and ranks != tuple(range(world_size)):
         raise TraincastError(f"{what} must list all {world_size} ranks in order")
-    if placement.kind == "table_row_wise":
+    if placement.kind is ShardingKind.TABLE_ROW_WISE:
         first = ranks[0] // gpus_per_node * gpus_per_node if ranks else 0
         node = tuple(range(first, min(first + gpus_per_node, world_size)))
         if ranks != node:
             raise TraincastError(f"{what} must list the ranks of one node in order, {gpus_per_node} GPUs a node")
-    if placement.kind == "column_wise":
+    if placement.kind is ShardingKind.COLUMN_WISE:
         if not count:
             raise TraincastError(f"{what} on no rank; give a rank for each slice of columns")
         if table.dim % count or (count > 1 and table.dim // count % COLUMN_STEP):

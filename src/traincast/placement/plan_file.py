@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.errors import TraincastError
+from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.plan import Placement, Plan
 
 MAX_BYTES = 64 << 20
@@ -22,7 +23,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def _entry(placement: Placement) -> dict[str, Any]:
-    entry = {"kind": placement.kind, "ranks": list(placement.ranks), "kernel": placement.kernel}
+    entry = {"kind": placement.kind.value, "ranks": list(placement.ranks), "kernel": placement.kernel.value}
     return entry | ({"cache_fraction": placement.cache_fraction} if placement.cache_fraction else {})
 
 
@@ -47,9 +48,12 @@ def _placement(entry: Any, label: str) -> Placement:
         raise TraincastError(f"{label}: ranks {ranks!r}; give a list of whole numbers")
     if isinstance(share, bool) or not isinstance(share, int | float):
         raise TraincastError(f"{label}: cache_fraction {share!r}; give a number")
-    kind = str(entry["kind"])
-    default = "dense" if kind == "data_parallel" else "fused"
-    return Placement(kind, tuple(ranks), str(entry.get("kernel", default)), float(share))
+    try:
+        kind = ShardingKind(str(entry["kind"]))
+        kernel = ComputeKernel(str(entry.get("kernel", "dense" if kind.copied else "fused")))
+    except TraincastError as error:
+        raise TraincastError(f"{label}: {error}") from None
+    return Placement(kind, tuple(ranks), kernel, float(share))
 
 
 def _whole(value: Any) -> bool:

@@ -138,7 +138,9 @@ def _headline(answer: SearchAnswer) -> str:
 
 
 def _kinds(plan: Plan) -> list[tuple[str, int]]:
-    names = [placement.kind + (" in host memory" if placement.in_host_memory else "") for placement in plan.placements]
+    names = [
+        placement.kind + (" in host memory" if placement.kernel.in_host_memory else "") for placement in plan.placements
+    ]
     return Counter(names).most_common()
 
 
@@ -189,7 +191,7 @@ def _tables(task: Task, best: ScoredPlan) -> str:
     rows = []
     for number in sorted(order):
         placement = best.plan.placements[number]
-        everyone = placement.kind in ("row_wise", "data_parallel")
+        everyone = placement.kind.everywhere
         cache = f" {placement.cache_fraction:.0%} cached" if placement.cache_fraction else ""
         rows.append(
             (

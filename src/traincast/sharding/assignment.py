@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.placement.kinds import ShardingKind
 from traincast.placement.options import Option
 from traincast.placement.plan import Plan
 
@@ -309,4 +310,4 @@ class Assignment:
 
 def scope_of(option: Option) -> int:
     """Who has shards of an option."""
-    return NODE if option.kind == "table_row_wise" else RANKS if option.slices else ALL
+    return NODE if option.kind is ShardingKind.TABLE_ROW_WISE else RANKS if option.slices else ALL

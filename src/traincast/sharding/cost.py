@@ -13,12 +13,13 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.host.profile import load_host_profile
+from traincast.placement.kinds import ShardingKind
 from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, shard_bytes
 from traincast.placement.options import Option, option_of, table_options
-from traincast.placement.plan import KINDS, Plan, Shard
+from traincast.placement.plan import Plan, Shard
 from traincast.programs.sharded.layout import Layout, lay_out
 from traincast.sharding.assignment import ALL, NOWHERE, Assignment, Choices
-from traincast.sharding.durations import BACKWARD, FORWARD, PARTS, Durations
+from traincast.sharding.durations import Durations, Stage
 from traincast.sharding.layouts import Heaviest, merged
 from traincast.sharding.lookups import (
     COLUMNS,
@@ -27,8 +28,8 @@ from traincast.sharding.lookups import (
     LOOKUPS,
     ROWS,
     TABLES,
-    Group,
     LookupKernels,
+    TableGroup,
     shard_terms,
 )
 from traincast.sharding.rank import RankProgram
@@ -50,9 +51,11 @@ class FastCost:
         self.task = task
         self._options = _all_options(task, plans)
         pairs = zip(task.tables, self._options, strict=True)
-        self.groups = sorted({Group.of(table, option) for table, own in pairs for option in own})
+        self.groups = sorted(
+            {TableGroup.of(table, option) for table, own in pairs for option in own}, key=lambda group: group.order
+        )
         self._kernels = LookupKernels(self.groups, task.device, batch_size=task.batch_size, world_size=task.gpus)
-        self._kind = np.array([group.kind for group in self.groups])
+        self._kind = np.array([group.kind.position for group in self.groups])
         self._programs: dict[tuple[int, ...], RankProgram] = {}
         self._structures: dict[tuple[tuple[int, ...], bool], Structure] = {}
         self._host = load_host_profile(task.device.host)
@@ -71,7 +74,7 @@ class FastCost:
         return Choices(
             options=tuple(option for _, option in flat),
             table=np.array([t for t, _ in flat]),
-            group=np.array([numbers[Group.of(task.tables[t], option)] for t, option in flat]),
+            group=np.array([numbers[TableGroup.of(task.tables[t], option)] for t, option in flat]),
             rows=tuple(range(start, end) for start, end in zip(first, first[1:], strict=False)),
             terms=np.array([shard_terms(task.tables[t], option, *sizes) for t, option in flat]),
             memory=np.array([_memory(task, t, option) for t, option in flat]),
@@ -92,7 +95,7 @@ class FastCost:
         usual = mean[choices.group]
         more = self.stages(usual + choices.terms, choices.group)
         less = self.stages(usual, choices.group)
-        kernels = (more - less)[:, [FORWARD, BACKWARD]].sum(axis=1)
+        kernels = (more - less)[:, [Stage.FORWARD, Stage.BACKWARD]].sum(axis=1)
         sent = task.batch_size * task.gpus * POOLED_BYTES * choices.terms[:, COLUMNS]
         message = max(1.0, task.batch_size * POOLED_BYTES * sum(table.dim for table in task.tables))
         double, single = self._durations.world.seconds("all_to_all", np.array([2.0 * message, message]))
@@ -114,7 +117,7 @@ class FastCost:
         for number, placement in enumerate(plan.placements):
             wanted = option_of(placement)
             option[number] = choices.rows[number][0] + self._options[number].index(wanted)
-            if wanted.kind == "table_row_wise":
+            if wanted.kind is ShardingKind.TABLE_ROW_WISE:
                 places[number, 0] = placement.ranks[0] // self.task.gpus_per_node
             elif wanted.slices:
                 places[number, : wanted.slices] = placement.ranks
@@ -134,7 +137,7 @@ class FastCost:
         limits = np.array([self.task.limits.for_tables, self.task.limits.host])
         over = np.maximum(memory - limits, 0.0) / max(self.task.limits.device, 1.0)
         excess = over.max(axis=(1, 2)) + _OTHERS * over.sum(axis=(1, 2))
-        load = stages[..., FORWARD].sum(axis=2) + stages[..., BACKWARD].sum(axis=2)
+        load = stages[..., Stage.FORWARD].sum(axis=2) + stages[..., Stage.BACKWARD].sum(axis=2)
         even = _SMOOTH * np.sqrt((load**2).mean(axis=1))
         worse = np.where(excess > 0, _NO_ROOM[0] + _NO_ROOM[1] * excess, 0.0)
         return np.asarray(self.seconds(stages) + even + worse)
@@ -164,9 +167,9 @@ class FastCost:
 
     def _by_structure(self, stages: FloatArray) -> Iterator[tuple[BoolArray, Structure]]:
         """Which plans have each structure: kinds in use, and whether some ranks lack tables of some group of those."""
-        held = stages[..., PARTS] > 0.5
+        held = stages[..., Stage.TABLES] > 0.5
         groups = np.asarray(held.any(axis=1))
-        kinds = np.stack([groups[:, self._kind == kind].any(axis=1) for kind in range(len(KINDS))], axis=1)
+        kinds = np.stack([groups[:, self._kind == kind].any(axis=1) for kind in range(len(ShardingKind))], axis=1)
         partial = (kinds[:, self._kind] & ~held.all(axis=1)).any(axis=1)
         keys, which = np.unique(np.column_stack([kinds, partial]), axis=0, return_inverse=True)
         for number, key in enumerate(keys.tolist()):
@@ -231,7 +234,7 @@ class FastCost:
             allowed = (chosen[table],) if table in chosen else used
             row = next((row for group in allowed for row in rows if choices.group[row] == group), rows[0])
             option = choices.options[row]
-            where = nodes if option.kind == "table_row_wise" else task.gpus
+            where = nodes if option.kind is ShardingKind.TABLE_ROW_WISE else task.gpus
             places = [(table + slot) % where for slot in range(option.slices)]
             placements.append(option.placement(places, task.gpus, task.gpus_per_node))
         plan = Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
@@ -254,8 +257,8 @@ def _memory(task: Task, number: int, option: Option) -> tuple[float, float]:
     """Device and host bytes of one shard, the first of its table."""
     table = task.tables[number]
     placement = option.placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
-    split = len(placement.ranks) if option.kind in ("row_wise", "table_row_wise") else 1
-    width = table.dim // len(placement.ranks) if option.kind == "column_wise" else table.dim
-    shard = Shard(number, 0, (0, -(-table.rows // split)), (0, width))
+    width = table.dim // option.slices if option.kind is ShardingKind.COLUMN_WISE else table.dim
+    height = -(-table.rows // option.kind.blocks(task.gpus, task.gpus_per_node))
+    shard = Shard(number, 0, (0, height), (0, width))
     parts = shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)
     return float(parts[:-1].sum()), float(parts[-1])

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.embeddings.table import ITEM_BYTES
-from traincast.placement.plan import KINDS
+from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.programs.data_parallel.buckets import BUCKET_BYTES
 from traincast.programs.sharded.layout import Batch, Layout, Section
-from traincast.sharding.lookups import Group
+from traincast.sharding.lookups import TableGroup
 
 RANK = 0
 """The rank whose program is compiled."""
-SENDING = ("table_wise", "column_wise", "table_row_wise")
-"""Kinds of sharding whose tables some ranks may lack; each that has any sends a part of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,7 @@ class Heaviest:
 
 def merged(layouts: Sequence[Layout]) -> Layout:
     """One layout with the batches of all: of each kind and form those of the first that has them."""
-    sections: dict[str, Section] = {}
+    sections: dict[ShardingKind, Section] = {}
     for section in (section for layout in layouts for section in layout.sections):
         before = sections.setdefault(section.kind, section)
         known = {form_of(batch) for batches in before.ranks for batch in batches}
@@ -38,7 +36,7 @@ def merged(layouts: Sequence[Layout]) -> Layout:
             for own, more in zip(before.ranks, section.ranks, strict=True)
         ]
         sections[section.kind] = replace(before, ranks=tuple(ranks))
-    return replace(layouts[0], sections=tuple(sections[kind] for kind in KINDS if kind in sections))
+    return replace(layouts[0], sections=tuple(sections[kind] for kind in ShardingKind if kind in sections))
 
 
 def typical(layout: Layout, columns: int) -> Layout:
@@ -57,26 +55,25 @@ def typical(layout: Layout, columns: int) -> Layout:
     return replace(layout, sections=tuple(sections))
 
 
-def _spread(kind: str, layout: Layout, own: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], ...]:
+def _spread(kind: ShardingKind, layout: Layout, own: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], ...]:
     """The batches of all ranks, given those of the compiled one: it shares tables with all, with its node, or with
     nobody."""
-    mates = {"table_row_wise": layout.gpus_per_node}.get(kind, 1 if kind in SENDING else layout.world_size)
+    mates = kind.sharers(layout.world_size, layout.gpus_per_node)
     return (own,) * mates + ((),) * (layout.world_size - mates)
 
 
-def form_of(batch: Batch) -> tuple[str, str, bool, str]:
+def form_of(batch: Batch) -> tuple[ComputeKernel, str, bool, str]:
     """What tables must have in common to share a kernel."""
     return batch.kernel, batch.dtype, batch.weighted, batch.optimizer
 
 
-def held(layout: Layout, groups: Sequence[Group]) -> dict[int, Batch]:
+def held(layout: Layout, groups: Sequence[TableGroup]) -> dict[int, Batch]:
     """What the compiled rank looks up, by number of the group."""
-    numbers = {
-        (KINDS[group.kind], group.kernel, group.dtype, group.weighted, group.optimizer): number
-        for number, group in enumerate(groups)
-    }
+    numbers = {group: number for number, group in enumerate(groups)}
     return {
-        numbers[(section.kind, *form_of(batch))]: batch for section in layout.sections for batch in section.ranks[RANK]
+        numbers[TableGroup(section.kind, *form_of(batch))]: batch
+        for section in layout.sections
+        for batch in section.ranks[RANK]
     }
 
 
@@ -85,7 +82,7 @@ def plain(layout: Layout) -> Layout:
     data-parallel tables fill a bucket of gradients each."""
     sections = []
     for section in layout.sections:
-        full = len(section.ranks[RANK]) > 1 and section.kind == "data_parallel"
+        full = len(section.ranks[RANK]) > 1 and section.kind.copied
         least = [tuple(_plain(batch, layout.world_size, full) for batch in batches) for batches in section.ranks]
         sections.append(replace(section, ranks=tuple(least)))
     return replace(layout, sections=tuple(sections))
@@ -98,7 +95,7 @@ def _plain(batch: Batch, lookups: int, full: bool) -> Batch:
     return replace(batch, rows=1, lookups=lookups, load=load, elements=elements)
 
 
-def scaled(layout: Layout, load: float, groups: Sequence[Group], heaviest: Sequence[Heaviest]) -> Layout:
+def scaled(layout: Layout, load: float, groups: Sequence[TableGroup], heaviest: Sequence[Heaviest]) -> Layout:
     """The layout with `load` times the heaviest lookups, elements and columns, in more tables. Ranks without tables
     get lookups too, so that as many arrive as are sent, but no columns: the compiled rank stays the only sender."""
     number = {id(batch): group for group, batch in held(layout, groups).items()}

@@ -15,8 +15,9 @@ from traincast.kernels.call import COMPUTE_TYPES, Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.embedding import EMBEDDING
 from traincast.kernels.streaming.launches import memcpy
+from traincast.placement.kinds import ComputeKernel, ShardingKind
+from traincast.placement.memory import INDEX_BYTES
 from traincast.placement.options import Option
-from traincast.placement.plan import KINDS
 from traincast.platform.device import Device
 
 TERMS = (*FIELDS, "bag", "elements", "rows", "fetched")
@@ -26,46 +27,43 @@ BAG_POWER = 16.0
 """The longest bag of several shards is not a sum; the 16th root of the sum of 16th powers is nearly the longest."""
 TABLES, LOOKUPS, DISTINCT, COLUMNS = (FIELDS.index(n) for n in ("tables", "lookups", "distinct_rows", "columns"))
 BAG, ELEMENTS, ROWS, FETCHED = (TERMS.index(name) for name in ("bag", "elements", "rows", "fetched"))
-_HOST = {"fused_uvm": 1.0, "fused_uvm_caching": 2.0}
-_INDEX_BYTES = 8.0
 _COPY_GRID = np.concatenate([[1.0], 2.0 ** np.arange(6.0, 40.0, 0.25)])  # bytes
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Group:
-    """Tables that share a kernel: those of one kind of sharding (its number in `KINDS`) and of one form."""
+@dataclass(frozen=True, slots=True)
+class TableGroup:
+    """Tables that share a kernel: those of one kind of sharding and of one form."""
 
-    kind: int
-    kernel: str
+    kind: ShardingKind
+    kernel: ComputeKernel
     dtype: str
     weighted: bool
     optimizer: str
 
     @staticmethod
-    def of(table: Table, option: Option) -> Group:
+    def of(table: Table, option: Option) -> TableGroup:
         """The group of a table under an option."""
-        return Group(KINDS.index(option.kind), option.kernel, table.dtype, table.weighted, table.optimizer)
+        return TableGroup(option.kind, option.kernel, table.dtype, table.weighted, table.optimizer)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Groups are numbered in this order: that in which a step looks them up."""
+        return self.kind.position, self.kernel, self.dtype, self.weighted, self.optimizer
 
     @property
     def copied(self) -> bool:
         """Whether every rank has these tables whole, for its own samples."""
-        return KINDS[self.kind] == "data_parallel"
-
-    @property
-    def cached(self) -> bool:
-        """Whether the device has a cache of these tables, which are in host memory."""
-        return self.kernel == "fused_uvm_caching"
+        return self.kind.copied
 
 
 def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
-    """Terms of one shard of a table under an option; `batch_size` samples a rank."""
-    split = {"row_wise": world_size, "table_row_wise": min(gpus_per_node, world_size)}.get(option.kind, 1)
-    columns = table.dim // option.slices if option.kind == "column_wise" else table.dim
-    samples = batch_size * (1 if option.kind == "data_parallel" else world_size)
-    height = -(-table.rows // split)  # the first block; the last may be lower
+    """Terms of one shard of a table under an option; `batch_size` samples per rank."""
+    columns = table.dim // option.slices if option.kind is ShardingKind.COLUMN_WISE else table.dim
+    samples = option.kind.samples(batch_size, world_size)
+    height = -(-table.rows // option.kind.blocks(world_size, gpus_per_node))  # the last block may be lower
     part = Part(table, columns, height / table.rows)
     fetched = 0.0
-    if option.kernel == "fused_uvm_caching":
+    if option.kernel.cached:
         fetched = fetched_rows(part, samples, option.cache_fraction) * columns * ITEM_BYTES[table.dtype]
     rest = (longest_bag([part]) ** BAG_POWER, height * columns, height, fetched)
     return np.concatenate([part_load(part, samples), rest])
@@ -74,19 +72,17 @@ def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: in
 class LookupKernels:
     """The lookup and update kernels of all groups on one device."""
 
-    def __init__(self, groups: Sequence[Group], device: Device, *, batch_size: int, world_size: int) -> None:
+    def __init__(self, groups: Sequence[TableGroup], device: Device, *, batch_size: int, world_size: int) -> None:
         self.device = device
-        updates = [group.optimizer if group.kernel != "dense" else "dense" for group in groups]
+        updates = ["dense" if group.copied else group.optimizer for group in groups]
         self._forward = np.full(len(groups), EMBEDDING.kinds.index("tbe_forward"))
         self._backward = np.array([EMBEDDING.kinds.index(f"tbe_backward_{update}") for update in updates])
         self._compute = np.array([COMPUTE_TYPES.index(group.dtype) for group in groups])
-        self._samples = np.array([batch_size * (1 if group.copied else world_size) for group in groups], dtype=float)
-        self._constant = np.array(
-            [
-                (_INDEX_BYTES, ITEM_BYTES[group.dtype], group.weighted, 0.0, _HOST.get(group.kernel, 0.0))
-                for group in groups
-            ]
-        )
+        self._samples = np.array([group.kind.samples(batch_size, world_size) for group in groups], dtype=float)
+        constant = [
+            (INDEX_BYTES, ITEM_BYTES[group.dtype], group.weighted, 0, group.kernel.host_access) for group in groups
+        ]
+        self._constant = np.array(constant, dtype=float)
 
     def seconds(self, sums: FloatArray, group: IntArray) -> tuple[FloatArray, FloatArray]:
         """Seconds of lookup and update for sums [n, TERMS] of these groups; zero where there is no table."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.placement.kinds import ShardingKind
 from traincast.sharding.assignment import NODE, NOWHERE, RANKS, Assignment, Changes
 from traincast.sharding.starts import Weights, row_of_group, spread
 
@@ -96,7 +97,7 @@ def _places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArr
     places = np.full(choices.most_slices, NOWHERE, dtype=np.int64)
     if not option.slices:
         return [places]
-    if option.kind == "table_row_wise":
+    if option.kind is ShardingKind.TABLE_ROW_WISE:
         return [np.where(np.arange(len(places)) == 0, node, NOWHERE) for node in range(assignment.nodes)]
     if option.slices == 1:
         targets = emptiest[: min(size, 8)]

@@ -16,13 +16,13 @@ from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.cost import price
 from traincast.kernels.lowered import LoweredProgram, lower_program
 from traincast.kernels.registry import LoweringContext
-from traincast.placement.plan import KINDS
+from traincast.placement.kinds import ShardingKind
 from traincast.programs.sharded.layout import Layout
 from traincast.programs.sharded.marks import Mark, Role
 from traincast.programs.sharded.step import rank_program
-from traincast.sharding.layouts import RANK, SENDING, held
-from traincast.sharding.lookups import Group
-from traincast.sharding.slots import PLAIN, Slot
+from traincast.sharding.layouts import RANK, held
+from traincast.sharding.lookups import TableGroup
+from traincast.sharding.slots import EXCHANGES, SMALL, Part, Slot
 from traincast.sharding.task import Task
 from traincast.walk.collective_calls import exchange_of
 from traincast.walk.schedule import Code, Schedule, build_schedule
@@ -31,14 +31,16 @@ from traincast.workload.workload import DEFAULT_FRAMEWORK
 
 EMPTY = "aten::new_empty"
 """What a rank without tables of a kind runs in place of their lookups."""
-_EXCHANGES = (
-    Role.SIZES, Role.LENGTHS, Role.VALUES, Role.OUT, Role.OUT_ACROSS, Role.BACK, Role.BACK_WITHIN, Role.DENSE,
-)  # fmt: skip
+_NEEDED = {
+    Role.ARRIVE: 1, Role.LOOKUP: 1, Role.FLATTEN: 1, Role.SHAPE: 1, Role.UPDATE: 1, Role.STEP: 1,
+    Role.BESIDE: 2, Role.PART: 2,
+}  # fmt: skip
+"""Scopes that some ranks do not run, and how many groups of a kind a rank has at least that does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Instructions [first, last) of ranks on which `slot` (of role `held`) is not 0; others run `EMPTY` in their place
+    """Instructions [first, last) of ranks on which `slot` (of role `HELD`) is not 0; others run `EMPTY` in their place
     if `replaced`."""
 
     first: int
@@ -60,11 +62,11 @@ class RankProgram:
     slots: dict[int, Slot]
     around: dict[Slot, list[int]]
     bytes: dict[Slot, int]
-    groups: dict[int, list[int]]
+    groups: dict[ShardingKind, list[int]]
     cached: frozenset[int]
 
     @staticmethod
-    def of(task: Task, layout: Layout, groups: Sequence[Group]) -> RankProgram:
+    def of(task: Task, layout: Layout, groups: Sequence[TableGroup]) -> RankProgram:
         """The program of the compiled rank under a layout."""
         marked = rank_program(layout, RANK, task.dense, task.tables)
         program = marked.program
@@ -74,7 +76,7 @@ class RankProgram:
         launches = schedule.code == Code.LAUNCH
         seconds = np.zeros(len(schedule.code))
         seconds[launches] = price(lowered, task.device).seconds[schedule.call[launches]]
-        used: dict[int, list[int]] = {}
+        used: dict[ShardingKind, list[int]] = {}
         for number in held(layout, groups):
             used.setdefault(groups[number].kind, []).append(number)
         slots: dict[int, Slot] = {}
@@ -82,11 +84,11 @@ class RankProgram:
         for at, slot, is_open in _launches(schedule, lowered, marked.marks, used):
             if is_open:
                 slots[at] = slot
-            if not slot.meeting and (slot.role in PLAIN or not is_open):
+            if not slot.meeting and (slot.role in SMALL or not is_open):
                 around.setdefault(slot, []).append(at)
         # terms of a report are summed in this order: what joins gradients counts with the exchange that it is for
-        back = {slot.kind: at for at, slot in slots.items() if slot.role == Role.BACK}
-        order = {at: back.get(slot.kind, at) if slot.role == Role.JOIN else at for at, slot in slots.items()}
+        back = {slot.kind: at for at, slot in slots.items() if slot.role is Role.BACK}
+        order = {at: back.get(slot.kind, at) if slot.role is Role.JOIN else at for at, slot in slots.items()}
         slots = {at: slots[at] for at in sorted(slots, key=lambda at: (order[at], -at))}
         signatures = program.columns.op_signature
         sizes = {
@@ -94,24 +96,24 @@ class RankProgram:
             for at, slot in slots.items()
             if slot.meeting
         }
-        cached = frozenset(number for own in used.values() for number in own if groups[number].cached)
+        cached = frozenset(number for own in used.values() for number in own if groups[number].kernel.cached)
         return RankProgram(program, schedule, seconds, marked.marks, slots, around, sizes, used, cached)
 
     def host_work(self) -> tuple[dict[int, Slot], dict[Slot, int]]:
         """Before which instructions the host may have more to do; and the scope that each sender has one of."""
         senders = {
-            Slot("views", KINDS.index(mark.kind)): scope
+            Slot(Part.VIEWS, mark.kind): scope
             for scope, mark in enumerate(self.marks)
-            if mark is not None and mark.role is Role.VIEW and mark.kind in SENDING
+            if mark is not None and mark.role is Role.VIEW and mark.kind and not mark.kind.everywhere
         }
         late = {}
         for at, slot in self.slots.items():
-            if slot.role == "join" and KINDS[slot.kind] in SENDING:
-                senders[Slot("parts", slot.kind)] = int(self.schedule.scope[at])
-            elif slot.role == "backward":
-                late[at] = Slot("launches", slot.kind, slot.group)
-            elif slot.role == "forward" and slot.group in self.cached:
-                late[at] = Slot("fills", slot.kind, slot.group)
+            if slot.role is Role.JOIN and slot.kind and not slot.kind.everywhere:
+                senders[Slot(Part.GRADIENTS, slot.kind)] = int(self.schedule.scope[at])
+            elif slot.role is Part.BACKWARD:
+                late[at] = Slot(Part.LAUNCHES, slot.kind, slot.group)
+            elif slot.role is Role.LOOKUP and slot.group in self.cached:
+                late[at] = Slot(Part.FILLS, slot.kind, slot.group)
         for slot, scope in senders.items():
             late[int(np.searchsorted(self.schedule.scope, scope, side="right")) - 1] = slot
         return late, senders
@@ -133,46 +135,38 @@ class RankProgram:
 
     def _held(self, mark: Mark) -> Slot | None:
         """The group, or how many groups of its kind, that a rank needs to run a scope; None if every rank runs it."""
-        if mark.role not in _NEEDED:
+        if mark.role not in _NEEDED or mark.kind is None:
             return None
-        kind, least = KINDS.index(mark.kind), _NEEDED[mark.role]
-        numbers = self.groups[kind]
-        if mark.kind not in SENDING and (len(numbers) == 1 or (mark.batch < 0 and least == 1)):
+        numbers, least = self.groups[mark.kind], _NEEDED[mark.role]
+        if mark.kind.everywhere and (len(numbers) == 1 or (mark.batch < 0 and least == 1)):
             return None
         if len(numbers) == 1 or mark.batch >= 0:
-            return Slot("held", kind, numbers[max(mark.batch, 0)])
-        return Slot("held", kind, -1, least)
-
-
-_NEEDED = {
-    Role.ARRIVE: 1, Role.LOOKUP: 1, Role.FLATTEN: 1, Role.SHAPE: 1, Role.UPDATE: 1, Role.STEP: 1,
-    Role.BESIDE: 2, Role.PART: 2,
-}  # fmt: skip
-"""Scopes that some ranks do not run, and how many groups of a kind a rank has at least that does."""
+            return Slot(Part.HELD, mark.kind, numbers[max(mark.batch, 0)])
+        return Slot(Part.HELD, mark.kind, -1, least)
 
 
 def _launches(
-    schedule: Schedule, lowered: LoweredProgram, marks: Sequence[Mark | None], groups: dict[int, list[int]]
+    schedule: Schedule, lowered: LoweredProgram, marks: Sequence[Mark | None], groups: dict[ShardingKind, list[int]]
 ) -> Iterator[tuple[int, Slot, bool]]:
     """The launches that a plan decides: where, what they belong to, and whether they are the open one of that."""
     seen: set[Slot] = set()
     for at in np.flatnonzero(schedule.code == Code.LAUNCH).tolist():
         mark, call = marks[schedule.scope[at]], lowered.calls[schedule.call[at]]
-        role = "" if mark is None else _role(mark, call)
-        if mark is None or not role:
+        role = None if mark is None else _role(mark, call)
+        if mark is None or role is None:
             continue
-        kind = KINDS.index(mark.kind) if mark.kind else 0
-        number = len(seen) if role == Role.DENSE else mark.number  # a bucket of gradients each
-        slot = Slot(role, kind, groups[kind][mark.batch] if mark.batch >= 0 else -1, number)
+        number = len(seen) if role is Role.DENSE else mark.number  # a bucket of gradients each
+        group = -1 if mark.kind is None or mark.batch < 0 else groups[mark.kind][mark.batch]
+        slot = Slot(role, mark.kind, group, number)
         # of small kernels that go together the first is open; of a lookup the kernel that looks up
-        yield at, slot, slot not in seen if role in PLAIN else role != Role.LOOKUP or call.kind == "tbe_forward"
+        yield at, slot, slot not in seen if role in SMALL else role is not Role.LOOKUP or call.kind == "tbe_forward"
         seen.add(slot)
 
 
-def _role(mark: Mark, call: KernelCall) -> str:
+def _role(mark: Mark, call: KernelCall) -> Role | Part | None:
     """The role of a launch in a scope: what the plan decides there is the exchange, or the kernels; of an update its
-    sort, the kernel itself, and the exchange of its gradient. "" for what it does not decide."""
+    sort, the kernel itself, and the exchange of its gradient. None for what it does not decide."""
     exchange = call.family is COLLECTIVE
     if mark.role is Role.UPDATE:
-        return "copies" if exchange else "backward" if call.kind.startswith("tbe_backward") else "sort"
-    return mark.role if exchange == (mark.role in _EXCHANGES) else ""
+        return Part.COPIES if exchange else Part.BACKWARD if call.kind.startswith("tbe_backward") else Part.SORT
+    return mark.role if exchange == (mark.role in EXCHANGES) else None

@@ -15,22 +15,24 @@ from traincast.placement.memory import MemoryNeed, memory_need
 from traincast.placement.plan import Plan, check_plan, plain
 from traincast.prediction.prediction import predict_step
 from traincast.prediction.result import Prediction
+from traincast.programs.sharded.marks import Role
 from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Assignment
 from traincast.sharding.cost import FastCost
 from traincast.sharding.descent import Effort, begin, local_search, used_groups
+from traincast.sharding.slots import Part
 from traincast.sharding.task import Task
 from traincast.sharding.thorough import thorough_search
 
 FOUND = "search"
 """The name of the plan that the search found."""
 TERMS = {
-    "input exchange": ("order", "bucket", "sizes", "lengths", "values", "arrive"),
-    "lookup": ("forward", "beside"),
-    "output exchange": ("out", "out_across", "join", "back", "back_within"),
-    "update": ("sort", "backward"),
-    "data-parallel tables": ("copies", "step"),
-    "dense gradients": ("dense",),
+    "input exchange": (Role.ORDER, Role.BUCKET, Role.SIZES, Role.LENGTHS, Role.VALUES, Role.ARRIVE),
+    "lookup": (Role.LOOKUP, Role.BESIDE),
+    "output exchange": (Role.OUT, Role.OUT_ACROSS, Role.JOIN, Role.BACK, Role.BACK_WITHIN),
+    "update": (Part.SORT, Part.BACKWARD),
+    "data-parallel tables": (Part.COPIES, Role.STEP),
+    "dense gradients": (Role.DENSE,),
 }
 """What a plan decides, by the roles of durations in the fast cost."""
 _FEW = (8, 8)  # tables and ranks up to which the search takes its time

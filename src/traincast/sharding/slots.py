@@ -3,37 +3,59 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from traincast.placement.plan import KINDS
+from traincast.placement.kinds import ShardingKind
+from traincast.programs.sharded.marks import Role
 
-KERNELS = ("order", "bucket", "arrive", "forward", "beside", "join", "sort", "backward", "step")
-"""Roles of kernels."""
-PLAIN = ("order", "bucket", "arrive", "beside", "join", "sort", "step")
-"""Roles of open kernels that are themselves among the small ones."""
-_HOST = ("views", "parts", "launches", "fills", "held")
-_NODE_MEETINGS = {"out": "within", "out_across": "across", "back": "across", "back_within": "within"}
+
+class Part(StrEnum):
+    """What is open beside the roles that the writer of the step marks: parts of an update, and work of the host."""
+
+    SORT = "sort"
+    """What comes before the kernel of an update."""
+    BACKWARD = "backward"
+    """The kernel of an update."""
+    COPIES = "copies"
+    """The exchange of the gradients of copied tables."""
+    VIEWS = "views"
+    """Host: pooled rows as rows again, one per sender."""
+    GRADIENTS = "gradients"
+    """Host: gradients that are joined, one per sender."""
+    LAUNCHES = "launches"
+    """Host: the launches of the sort."""
+    FILLS = "fills"
+    """Host: the launches that fill the cache of tables in host memory."""
+    HELD = "held"
+    """No duration, but 1 on ranks that have tables of a group and 0 on the others."""
+
+
+EXCHANGES = frozenset(
+    {Role.SIZES, Role.LENGTHS, Role.VALUES, Role.OUT, Role.OUT_ACROSS, Role.BACK, Role.BACK_WITHIN, Role.DENSE}
+)
+"""Roles of which the exchange is open, not kernels."""
+SMALL = frozenset({Role.ORDER, Role.BUCKET, Role.ARRIVE, Role.BESIDE, Role.JOIN, Part.SORT, Role.STEP})
+"""Open kernels that are themselves among the small ones around them."""
+_NODE_MEETINGS: dict[Role | Part, str] = {
+    Role.OUT: "within", Role.OUT_ACROSS: "across", Role.BACK: "across", Role.BACK_WITHIN: "within",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An open duration: `role` of a kind of sharding (number in `KINDS`), and which of its groups where it has several.
+    """An open duration: its role for a kind of sharding (None: for all), and for which of its groups where it has
+    several (-1: for all); `number` tells several of one role apart."""
 
-    Most roles are those that the writer of the step marks (`programs.sharded.marks.Role`). An update is three: `sort`,
-    `backward`, and `copies` (the exchange of the gradients of data-parallel tables). Of host work there are: `views`
-    and `parts` (of pooled rows and gradients, one per sender), `launches` (of the sort), `fills` (of the cache of
-    tables in host memory). `held` is 1 on ranks that have tables of a group. `number` tells several of one role apart.
-    """
-
-    role: str
-    kind: int
+    role: Role | Part
+    kind: ShardingKind | None = None
     group: int = -1
     number: int = 0
 
     @property
     def meeting(self) -> str:
         """Who meets, as `max_plus.Open` says; "" for kernels and host work."""
-        if self.role in KERNELS or self.role in _HOST:
+        if self.role not in EXCHANGES and self.role is not Part.COPIES:
             return ""
-        if KINDS[self.kind] == "table_row_wise":
+        if self.kind is ShardingKind.TABLE_ROW_WISE:
             return _NODE_MEETINGS.get(self.role, "world")
         return "world"

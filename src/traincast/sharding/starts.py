@@ -8,12 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
+from traincast.placement.kinds import ShardingKind
 from traincast.sharding.assignment import ALL, NODE, NOWHERE, Choices
 
 SPLITS = (np.inf, 1.0, 0.5, 0.25)
 """Weights of a shard, over the average load of a rank, above which its table is split."""
 COPIES = (0.0, 1.0, 4.0, 16.0)
 """A table is copied to all ranks when a copy costs a rank no more than so many times its share of the table's load."""
+
+_SPLIT_KINDS = (
+    (ShardingKind.COLUMN_WISE, ShardingKind.ROW_WISE),
+    (ShardingKind.ROW_WISE,),
+    (ShardingKind.TABLE_ROW_WISE, ShardingKind.ROW_WISE),
+)  # in which heavy tables are split, the first that does
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,7 +48,7 @@ def starts(choices: Choices, weights: Weights) -> Iterator[tuple[IntArray, IntAr
                 yield option, spread(choices, weights, option)
     for copy in COPIES:
         for split in SPLITS:
-            for kinds in (("column_wise", "row_wise"), ("row_wise",), ("table_row_wise", "row_wise")):
+            for kinds in _SPLIT_KINDS:
                 option = _spilled(choices, weights, _chosen(choices, weights, split, copy, kinds))
                 if option.tobytes() not in seen:
                     seen.add(option.tobytes())
@@ -55,18 +62,18 @@ def row_of_group(choices: Choices, weights: Weights, table: int, group: int, spl
     return light[0] if light else min(rows, key=lambda row: float(weights.seconds[row]), default=-1)
 
 
-def _chosen(choices: Choices, weights: Weights, split: float, copy: float, kinds: tuple[str, ...]) -> IntArray:
+def _chosen(choices: Choices, weights: Weights, split: float, copy: float, kinds: tuple[ShardingKind, ...]) -> IntArray:
     """For every table the first option light enough: whole, else split in the least number of shards."""
     whole = np.array([rows[0] for rows in choices.rows])
     average = weights.average
     chosen = whole.copy()
     for table, rows in enumerate(choices.rows):
         seconds, device = weights.seconds[rows[0]], weights.device_bytes[rows[0]]
-        by_kind: dict[str, list[int]] = {}
+        by_kind: dict[ShardingKind, list[int]] = {}
         for row in rows:
-            if not choices.options[row].kernel.startswith("fused_uvm"):
+            if not choices.options[row].kernel.in_host_memory:
                 by_kind.setdefault(choices.options[row].kind, []).append(row)
-        copied = by_kind.get("data_parallel")
+        copied = by_kind.get(ShardingKind.DATA_PARALLEL)
         if copied and weights.seconds[copied[0]] <= copy * seconds / choices.world_size:
             chosen[table] = copied[0]
         elif seconds > split * average or device > weights.capacity:
@@ -90,13 +97,13 @@ def _spilled(choices: Choices, weights: Weights, option: IntArray) -> IntArray:
         kept = option[table]
         for row in rows:
             saved = need[kept] - need[row]
-            if choices.options[row].kernel.startswith("fused_uvm") and saved > 0:
+            if choices.options[row].kernel.in_host_memory and saved > 0:
                 lost = weights.seconds[row] * shards[row] - weights.seconds[kept] * shards[kept]
                 moves.append((max(float(lost), 0.0) / float(saved), table, row))
     for _, table, row in sorted(moves):
         if excess <= 0:
             break
-        if not choices.options[option[table]].kernel.startswith("fused_uvm"):
+        if not choices.options[option[table]].kernel.in_host_memory:
             excess -= float(need[option[table]] - need[row])
             option[table] = row
     return option

@@ -15,14 +15,14 @@ import numpy as np
 from traincast.arrays import FloatArray
 from traincast.host.profile import ALONE, HostProfile
 from traincast.placement.memory import INDEX_BYTES
-from traincast.placement.plan import KINDS
 from traincast.prediction.step import host_seconds
 from traincast.programs.sharded.layout import Batch, Layout, Section
+from traincast.programs.sharded.marks import Role
 from traincast.sharding.layouts import Heaviest, held, plain, scaled, typical
-from traincast.sharding.lookups import Group
+from traincast.sharding.lookups import TableGroup
 from traincast.sharding.max_plus import Open, Skip, WalkCode, compile_walk
 from traincast.sharding.rank import EMPTY, RankProgram
-from traincast.sharding.slots import PLAIN, Slot
+from traincast.sharding.slots import SMALL, Part, Slot
 from traincast.sharding.task import Task
 
 LENGTH_BYTES = 4
@@ -51,20 +51,20 @@ class Around:
 Surroundings = dict[Slot, Around]
 
 
-def load_of(role: str, group: Group, samples: int, *, parts: Any, lookups: Any, elements: Any) -> Any:
+def load_of(role: Role | Part, group: TableGroup, samples: int, *, tables: Any, lookups: Any, elements: Any) -> Any:
     """What the small kernels around a lookup or update grow with: bytes of lookups and their lengths; the sort of an
     update with its lookups; whatever is done to the gradients of data-parallel tables with their elements. Numbers or
     arrays.
     """
-    if role in ("sort", "step"):
+    if role in (Part.SORT, Role.STEP):
         return elements if group.copied else lookups
-    return INDEX_BYTES * lookups + LENGTH_BYTES * samples * parts
+    return INDEX_BYTES * lookups + LENGTH_BYTES * samples * tables
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Structure:
-    """A compiled walk: `slots[i]` is open duration i, `bytes` are messages of the compiled plan, `each` the seconds of
-    host work for one sender.
+    """A compiled walk: `slots[i]` is open duration i, `bytes` are messages of the compiled plan, `per_sender` the
+    seconds of host work for one sender.
 
     The open duration of a kernel includes what the small kernels around it take beyond the smallest of `LOADS`.
     """
@@ -72,10 +72,12 @@ class Structure:
     code: WalkCode
     slots: tuple[Slot, ...]
     bytes: dict[Slot, int]
-    each: dict[Slot, float]
+    per_sender: dict[Slot, float]
 
 
-def surroundings(task: Task, layout: Layout, groups: Sequence[Group], heaviest: Sequence[Heaviest]) -> Surroundings:
+def surroundings(
+    task: Task, layout: Layout, groups: Sequence[TableGroup], heaviest: Sequence[Heaviest]
+) -> Surroundings:
     """The small kernels of the groups of a layout, at `LOADS` times what `heaviest` says."""
     alone, one = replace(task, dense=None), typical(layout, _columns(task))
     layouts = [scaled(one, load, groups, heaviest) for load in LOADS]
@@ -96,44 +98,44 @@ def _columns(task: Task) -> int:
     return sum(table.dim for table in task.tables)
 
 
-def _own(slot: Slot, batches: dict[int, Batch], groups: Sequence[Group]) -> dict[int, Batch]:
+def _own(slot: Slot, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> dict[int, Batch]:
     """The batches that an open kernel belongs to: those of its group, or of its kind of sharding."""
     if slot.group >= 0:
         return {slot.group: batches[slot.group]}
-    return {group: batch for group, batch in batches.items() if groups[group].kind == slot.kind}
+    return {group: batch for group, batch in batches.items() if groups[group].kind is slot.kind}
 
 
-def _load(slot: Slot, layout: Layout, batches: dict[int, Batch], groups: Sequence[Group]) -> float:
+def _load(slot: Slot, layout: Layout, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> float:
     """The load of the compiled rank for one open kernel."""
     size, world = layout.batch_size, layout.world_size
-    if slot.role == "order":
+    if slot.role is Role.ORDER:
         return sum(
             INDEX_BYTES * _local(section) + LENGTH_BYTES * size * section.features for section in layout.sections
         )
     own = _own(slot, batches, groups)
-    if slot.role == "bucket":
-        section = next(each for each in layout.sections if each.kind == KINDS[slot.kind])
+    if slot.role is Role.BUCKET:
+        section = next(section for section in layout.sections if section.kind is slot.kind)
         return INDEX_BYTES * _local(section) + LENGTH_BYTES * size * float(sum(section.tables))
-    if slot.role in ("join", "beside"):
-        samples = size if slot.role == "join" or KINDS[slot.kind] == "data_parallel" else size * world
+    if slot.role in (Role.JOIN, Role.BESIDE) and slot.kind is not None:
+        samples = size if slot.role is Role.JOIN else slot.kind.samples(size, world)
         return samples * float(sum(batch.columns for batch in own.values()))
     total = 0.0
     for group, batch in own.items():
-        samples = size * (1 if groups[group].copied else world)
+        samples = groups[group].kind.samples(size, world)
         total += load_of(
-            slot.role, groups[group], samples, parts=batch.tables, lookups=batch.lookups, elements=batch.elements
+            slot.role, groups[group], samples, tables=batch.tables, lookups=batch.lookups, elements=batch.elements
         )
     return total
 
 
 def _local(section: Section) -> float:
     """Lookups of one rank's samples in all tables of a kind."""
-    if section.kind == "data_parallel":
+    if section.kind.copied:
         return float(section.lookups[0])
     return sum(section.lookups) / len(section.ranks)
 
 
-def compiled_rank(task: Task, layout: Layout, groups: Sequence[Group]) -> RankProgram:
+def compiled_rank(task: Task, layout: Layout, groups: Sequence[TableGroup]) -> RankProgram:
     """The program that stands for plans like the one laid out; `groups` are all that plans may use, in order."""
     return RankProgram.of(task, plain(typical(layout, _columns(task))), groups)
 
@@ -152,7 +154,7 @@ def build_structure(
         )
     }
     seconds = rank.seconds.copy()
-    seconds[[at for at, slot in rank.slots.items() if slot.role not in PLAIN]] = 0.0
+    seconds[[at for at, slot in rank.slots.items() if slot.role not in SMALL]] = 0.0
     for slot, launches in rank.around.items():
         seconds[launches] *= min(1.0, around[slot].seconds[0] / max(float(seconds[launches].sum()), 1e-30))
     empty = float(host.scope_seconds([EMPTY])[0, ALONE] + host.gap_seconds([EMPTY], main=True)[0])
@@ -166,5 +168,5 @@ def build_structure(
         skips=[Skip(each.first, each.last, numbers[each.slot], empty * each.replaced) for each in stretches],
     )
     by_scope = np.bincount(rank.schedule.scope, weights=busy)
-    each = {slot: float(by_scope[scope]) for slot, scope in senders.items()}
-    return Structure(code=code, slots=tuple(numbers), bytes=rank.bytes, each=each)
+    per_sender = {slot: float(by_scope[scope]) for slot, scope in senders.items()}
+    return Structure(code=code, slots=tuple(numbers), bytes=rank.bytes, per_sender=per_sender)

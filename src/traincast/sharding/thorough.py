@@ -9,6 +9,7 @@ from itertools import combinations, combinations_with_replacement
 import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
+from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.sharding.assignment import NOWHERE, Assignment, Best, Changes, Choices, StepCost, best_of, rescore
 from traincast.sharding.descent import Effort, distinct, used_groups
 from traincast.sharding.starts import Weights, spread
@@ -108,7 +109,7 @@ class _Alternatives:
 def _all_places(choices: Choices, row: int) -> Iterator[list[int]]:
     """Ranks (or nodes) for the shards of an option; slices of a table are alike, so their order does not matter."""
     option, size = choices.options[row], choices.world_size
-    among = -(-size // choices.gpus_per_node) if option.kind == "table_row_wise" else size
+    among = -(-size // choices.gpus_per_node) if option.kind is ShardingKind.TABLE_ROW_WISE else size
     ways = list(combinations_with_replacement(range(among), option.slices))
     for way in ways[:: -(-len(ways) // _MOST_PLACES)]:
         yield [*way, *[NOWHERE] * (choices.most_slices - option.slices)]
@@ -116,7 +117,7 @@ def _all_places(choices: Choices, row: int) -> Iterator[list[int]]:
 
 def _classes(choices: Choices) -> list[BoolArray]:
     """Groups by how they place tables: tables of other types or optimizers are placed alike."""
-    kinds: dict[tuple[str, str], BoolArray] = {}
+    kinds: dict[tuple[ShardingKind, ComputeKernel], BoolArray] = {}
     for row, option in enumerate(choices.options):
         own = kinds.setdefault((option.kind, option.kernel), np.zeros(choices.groups, dtype=np.bool_))
         own[choices.group[row]] = True

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from traincast.errors import TraincastError
-from traincast.placement.plan import KERNELS, Placement, Plan, check_plan
+from traincast.placement.kinds import ComputeKernel
+from traincast.placement.plan import Placement, Plan, check_plan
 from traincast.sharding.task import Task
 from traincast.torchrec_io.objects import torchrec
 from traincast.torchrec_io.planner import constraints, planner_topology, quiet, reservation, run_planner
@@ -115,15 +116,15 @@ class _Shared:
 
     def _placement(self, option: Any, *, placed: bool) -> Placement:
         """The placement of a sharding option; before the planner has chosen ranks, on the first that can be."""
-        if option.sharding_type not in KIND_OF or option.compute_kernel not in KERNELS:
+        if option.sharding_type not in KIND_OF or option.compute_kernel not in list(ComputeKernel):
             raise TraincastError(
                 f"table '{option.name}': {option.sharding_type} with kernel {option.compute_kernel} has no cost here; "
                 "leave it out with the planner's constraints"
             )
-        kind, kernel = KIND_OF[option.sharding_type], option.compute_kernel
+        kind, kernel = KIND_OF[option.sharding_type], ComputeKernel(option.compute_kernel)
         count = len(option.shards)
         ranks = [shard.rank for shard in option.shards] if placed else [n % self.task.gpus for n in range(count)]
         cached = 0.0
-        if kernel == "fused_uvm_caching":
+        if kernel.cached:
             cached = option.cache_load_factor or DEFAULT_CACHE_FRACTION
         return Placement(kind, tuple(ranks), kernel, cached)

@@ -81,7 +81,7 @@ def constraints(tables: Sequence[Table], kernels: Sequence[str] | None = None) -
     types = torchrec("distributed.planner.types")
     kinds = None
     if kernels is not None:
-        kinds = [kind for kind in KIND_OF if kind != "data_parallel" or "dense" in kernels]
+        kinds = [kind for kind in KIND_OF if not KIND_OF[kind].copied or "dense" in kernels]
     return {
         table.name: types.ParameterConstraints(
             pooling_factors=[table.pooling.mean],

@@ -15,19 +15,20 @@ from typing import Any
 
 from traincast.embeddings.table import MAX_DIM, MAX_ROWS, Table
 from traincast.errors import TraincastError
-from traincast.placement.plan import KERNELS, Placement, Plan, Shard, check_placement, check_plan
+from traincast.placement.kinds import ComputeKernel, ShardingKind
+from traincast.placement.plan import Placement, Plan, Shard, check_placement, check_plan
 from traincast.torchrec_io.fields import choice, mapping, number, plain, read_json, sequence, text, whole
 
 MAX_RANKS = 1 << 16
 DEFAULT_CACHE_FRACTION = 0.2
 """Share of the rows that FBGEMM caches on the device when a plan does not say."""
 KIND_OF = {
-    "data_parallel": "data_parallel",
-    "table_wise": "table_wise",
-    "row_wise": "row_wise",
-    "column_wise": "column_wise",
-    "table_row_wise": "table_row_wise",
-    "table_column_wise": "column_wise",
+    "data_parallel": ShardingKind.DATA_PARALLEL,
+    "table_wise": ShardingKind.TABLE_WISE,
+    "row_wise": ShardingKind.ROW_WISE,
+    "column_wise": ShardingKind.COLUMN_WISE,
+    "table_row_wise": ShardingKind.TABLE_ROW_WISE,
+    "table_column_wise": ShardingKind.COLUMN_WISE,
 }
 """Our kind of sharding for TorchRec's. Table-column-wise is column-wise with all slices in one node."""
 _PLACEMENT = re.compile(r"rank:(\d{1,9})/[a-z]{1,16}(:\d{1,9})?")
@@ -98,18 +99,18 @@ def _placement(entry: Any, where: str, table: Table, world_size: int, gpus_per_n
         if fields.get(name) is not None:
             raise TraincastError(f"{where}: {name} {reprlib.repr(fields[name])} cannot be represented; leave it null")
     kind = KIND_OF[choice(fields["sharding_type"], f"sharding_type of {where}", KIND_OF)]
-    kernel = choice(fields["compute_kernel"], f"compute_kernel of {where}", KERNELS)
+    kernel = ComputeKernel(choice(fields["compute_kernel"], f"compute_kernel of {where}", list(ComputeKernel)))
     listed = _listed_shards(fields, where)
     placement = Placement(kind, _ranks(fields, where, kind, listed, world_size), kernel, _cached(fields, where, kernel))
     check_placement(table, placement, world_size, gpus_per_node)
     if listed is not None:
         _check_cut(table, placement, listed, where, world_size)
-    elif kind != "data_parallel":
+    elif not kind.copied:
         raise TraincastError(f"{where}: {kind} without shards; list their sizes, offsets and placements")
     return placement
 
 
-def _cached(fields: Mapping[str, Any], where: str, kernel: str) -> float:
+def _cached(fields: Mapping[str, Any], where: str, kernel: ComputeKernel) -> float:
     given = fields.get("cache_params")
     load = None
     if given is not None:
@@ -118,17 +119,17 @@ def _cached(fields: Mapping[str, Any], where: str, kernel: str) -> float:
         for name in ("reserved_memory", "precision"):
             if params.get(name) not in (None, 0, 0.0):
                 raise TraincastError(f"{where}: cache_params {name} cannot be represented; leave it null")
-    if kernel != "fused_uvm_caching":
+    if not kernel.cached:
         return 0.0
     return DEFAULT_CACHE_FRACTION if load is None else number(load, f"{where}: load_factor")
 
 
 def _ranks(
-    fields: Mapping[str, Any], where: str, kind: str, listed: Sequence[Shard] | None, world_size: int
+    fields: Mapping[str, Any], where: str, kind: ShardingKind, listed: Sequence[Shard] | None, world_size: int
 ) -> tuple[int, ...]:
     """Ranks by position; TorchRec leaves them out where all are meant."""
     if fields.get("ranks") is None:
-        if kind in ("row_wise", "data_parallel"):
+        if kind.everywhere:
             return tuple(range(world_size))
         if listed is None:
             raise TraincastError(f"{where}: no ranks; give one for each shard")
@@ -173,7 +174,7 @@ def _pair(fields: Mapping[str, Any], name: str, where: str) -> Sequence[Any]:
 
 def _check_cut(table: Table, placement: Placement, listed: Sequence[Shard], where: str, world_size: int) -> None:
     """Refuses shards that are cut otherwise than this kind of sharding cuts them."""
-    if placement.kind == "data_parallel":
+    if placement.kind.copied:
         raise TraincastError(f"{where}: data_parallel with shards; a table that is copied has none")
     wanted = Plan((table.name,), (placement,), world_size).shards([table])
     if len(wanted) != len(listed):
@@ -190,11 +191,11 @@ def _parameter(
     table: Table, placement: Placement, shards: Sequence[Shard], gpus_per_node: int, device: str
 ) -> dict[str, Any]:
     parameter: dict[str, Any] = {
-        "sharding_type": placement.kind,
-        "compute_kernel": placement.kernel,
+        "sharding_type": placement.kind.value,
+        "compute_kernel": placement.kernel.value,
         "ranks": list(placement.ranks),
     }
-    if placement.kind != "data_parallel":
+    if not placement.kind.copied:
         parameter["shards"] = [
             {
                 "shard_offsets": [shard.rows[0], shard.columns[0]],
@@ -203,7 +204,7 @@ def _parameter(
             }
             for shard in shards
         ]
-    if placement.kernel == "fused_uvm_caching":
+    if placement.kernel.cached:
         if not placement.cache_fraction < 1.0:
             raise TraincastError(
                 f"table '{table.name}' caches all of its rows, which TorchRec refuses; give it kernel 'fused'"

@@ -22,18 +22,18 @@ from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.streaming.launches import memcpy
+from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
 from traincast.placement.options import Option, option_of
-from traincast.placement.plan import KINDS, Placement, Plan
+from traincast.placement.plan import Placement, Plan
 from traincast.sharding.assignment import ALL, NODE, scope_of
 from traincast.sharding.cost import FastCost
-from traincast.sharding.durations import BACKWARD, FORWARD
+from traincast.sharding.durations import Stage
 from traincast.sharding.exchanges import Exchanges
 from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.task import Task
 
-_OWN_KERNEL = ("fused_uvm", "fused_uvm_caching")
 _LENGTH_BYTES = 4
 
 
@@ -84,8 +84,8 @@ class ShardCosts:
         added = np.maximum(added, 0.0)
         added[:, 0] += self._fetch_seconds()
         for (table, option), row in self._row.items():
-            device = self._row.get((table, replace(option, kernel="fused", cache_fraction=0.0)))
-            if option.kernel in _OWN_KERNEL and device is not None:
+            device = self._row.get((table, replace(option, kernel=ComputeKernel.FUSED, cache_fraction=0.0)))
+            if option.kernel.in_host_memory and device is not None:
                 # alone in its kernel it has the cache to itself; beside the others it is no faster than on the device
                 added[row] = np.maximum(added[row], added[device])
         return added
@@ -94,14 +94,13 @@ class ShardCosts:
         """Seconds of bringing rows from the host into a cache on the device, for each row of the choices."""
         choices, task = self.cost.choices, self.task
         seconds = np.zeros(len(choices.options))
-        cached = [row for row, option in enumerate(choices.options) if option.kernel == "fused_uvm_caching"]
+        cached = [row for row, option in enumerate(choices.options) if option.kernel.cached]
         if cached:
             calls = []
             for row in cached:
                 table, option = task.tables[choices.table[row]], choices.options[row]
-                split = {"row_wise": task.gpus, "table_row_wise": task.gpus_per_node}.get(option.kind, 1)
-                columns = table.dim // option.slices if option.kind == "column_wise" else table.dim
-                part = Part(table, columns, 1.0 / split)
+                columns = table.dim // option.slices if option.kind is ShardingKind.COLUMN_WISE else table.dim
+                part = Part(table, columns, 1.0 / option.kind.blocks(task.gpus, task.gpus_per_node))
                 rows = fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
                 calls.append(memcpy("h2d_pinned", round(rows * columns * ITEM_BYTES[table.dtype])))
             seconds[cached] = price_calls(Calls.of(calls[0].family, calls), task.device)[0].seconds
@@ -113,7 +112,7 @@ class ShardCosts:
         usual = np.zeros((choices.groups, choices.terms.shape[1]))
         first = np.unique(choices.table * choices.groups + choices.group, return_index=True)[1]
         for row in first.tolist():
-            if choices.options[row].kernel not in _OWN_KERNEL:
+            if not choices.options[row].kernel.in_host_memory:
                 usual[choices.group[row]] += choices.terms[row] * self._share(choices.options[row])
         return usual
 
@@ -125,10 +124,10 @@ class ShardCosts:
     def _at(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """Seconds by field of ranks that have these sums in these groups."""
         stages = self.cost.stages(sums, group)
-        fields = np.column_stack([stages[:, FORWARD], stages[:, BACKWARD], np.zeros((len(sums), 2))])
-        kind = np.array([self.cost.groups[number].kind for number in group.tolist()])
+        fields = np.column_stack([stages[:, Stage.FORWARD], stages[:, Stage.BACKWARD], np.zeros((len(sums), 2))])
+        kind = np.array([self.cost.groups[number].kind.position for number in group.tolist()])
         weighted = np.array([self.cost.groups[number].weighted for number in group.tolist()])
-        copied = kind == KINDS.index("data_parallel")
+        copied = kind == ShardingKind.DATA_PARALLEL.position
         for flag in (False, True):
             own = ~copied & (weighted == flag)
             sort = Preparation(self.task.device).seconds(sums[own, LOOKUPS], sums[own, ROWS], weighted=flag)
@@ -140,19 +139,19 @@ class ShardCosts:
         inputs = sum(self._world.seconds("all_to_all", message) for message in arriving)
         fields[:, 2] = np.where(copied, 0.0, inputs)
         pooled = POOLED_BYTES * samples * sums[:, COLUMNS]
-        for number in np.unique(kind[~copied]).tolist():
-            own = kind == number
-            fields[own, 2:] += self._outputs(KINDS[number], pooled[own])
+        for one in (one for one in ShardingKind if not one.copied):
+            own = kind == one.position
+            fields[own, 2:] += self._outputs(one, pooled[own])
         return fields
 
-    def _outputs(self, kind: str, pooled: FloatArray) -> FloatArray:
+    def _outputs(self, kind: ShardingKind, pooled: FloatArray) -> FloatArray:
         """Seconds of sending pooled rows, and of sending their gradients back."""
-        if kind in ("table_wise", "column_wise"):
+        if not kind.by_rows:
             both = self._world.seconds("all_to_all", pooled)
             return np.column_stack([both, both])
-        inner = self._within if kind == "table_row_wise" else self._world
+        inner = self._within if kind is ShardingKind.TABLE_ROW_WISE else self._world
         outward, back = (inner.seconds(name, pooled) for name in ("reduce_scatter", "all_gather"))
-        if kind == "table_row_wise":
+        if kind is ShardingKind.TABLE_ROW_WISE:
             between = self._across.seconds("all_to_all", pooled / self.task.gpus_per_node)
             outward, back = outward + between, back + between
         return np.column_stack([outward, back])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from traincast.embeddings import Table
-from traincast.placement import Placement, Plan
+from traincast.placement import Placement, Plan, ShardingKind
 from traincast.programs.published.fused_layers import FusedStep
 from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.layout import Batch, Layout, lay_out
@@ -66,7 +66,7 @@ def nvidia_dlrm(tables: Sequence[Table], run: Run) -> Workload:
     where = {table: rank for rank, held in enumerate(owners) for table in held}
     plan = Plan(
         tuple(table.name for table in tables),
-        tuple(Placement("table_wise", (where[i],)) for i in range(len(tables))),
+        tuple(Placement(ShardingKind.TABLE_WISE, (where[i],)) for i in range(len(tables))),
         run.gpus,
     )
     layout = lay_out(tables, plan, batch_size=run.global_batch // run.gpus, gpus_per_node=run.gpus)

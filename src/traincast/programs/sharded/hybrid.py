@@ -9,6 +9,7 @@ from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.table import Pooling, Table
 from traincast.errors import TraincastError, unknown
 from traincast.placement.greedy import WEIGHTS, greedy_plan
+from traincast.placement.kinds import ShardingKind
 from traincast.placement.memory import MemoryLimits
 from traincast.platform.platform import Platform
 from traincast.programs.dlrm.config import OPTIMIZERS, STUDY_DLRMS, DlrmConfig
@@ -64,7 +65,7 @@ def hybrid_dlrm(
         index_dtype=config.index_dtype,
         name=config.name,
     )
-    split = sum(placement.kind != "table_wise" for placement in plan.placements)
+    split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)
     rows = f", {split} of them split by rows" if split else ""
     above = "MLPs and cross network" if isinstance(config, DcnConfig) else "MLPs"
     said = (

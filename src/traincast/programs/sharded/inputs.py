@@ -53,7 +53,7 @@ def redistribute(tape: MarkedTape, section: Section, given: Features, batch: int
     """
     world, rank = tape.world_size, tape.rank
     lookups = [section.local_lookups(each) for each in range(world)]
-    if section.kind in ("row_wise", "table_row_wise"):
+    if section.kind.by_rows:
         with tape.marked(Role.BUCKET, section.kind):
             given = _bucketized(tape, sum(section.tables) * batch, given)
     tensors = [given.bags, given.values, *([] if given.weights is None else [given.weights])]

@@ -11,7 +11,8 @@ from traincast.embeddings.load import Part, fetched_rows, longest_bag, total_loa
 from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.errors import TraincastError
-from traincast.placement.plan import KINDS, Plan, check_plan
+from traincast.placement.kinds import ComputeKernel, ShardingKind
+from traincast.placement.plan import Plan, check_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Batch:
     `fetched_rows` and `fetched_bytes` are what a batch brings into the device's cache of tables in host memory.
     """
 
-    kernel: str
+    kernel: ComputeKernel
     dtype: str
     weighted: bool
     optimizer: str
@@ -44,7 +45,7 @@ class Batch:
 class Section:
     """The tables of one kind of sharding: `ranks[r]` are the kernels of rank r."""
 
-    kind: str
+    kind: ShardingKind
     ranks: tuple[tuple[Batch, ...], ...]
     gpus_per_node: int
 
@@ -61,20 +62,20 @@ class Section:
     @cached_property
     def features(self) -> int:
         """Inputs that these tables have together; one for each slice of columns."""
-        if self.kind == "row_wise":
+        if self.kind is ShardingKind.ROW_WISE:
             return max(self.tables)
-        if self.kind == "data_parallel":
+        if self.kind.copied:
             return self.tables[0]
-        return sum(self.tables[:: self.gpus_per_node] if self.kind == "table_row_wise" else self.tables)
+        return sum(self.tables[:: self.gpus_per_node] if self.kind is ShardingKind.TABLE_ROW_WISE else self.tables)
 
     def local_lookups(self, rank: int) -> int:
         """Lookups that the samples of one rank make in the parts of `rank`; a copied table is every rank's own."""
-        return self.lookups[rank] if self.kind == "data_parallel" else round(self.lookups[rank] / len(self.ranks))
+        return self.lookups[rank] if self.kind.copied else round(self.lookups[rank] / len(self.ranks))
 
     @cached_property
     def own_lookups(self) -> int:
         """Lookups that the samples of one rank make in all these tables."""
-        holders = 1 if self.kind == "data_parallel" else len(self.ranks)
+        holders = 1 if self.kind.copied else len(self.ranks)
         return sum(self.local_lookups(rank) for rank in range(holders))
 
     @cached_property
@@ -90,7 +91,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Layout:
-    """All sections of a plan, in the order of `sharding.plan.KINDS`, for `batch_size` samples a rank."""
+    """All sections of a plan, in the order of `ShardingKind`, for `batch_size` samples a rank."""
 
     sections: tuple[Section, ...]
     world_size: int
@@ -104,8 +105,8 @@ class Layout:
 
     def key(self, rank: int) -> tuple[object, ...]:
         """Equal for ranks whose programs are equal."""
-        node = rank // self.gpus_per_node if self.has("table_row_wise") else 0
-        local = rank % self.gpus_per_node if self.has("table_row_wise") else 0
+        node = rank // self.gpus_per_node if self.has(ShardingKind.TABLE_ROW_WISE) else 0
+        local = rank % self.gpus_per_node if self.has(ShardingKind.TABLE_ROW_WISE) else 0
         return (node, local, *(section.ranks[rank] for section in self.sections))
 
     def form(self, rank: int) -> tuple[object, ...]:
@@ -115,9 +116,9 @@ class Layout:
             for section in self.sections
         )
 
-    def has(self, kind: str) -> bool:
+    def has(self, kind: ShardingKind) -> bool:
         """Whether some table is sharded this way."""
-        return any(section.kind == kind for section in self.sections)
+        return any(section.kind is kind for section in self.sections)
 
 
 def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_node: int) -> Layout:
@@ -127,7 +128,7 @@ def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_no
         raise TraincastError(
             f"{plan.world_size} ranks do not fill nodes of {gpus_per_node} GPUs; give a multiple of {gpus_per_node}"
         )
-    parts: dict[str, dict[int, dict[tuple[str, str, bool, str], list[tuple[Part, int, float]]]]] = {}
+    parts: dict[ShardingKind, dict[int, dict[tuple[ComputeKernel, str, bool, str], list[tuple[Part, int, float]]]]] = {}
     for shard in plan.shards(tables):
         table, placement = tables[shard.table], plan.placements[shard.table]
         part = Part(table, shard.width, shard.height / table.rows)
@@ -135,8 +136,8 @@ def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_no
         kinds = parts.setdefault(placement.kind, {})
         kinds.setdefault(shard.rank, {}).setdefault(form, []).append((part, shard.height, placement.cache_fraction))
     sections = []
-    for kind in (kind for kind in KINDS if kind in parts):
-        samples = batch_size if kind == "data_parallel" else batch_size * plan.world_size
+    for kind in (kind for kind in ShardingKind if kind in parts):
+        samples = kind.samples(batch_size, plan.world_size)
         ranks = []
         for rank in range(plan.world_size):
             held = parts[kind].get(rank, {})
@@ -146,12 +147,11 @@ def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_no
 
 
 def _batch(
-    kernel: str, dtype: str, weighted: bool, optimizer: str, held: list[tuple[Part, int, float]], samples: int
+    kernel: ComputeKernel, dtype: str, weighted: bool, optimizer: str, held: list[tuple[Part, int, float]], samples: int
 ) -> Batch:
     parts = [part for part, _, _ in held]
     load = total_load(parts, samples)
-    cached = kernel == "fused_uvm_caching"
-    fetched = [fetched_rows(part, samples, fraction) if cached else 0.0 for part, _, fraction in held]
+    fetched = [fetched_rows(part, samples, fraction) if kernel.cached else 0.0 for part, _, fraction in held]
     elements = sum(height * part.columns for part, height, _ in held)
     rows, state = sum(height for _, height, _ in held), OPTIMIZER_STATE[optimizer]
     return Batch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from traincast.placement.kinds import ShardingKind
 from traincast.workload.program import Program
 
 
@@ -23,7 +24,7 @@ class Role(StrEnum):
     """The exchange of row numbers (number 0) and of weights (1)."""
     ARRIVE = "arrive"
     """What has arrived, ordered by table."""
-    LOOKUP = "forward"
+    LOOKUP = "lookup"
     """One kernel's lookup, with what leads up to it."""
     BESIDE = "beside"
     """What several kernels pooled, side by side."""
@@ -33,7 +34,7 @@ class Role(StrEnum):
     """Pooled rows on their way to the ranks of their samples; the first of two exchanges for `table_row_wise`."""
     OUT_ACROSS = "out_across"
     """The second one, between nodes."""
-    VIEW = "views"
+    VIEW = "view"
     """What came from one sender, as rows."""
     JOIN = "join"
     """Gradients by where they go."""
@@ -56,10 +57,10 @@ class Role(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A role in the step of the tables of one `kind` of sharding: of one `batch` of theirs on this rank (-1: of all),
-    and which of several alike (`number`). `kind` is "" for what is no single kind's."""
+    and which of several alike (`number`). `kind` is None for what is no single kind's."""
 
     role: Role
-    kind: str = ""
+    kind: ShardingKind | None = None
     batch: int = -1
     number: int = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from traincast.placement.kinds import ShardingKind
 from traincast.programs.sharded.layout import Layout, Section
 from traincast.programs.sharded.marks import Role
 from traincast.programs.sharded.tape import MarkedTape
@@ -52,9 +53,9 @@ class Outputs:
 
     def __post_init__(self) -> None:
         columns, kind = self.section.columns, self.section.kind
-        if kind == "table_row_wise":
+        if kind is ShardingKind.TABLE_ROW_WISE:
             columns = tuple(columns[rank] for rank in range(0, self.tape.world_size, self.layout.gpus_per_node))
-        elif kind in ("row_wise", "data_parallel"):
+        elif kind.everywhere:
             columns = columns[:1]
         self.parts = list(columns)
 
@@ -67,12 +68,12 @@ class Outputs:
         """Sends the pooled embeddings of all samples (flat) on their way."""
         tape, kind = self.tape, self.section.kind
         with tape.marked(Role.OUT, kind):
-            if kind not in ("row_wise", "table_row_wise"):
+            if not kind.by_rows:
                 self._start_all_to_all(tape.world, pooled)
                 return
-            group = tape.world if kind == "row_wise" else tape.within
+            group = tape.world if kind is ShardingKind.ROW_WISE else tape.within
             self._event, self._received = self._reduce_scatter(group, pooled)
-        if kind == "table_row_wise":
+        if kind is ShardingKind.TABLE_ROW_WISE:
             tape.scope("ReduceScatterBase_Wait")
             self._wait(self._event, module=MODULE)
             with tape.marked(Role.OUT_ACROSS, kind):
@@ -82,7 +83,7 @@ class Outputs:
         """Waits; gives [own samples, columns] from each sender that sent any."""
         tape, batch = self.tape, self.layout.batch_size
         assert self._received is not None
-        reduced = self.section.kind == "row_wise"
+        reduced = self.section.kind is ShardingKind.ROW_WISE
         tape.scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
         self._wait(self._event, module=MODULE)
         flat = tape.view(self._received, self._received.shape)
@@ -114,11 +115,11 @@ class Outputs:
         if self.names.keeps and self._received is not None:
             tape.free(self._received)
         with tape.marked(Role.BACK, kind):
-            tape.scope("ReduceScatterBase_WaitBackward" if kind == "row_wise" else self.names.send_back)
-        if kind == "row_wise":
+            tape.scope("ReduceScatterBase_WaitBackward" if kind is ShardingKind.ROW_WISE else self.names.send_back)
+        if kind is ShardingKind.ROW_WISE:
             self._event, self._received = self._all_gather(tape.world, flat)
             return
-        group = tape.across if kind == "table_row_wise" else tape.world
+        group = tape.across if kind is ShardingKind.TABLE_ROW_WISE else tape.world
         send = [self.layout.batch_size * columns for columns in self.parts]
         receive = [self.layout.batch_size * self._own_columns()] * len(group.ranks)
         self._received = self._empty_like(flat, sum(receive), self._ops["wait"])
@@ -133,7 +134,7 @@ class Outputs:
         assert self._received is not None
         tape.scope(self.names.wait_back, Phase.BACKWARD)
         self._wait(self._event)
-        if self.section.kind == "table_row_wise":
+        if self.section.kind is ShardingKind.TABLE_ROW_WISE:
             with tape.marked(Role.BACK_WITHIN, self.section.kind):
                 tape.scope("ReduceScatterBase_ReqBackward")
             event, gathered = self._all_gather(tape.within, self._received)
@@ -200,7 +201,7 @@ class Outputs:
             tape.free(grad)
             copies.append(line)
         copies.reverse()
-        if self.section.kind == "row_wise":
+        if self.section.kind is ShardingKind.ROW_WISE:
             return copies[0]
         tape.scope("SplitWithSizesBackward0", Phase.BACKWARD)
         split, lines, have = self._ops["split"], [], iter(copies)

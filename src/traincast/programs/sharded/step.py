@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from traincast.embeddings.table import Table, check_tables
 from traincast.errors import TraincastError
+from traincast.placement.kinds import ShardingKind
 from traincast.placement.plan import Plan
 from traincast.programs.data_parallel.reducer import Reducer
 from traincast.programs.dlrm.config import DlrmConfig
@@ -145,11 +146,10 @@ class _Writer:
 
     def _data_parallel(self) -> list[Lookup]:
         pairs = zip(self.sections, self.lookups, strict=True)
-        return [each for section, lookups in pairs if section.kind == "data_parallel" for each in lookups]
+        return [each for section, lookups in pairs if section.kind.copied for each in lookups]
 
     def _samples(self, section: Section) -> int:
-        batch = self.layout.batch_size
-        return batch if section.kind == "data_parallel" else batch * self.layout.world_size
+        return section.kind.samples(self.layout.batch_size, self.layout.world_size)
 
     def program(self) -> MarkedProgram:
         """Everything."""
@@ -189,7 +189,7 @@ class _Writer:
         result = []
         for section, given in zip(self.sections, ordered(tape, self.sections, local, batch), strict=True):
             own = section.ranks[tape.rank]
-            arrived = given if section.kind == "data_parallel" else redistribute(tape, section, given, batch)
+            arrived = given if section.kind.copied else redistribute(tape, section, given, batch)
             parts = split(tape, arrived, own, self._samples(section)) if arrived is not None else []
             result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
         return result
@@ -207,7 +207,7 @@ class _Writer:
             weights = features.weights if lookup.batch.weighted else None
             with tape.marked(Role.LOOKUP, section.kind, number):
                 pooled.append(lookup.forward(features.values, features.bags, weights))
-        if section.kind == "data_parallel":
+        if section.kind.copied:
             self.local = self._joined(pooled, section)
             return
         if not pooled:
@@ -242,7 +242,7 @@ class _Writer:
             self.dense.bottom_forward()
         embedded = []
         for section, output in zip(self.sections, self.outputs, strict=True):
-            parts = [self.local] if section.kind == "data_parallel" else output.finish()
+            parts = [self.local] if section.kind.copied else output.finish()
             embedded.append((output, parts))
         if self.dense is not None:
             self.dense.top_forward([part for _, parts in embedded for part in parts])
@@ -262,7 +262,7 @@ class _Writer:
         tape = self.tape
         together = list(zip(self.sections, self.lookups, self.outputs, grads, strict=True))
         for section, _, output, given in reversed(together):
-            if section.kind != "data_parallel":
+            if not section.kind.copied:
                 output.start_backward(given)
         if self.dense is not None:
             with tape.marked(Role.DENSE):
@@ -270,7 +270,7 @@ class _Writer:
         dense_grads: list[Ref] = []
         came: list[Ref] = []
         for section, lookups, output, given in reversed(together):
-            if section.kind == "data_parallel":
+            if section.kind.copied:
                 dense_grads = self._update(section, lookups, given[0])
                 tape.free(given[0])
             else:
@@ -287,7 +287,7 @@ class _Writer:
         if self.dense is not None:
             self.dense.step()
         for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, dense_grads, strict=True)):
-            with tape.marked(Role.STEP, "data_parallel", number):
+            with tape.marked(Role.STEP, ShardingKind.DATA_PARALLEL, number):
                 step_together(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
     def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.placement.kinds import ComputeKernel
 from traincast.programs.dlrm.tables import MODULE, widened
 from traincast.programs.optimizers import LEARNING_RATE
 from traincast.programs.rank_tape import RankTape
@@ -13,7 +14,6 @@ from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, Scalar, StorageKind
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_HOST = {"fused_uvm": 1, "fused_uvm_caching": 2}
 _CACHE_WAYS = 32
 
 
@@ -38,10 +38,10 @@ class Lookup:
     def of(tape: RankTape, batch: Batch, samples: int) -> Lookup:
         """The weights and constants of the kernel, there before the step."""
         buffer = StorageKind.BUFFER
-        dtype, in_host = DTYPES[batch.dtype], batch.kernel in _HOST
+        dtype, in_host = DTYPES[batch.dtype], batch.kernel.in_host_memory
         place = "cpu:pinned" if in_host else "cuda"
-        cached = batch.kernel == "fused_uvm_caching"
-        count = 0 if batch.kernel == "dense" else OPTIMIZER_STATE[batch.optimizer].tensors
+        cached = batch.kernel.cached
+        count = 0 if batch.kernel is ComputeKernel.DENSE else OPTIMIZER_STATE[batch.optimizer].tensors
         shape = (batch.state_elements // max(count, 1),)
         # FBGEMM keeps the small row-wise state on the device, also of tables in host memory
         beside = "cuda" if batch.optimizer == "rowwise_adagrad" else place
@@ -75,7 +75,7 @@ class Lookup:
         pooled = tape.new((self.samples, batch.columns))
         kind = "weighted" if batch.weighted else "unweighted"
         name = f"fbgemm::split_embedding_codegen_forward_{kind}_cuda"
-        if batch.kernel == "dense":
+        if batch.kernel is ComputeKernel.DENSE:
             name = f"fbgemm::dense_embedding_codegen_forward_{kind}_cuda"
         self.op = tape.op(name, self._arguments(), [pooled], self._forms(), module=MODULE)
         return pooled
@@ -86,12 +86,12 @@ class Lookup:
         assert self.indices is not None and self.offsets is not None
         tape.scope("SplitLookupFunctionBackward", Phase.BACKWARD)
         kind = "weighted" if batch.weighted else "unweighted"
-        optimizer = "dense" if batch.kernel == "dense" else batch.optimizer
+        optimizer = "dense" if batch.kernel is ComputeKernel.DENSE else batch.optimizer
         name = f"fbgemm::split_embedding_backward_codegen_{optimizer}_{kind}_exact_cuda"
         moments = [(f"momentum{i + 1}_dev", state) for i, state in enumerate(self.states)]
         arguments = [("grad_output", grad), *self._arguments(), *moments]
         outputs, result = [], None
-        if batch.kernel == "dense":
+        if batch.kernel is ComputeKernel.DENSE:
             result = tape.new((batch.elements,), DTYPES[batch.dtype])
             outputs = [result]
         scalars = [*self._forms(), ("learning_rate", LEARNING_RATE)]
@@ -131,7 +131,7 @@ class Lookup:
             ("total_D", batch.columns), ("max_D", batch.widest), ("total_rows", batch.rows), ("load", batch.load),
             ("longest_bag", batch.longest_bag),
         ]  # fmt: skip
-        return [*forms, ("host", _HOST[batch.kernel])] if batch.kernel in _HOST else forms
+        return [*forms, ("host", batch.kernel.host_access)] if batch.kernel.in_host_memory else forms
 
     def _widened(self, indices: Ref) -> Ref:
         wide = widened(self.tape, indices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from traincast.placement.kinds import ShardingKind
 from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.marks import Mark, MarkedProgram, Role
 from traincast.workload.ops import Phase
@@ -22,7 +23,7 @@ class MarkedTape(RankTape):
         self._marks: list[Mark | None] = []
 
     @contextmanager
-    def marked(self, role: Role, kind: str = "", batch: int = -1, number: int = 0) -> Iterator[None]:
+    def marked(self, role: Role, kind: ShardingKind | None = None, batch: int = -1, number: int = 0) -> Iterator[None]:
         """Marks the scopes that are opened inside."""
         before, self._mark = self._mark, Mark(role, kind, batch, number)
         yield
