@@ -2,8 +2,8 @@
 
 The idea is the papers': of the rows looked up, those still in L2 cost no DRAM traffic, and time is the larger of
 DRAM and L2 time. `Rates` are what `traincast fit` learns; the other constants are those that no measured row tells
-(`docs/kernels/embedding.md`). Bytes are sums over tables (`embeddings.load`), so that one kernel may hold tables of any
-sizes and skews.
+(`docs/evidence/embedding.md`). Bytes are sums over tables (`embeddings.load`), so that one kernel may hold tables of
+any sizes and skews.
 """
 
 from __future__ import annotations

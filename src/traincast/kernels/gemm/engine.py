@@ -22,7 +22,7 @@ DRAM_SHARE = 0.82
 _SPLIT_DEPTH = 256.0  # a library splits the contraction only into slices at least this deep
 _HIDDEN = 0.8  # share of the shorter of arithmetic and traffic that hides behind the longer
 # SMs that issue one instruction per lane group: 64 of about 80 slots of a tile's inner loop are FMA. Set with the
-# H100's and L4's large GEMMs in view, see docs/kernels/gemm.md
+# H100's and L4's large GEMMs in view, see docs/evidence/gemm.md
 _ISSUE_SHARE = 0.8
 _TRAFFIC_POWER = 0.5  # share of the power limit that DRAM takes at full rate; set with L4 in view, see the docs
 _HEATING_SECONDS = 1e-3  # kernels about this long are half way from boost to the clock their power allows

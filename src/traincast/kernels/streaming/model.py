@@ -38,7 +38,7 @@ _OFFSET_CYCLES = 20.0  # an element's place in one of up to three such operands:
 _MOST_OFFSETS = 3.0
 _START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
 _UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind or type of kernel
-_BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/kernels/streaming.md
+_BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/evidence/streaming.md
 
 
 @dataclass(frozen=True, slots=True)
