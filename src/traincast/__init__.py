@@ -6,7 +6,32 @@
 True
 """
 
-from traincast.api import load, load_trace, predict, read_trace, scaling
+from traincast.api import (
+    capture,
+    evaluate,
+    export,
+    fit,
+    load,
+    load_trace,
+    models,
+    platforms,
+    predict,
+    scaling,
+    trace,
+)
 from traincast.version import __version__
 
-__all__ = ["__version__", "load", "load_trace", "predict", "read_trace", "scaling"]
+__all__ = [
+    "__version__",
+    "capture",
+    "evaluate",
+    "export",
+    "fit",
+    "load",
+    "load_trace",
+    "models",
+    "platforms",
+    "predict",
+    "scaling",
+    "trace",
+]

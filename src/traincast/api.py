@@ -1,29 +1,35 @@
-"""The Python API: the same answers as the command line, in three lines. Everything is imported when it is needed."""
+"""The Python API: one call per verb of the command line, with the same answers.
+
+Everything is imported when it is needed, so that `import traincast` costs little and a prediction needs no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
-    import polars as pl
-
+    from traincast.evaluation.suites import Evaluation
     from traincast.host.profile import HostProfile
     from traincast.platform.platform import Platform
     from traincast.prediction.result import Prediction
     from traincast.prediction.scaling import ScalingCurve
+    from traincast.questions.export import Exported
+    from traincast.questions.fit import FitResult
+    from traincast.questions.models import ModelList
+    from traincast.questions.platforms import PlatformList
     from traincast.questions.variant import VariantOptions
+    from traincast.replay.analysis import TraceReport
     from traincast.walk.uneven import Unevenness
     from traincast.workload.workload import Workload
 
+Progress = Callable[[float], None]
+"""Hears the fraction that is done."""
 
-def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:
-    """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, in a variant (see `predict`)."""
-    from traincast.questions.variant import variant_of
-    from traincast.questions.workloads import load as load_variant
 
-    return load_variant(workload, variant_of(variant))
+def _silent(_: float) -> None:
+    """Hears progress and says nothing."""
 
 
 def predict(
@@ -39,26 +45,29 @@ def predict(
 ) -> Prediction:
     """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
 
-    Keywords of the variant are the fields of `traincast.questions.variant.Variant`: `batch_size` (samples per GPU),
-    `seq_len` (tokens per sample), `dtype`, `mode`, `optimizer`, `attention`, `embedding`, `compiled`. `gpus` is
-    the number of GPUs (default 1, or as many as the workload was captured on); `uneven` lets ranks differ by chance.
+    Args:
+        workload: a built-in model by name, a saved workload (`.tc`), a DLRM described in YAML, or a `Workload`.
+        on: a built-in GPU or node by name, your own description (`.toml`), or a `Platform`.
+        gpus: how many GPUs (default 1, or as many as the workload was captured on). A DLRM shards its tables over
+            several, any other model trains data parallel.
+        clock_mhz: locks the SM clock.
+        host: a host profile or its name (default: the platform's).
+        roofline_only: takes rooflines instead of the fitted kernel models.
+        uneven: lets ranks differ by chance.
+        **variant: the fields of `traincast.questions.variant.Variant`: `batch_size` (samples per GPU), `seq_len`
+            (tokens per sample), `dtype` ("fp32", "tf32", "fp16", "bf16"), `mode` ("training", "inference"),
+            `optimizer` ("none", "sgd", "adagrad", "adam"), `attention` ("eager", "sdpa"), `embedding` ("batched",
+            "bag", "fbgemm"), `compiled`.
     """
     from traincast.questions.predict import Question
     from traincast.questions.predict import predict as answer
     from traincast.questions.variant import variant_of
 
-    return answer(
-        Question(
-            workload=workload,
-            on=on,
-            variant=variant_of(variant),
-            gpus=gpus,
-            clock_mhz=clock_mhz,
-            host=host,
-            roofline_only=roofline_only,
-            uneven=uneven,
-        )
-    )
+    question = Question(
+        workload=workload, on=on, variant=variant_of(variant), gpus=gpus, clock_mhz=clock_mhz, host=host,
+        roofline_only=roofline_only, uneven=uneven,
+    )  # fmt: skip
+    return answer(question)
 
 
 def scaling(
@@ -81,29 +90,116 @@ def scaling(
     return predict_scaling(question, gpus, kind)
 
 
-def read_trace(
+def capture(
+    function: str | Callable[..., Any],
+    *,
+    batch_size: int = 32,
+    seq_len: int | None = None,
+    gpus: int | None = None,
+    ranks: Sequence[int] | None = None,
+    mode: str = "training",
+    name: str | None = None,
+    out: str | Path | None = None,
+) -> Workload:
+    """Captures a training step of your own model, without a GPU. Needs torch.
+
+    `function` is `make_step(batch_size)` or `make_step(batch_size, seq_len)`, or "FILE.py:FUNCTION": it builds model,
+    optimizer and inputs in plain PyTorch and returns a callable that runs one iteration. With a number of `gpus` it is
+    `make_step(batch_size, *, rank, world_size)`, captured for all ranks or for those in `ranks`. `out` is a file (.tc)
+    that receives the workload as well. What comes back can be given to `predict` at any batch size.
+    """
+    from traincast.capturing.from_file import capture_function
+    from traincast.workload.file import save_workload
+
+    workload = capture_function(
+        function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name
+    )
+    if out is not None:
+        save_workload(workload, out)
+    return workload
+
+
+def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:
+    """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, in a variant (see `predict`)."""
+    from traincast.questions.variant import variant_of
+    from traincast.questions.workloads import load as load_variant
+
+    return load_variant(workload, variant_of(variant))
+
+
+def export(
+    workload: str | Path | Workload, out: str | Path, *, to: str = "pytorch", **variant: Unpack[VariantOptions]
+) -> Exported:
+    """Writes rank 0 of a workload as an execution trace that other tools read: `to` is "pytorch" (the JSON of
+    PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Variants as in `predict`."""
+    from traincast.questions.export import export as write
+    from traincast.questions.variant import variant_of
+    from traincast.questions.workloads import load as load_variant
+
+    return write(load_variant(workload, variant_of(variant)), Path(out), to)
+
+
+def trace(
     *files: str | Path,
     on: str | Platform | None = None,
     host: str | None = None,
     host_scale: float | None = 1.0,
-    twice: tuple[str, ...] = (),
-) -> dict[str, pl.DataFrame]:
-    """What `traincast trace` measures, as data frames by name: "steps", "kernels", "overheads", "critical_path", ...;
-    with a platform `on` also the "prediction". Needs polars."""
-    from traincast.platform.platform import load_platform
-    from traincast.replay.analysis import TraceQuestion, analyse_traces
-    from traincast.report.frames import trace_frames
+    twice: Sequence[str] = (),
+) -> TraceReport:
+    """What measured traces say: every step, where its time went, and whether a replay of it agrees.
 
-    platform = load_platform(on) if isinstance(on, str) else on
-    question = TraceQuestion(platform=platform, host=host, host_scale=host_scale, twice=twice)
-    return trace_frames(analyse_traces(files, question))
+    `files` are Kineto traces, with or without the execution traces of the same run, or folders of them, one file per
+    rank. With a platform `on` the traced step is also predicted, with the host profile `host`, `host_scale` times as
+    slow (None: told from the trace). `twice` names ops, kernel families or "host" that are to be twice as fast.
+    """
+    from traincast.questions.trace import trace as answer
+
+    return answer(files, on=on, host=host, host_scale=host_scale, twice=twice)
 
 
 def load_trace(*files: str | Path, step: int | None = None) -> Workload:
     """One step (by number; default: the one of median length) of a traced run as a workload, which can be saved with
     `traincast.workload.save_workload` and predicted elsewhere. Its `meta` says what the trace did not tell."""
-    from traincast.replay.analysis import analyse_traces
     from traincast.replay.workload import trace_workload
 
     name = Path(files[0]).name.partition(".")[0] if files else ""
-    return trace_workload(analyse_traces(files), name=name, step=step)
+    return trace_workload(trace(*files), name=name, step=step)
+
+
+def models() -> ModelList:
+    """The built-in models; `models().coverage()` says how each of their ops is lowered to kernels."""
+    from traincast.questions.models import built_in_models
+
+    return built_in_models()
+
+
+def platforms() -> PlatformList:
+    """The built-in GPUs and nodes, with the figures predictions use."""
+    from traincast.questions.platforms import built_in_platforms
+
+    return built_in_platforms()
+
+
+def fit(
+    *pieces: str,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: Progress = _silent,
+) -> FitResult:
+    """Rebuilds the shipped profiles (all pieces, or those named) from a folder of measurements (`data`, default
+    $TRAINCAST_DATA). They are written into the folder `out` (default: the installed package), all or none."""
+    from traincast.questions.fit import fit as rebuild
+    from traincast.questions.measurements import measurements_folder
+
+    return rebuild(pieces, measurements_folder(data), None if out is None else Path(out), progress)
+
+
+def evaluate(
+    suite: str, *, data: str | Path | None = None, roofline_only: bool = False, progress: Progress = _silent
+) -> Evaluation:
+    """Predicted against published measurements, case by case, beside what others score (errors in percent). The
+    measurements are in the folder `data` (default $TRAINCAST_DATA)."""
+    from traincast.evaluation.suites import evaluate as answer
+    from traincast.questions.measurements import measurements_folder
+
+    return answer(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)

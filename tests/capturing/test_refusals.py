@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from traincast.capturing import capture_file, capture_step, load_function
+from traincast.capturing import capture_function, capture_step, load_function
 from traincast.errors import TraincastError
 
 SCRIPT = """import torch
@@ -25,7 +25,7 @@ def refusal(tmp_path, body) -> str:
     file = tmp_path / "train.py"
     file.write_text(SCRIPT.format(body=body))
     with pytest.raises(TraincastError) as error:
-        capture_file(f"{file}:make_step", batch_size=8)
+        capture_function(f"{file}:make_step", batch_size=8)
     message = str(error.value)
     assert "\n" not in message
     return message.replace(str(tmp_path), "")
@@ -63,7 +63,7 @@ def test_the_users_line_and_the_remedy_are_named(tmp_path, body, words):
 def test_writing_through_a_mask_is_fine(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(SCRIPT.format(body="x[x > 0] = 0.0"))
-    workload = capture_file(f"{file}:make_step", batch_size=8)
+    workload = capture_function(f"{file}:make_step", batch_size=8)
     assert workload.name == "train"
     assert any("index_put" in op.name or "masked_fill" in op.name for op in workload.programs[0].ops)
 
@@ -71,7 +71,7 @@ def test_writing_through_a_mask_is_fine(tmp_path):
 def test_numbers_that_are_only_shown_are_zero(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(SCRIPT.format(body="print(f'{x.sum():.1f} {x.long().sum()} {x.sum().item()} {float(x.sum())}')"))
-    capture_file(f"{file}:make_step", batch_size=8)
+    capture_function(f"{file}:make_step", batch_size=8)
 
 
 def test_a_step_that_does_nothing(tmp_path):
@@ -150,6 +150,6 @@ def test_a_file_may_import_its_neighbours(tmp_path):
         "def make_step(batch, length):\n    x = torch.ones(batch, length, SIZE, device='cuda')\n"
         "    return lambda: x + 1\n"
     )
-    workload = capture_file(f"{file}:make_step", batch_size=2, seq_len=16, name="mine")
+    workload = capture_function(f"{file}:make_step", batch_size=2, seq_len=16, name="mine")
     assert workload.name == "mine"
     assert workload.resized(batch_size=5, seq_len=32).programs[0].ops[0].inputs[0].spec.shape == (5, 32, 4)

@@ -158,5 +158,5 @@ def test_compiling_twice_changes_nothing() -> None:
 
 
 def test_a_training_step_is_refused() -> None:
-    with pytest.raises(TraincastError, match=r"'gpt2-large' is a step of training.*--mode inference"):
+    with pytest.raises(TraincastError, match=r"'gpt2-large' is a step of training.*`mode='inference'`"):
         load("gpt2-large", compiled=True)

@@ -242,8 +242,9 @@ def test_damaged_timelines_are_predicted_or_refused(tmp_path, capsys):
 def test_frames(trace_file):
     pytest.importorskip("polars")
     import traincast
+    from traincast.report.frames import trace_frames
 
-    frames = traincast.read_trace(trace_file, on="v100")
+    frames = trace_frames(traincast.trace(trace_file, on="v100"))
     assert frames["kernels"]["family"].to_list() == ["gemm", "elementwise", "elementwise"]
     assert frames["kernels"]["predicted_us"].null_count() == 0
     assert frames["prediction"]["measured_ms"].to_list() == pytest.approx([2.0])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from traincast.evaluation.iterations import Case, Outcome, summarise
+from traincast.evaluation.suites import Evaluation
 from traincast.questions.predict import Question
-from traincast.report.evaluation import cases_text, evaluation_json, summary_text
+from traincast.report.evaluation import cases_text, evaluation_text, summary_text
 
 
 def outcome(name, measured, predicted, low, high):
@@ -36,8 +37,22 @@ def test_summary_has_every_measure():
     assert "MAPE: peer 20.0" in row
 
 
+def evaluation(outcomes, notes=()):
+    return Evaluation(suite="steps", summary=tuple(summarise("steps", OUTCOMES)), outcomes=outcomes, notes=notes)
+
+
+def test_the_page_has_cases_summary_and_notes():
+    page = evaluation_text(evaluation(tuple(OUTCOMES), ("torch is missing",)))
+
+    assert page == "\n".join([cases_text(OUTCOMES), "", summary_text(summarise("steps", OUTCOMES)), "torch is missing"])
+
+
+def test_without_cases_the_page_is_the_summary():
+    assert evaluation_text(evaluation(())) == summary_text(summarise("steps", OUTCOMES))
+
+
 def test_json_keeps_every_case():
-    document = evaluation_json(summarise("steps", OUTCOMES), OUTCOMES)
+    document = evaluation(tuple(OUTCOMES)).to_dict()
 
     assert [case["covered"] for case in document["cases"]] == [True, False]
     assert document["summary"][0]["n"] == 2

@@ -134,8 +134,9 @@ def test_the_page_the_json_and_the_timeline_tell_it(two_ranks, capsys, tmp_path)
 def test_frames_over_ranks(two_ranks):
     pytest.importorskip("polars")
     import traincast
+    from traincast.report.frames import trace_frames
 
-    frames = traincast.read_trace(two_ranks, on="dgx1-v100")
+    frames = trace_frames(traincast.trace(two_ranks, on="dgx1-v100"))
     assert frames["together"]["rank"].to_list() == [0, 1]
     assert frames["together"]["replay_error"].abs().max() < 1e-9
     assert "overheads" in frames["together"].columns

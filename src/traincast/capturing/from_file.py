@@ -18,8 +18,8 @@ from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 _FORM = "give FILE.py:FUNCTION"
 
 
-def capture_file(
-    spec: str,
+def capture_function(
+    function: str | Callable[..., Any],
     *,
     batch_size: int,
     seq_len: int | None = None,
@@ -31,17 +31,20 @@ def capture_file(
     gpus: int | None = None,
     ranks: Sequence[int] | None = None,
 ) -> Workload:
-    """Captures the step that the function of `FILE.py:FUNCTION` makes; see `capture_step` for its contract, or with a
-    number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
-    make_step = load_function(spec)
-    name = name or Path(spec.rpartition(":")[0]).stem
+    """Captures the step that a function makes, or that of `FILE.py:FUNCTION`; see `capture_step` for its contract, or
+    with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
+    if isinstance(function, str):
+        make_step, default = load_function(function), Path(function.rpartition(":")[0]).stem
+    else:
+        make_step, default = function, getattr(function, "__name__", type(function).__name__)
+    name = name or default
     if gpus is not None:
         return capture_distributed(
             make_step, world_size=gpus, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
             framework_version=framework_version, synchronised=synchronised, ranks=ranks,
         )  # fmt: skip
     if ranks is not None:
-        raise TraincastError("ranks to capture are those of a step on several GPUs; say how many with --gpus")
+        raise TraincastError("ranks to capture are those of a step on several GPUs; say how many with `gpus`")
     return capture_step(
         make_step, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode,
         rebatch=rebatch, framework_version=framework_version, synchronised=synchronised,

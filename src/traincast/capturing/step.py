@@ -85,7 +85,7 @@ def with_sizes(make_step: Callable[..., Step], seq_len: int | None) -> Build:
         raise TraincastError(f"{_name(make_step)} must take (batch_size) or (batch_size, seq_len)")
     if seq_len is None:
         if len(positional) == 2:
-            raise TraincastError(f"{_name(make_step)} takes a sequence length; give one (seq_len, --seq-len)")
+            raise TraincastError(f"{_name(make_step)} takes a sequence length; give one with `seq_len`")
         return lambda batch, _: make_step(batch)
     if accepted < 2:
         raise TraincastError(f"{_name(make_step)} takes no sequence length; leave out seq_len")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+from dataclasses import fields
+from typing import cast
+
 from traincast.errors import TraincastError
+from traincast.questions.variant import Variant, VariantOptions
 
 _MOST_DIGITS = 9
 
@@ -17,3 +22,9 @@ def whole_numbers(option: str, text: str) -> list[int]:
     if not all(part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
         raise TraincastError(f"{option} {text}: give a whole number, or several with commas between: 1,2,4,8")
     return [int(part) for part in parts]
+
+
+def variant_options(args: argparse.Namespace) -> VariantOptions:
+    """The fields of a variant that the verb has options for."""
+    names = [field.name for field in fields(Variant)]
+    return cast(VariantOptions, {name: getattr(args, name) for name in names if hasattr(args, name)})

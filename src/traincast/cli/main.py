@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 
+from traincast.cli.options import in_options
 from traincast.errors import TraincastError
 from traincast.version import __version__
 
@@ -32,11 +33,12 @@ OPTIONAL = {"torch": "capture", "polars": "data", "sklearn": "data", "scipy": "d
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    arguments = argparse.Namespace(options={})
     try:
-        arguments = _parse(argv)
+        arguments = parse(argv)
         return int(arguments.run(arguments))
     except TraincastError as error:
-        print(f"traincast: {error}", file=sys.stderr)
+        print(f"traincast: {in_options(str(error), arguments.options)}", file=sys.stderr)
         return BAD_INPUT
     except ModuleNotFoundError as error:
         if error.name not in OPTIONAL:
@@ -55,7 +57,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _parse(argv: list[str]) -> argparse.Namespace:
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the verb that is asked for; `run` is what it does, `options` how its parameters are written."""
     parser = argparse.ArgumentParser(
         prog="traincast",
         description="How long will one training step of this model take on that hardware, and why?",
@@ -76,5 +79,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         )
         module.add_arguments(child)
         child.add_argument("--json", action="store_true", help="one JSON document on stdout")
-        child.set_defaults(run=module.run)
+        options = {action.dest: action.option_strings[-1] for action in child._actions if action.option_strings}
+        child.set_defaults(run=module.run, options=options)
     return parser.parse_args(argv)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from traincast.errors import TraincastError
+from traincast.results import Result
+
+Shown = TypeVar("Shown", bound=Result)
 
 
 def print_json(document: Any) -> None:
@@ -20,6 +24,14 @@ def print_json(document: Any) -> None:
 def print_text(text: str) -> None:
     """Text on stdout."""
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def print_result(result: Shown, text: Callable[[Shown], str], *, as_json: bool) -> None:
+    """A result on stdout: its document, or its page as text."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_text(text(result))
 
 
 def write_json_file(path: Path, document: Any) -> None:

@@ -201,6 +201,6 @@ def _study(row: dict[str, str], names: dict[str, str]) -> Question:
 
 def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
-        raise TraincastError(f"'{path}' is missing; point --data at the folder of measurements")
+        raise TraincastError(f"'{path}' is missing; point `data` at the folder of measurements")
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

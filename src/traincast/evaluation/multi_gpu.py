@@ -101,6 +101,6 @@ def summarise_multi_gpu(outcomes: Sequence[Outcome], data: Path) -> list[ErrorRo
 def rows_of(path: Path) -> list[dict[str, str]]:
     """The rows of a table of measurements."""
     if not path.is_file():
-        raise TraincastError(f"'{path}' is missing; point --data at the folder of measurements")
+        raise TraincastError(f"'{path}' is missing; point `data` at the folder of measurements")
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

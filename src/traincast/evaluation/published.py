@@ -25,5 +25,5 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise TraincastError(f"'{path}' is missing; point --data at the folder of measurements")
+        raise TraincastError(f"'{path}' is missing; point `data` at the folder of measurements")
     return path

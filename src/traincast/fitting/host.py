@@ -180,7 +180,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
                 raise TraincastError(f"'{path.name}' lacks the column '{missing[0]}'")
             rows = list(reader)
     except FileNotFoundError:
-        raise TraincastError(f"'{path.name}' is missing; point --data at the folder of measurements") from None
+        raise TraincastError(f"'{path.name}' is missing; point `data` at the folder of measurements") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraincastError(f"cannot read '{path.name}': {error}") from None
     if not rows:

@@ -74,7 +74,7 @@ def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
     if workload.mode != "inference":
         raise TraincastError(
             f"'{workload.name}' is a step of {workload.mode}; compiled steps are predicted for inference only "
-            "(which results a compiler recomputes in the backward pass is not modelled). Add --mode inference"
+            "(which results a compiler recomputes in the backward pass is not modelled). Add `mode='inference'`"
         )
     if "compiled" in workload.meta:
         return workload

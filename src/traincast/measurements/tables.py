@@ -83,7 +83,7 @@ def _read_frame(data: Path, file: str) -> pl.DataFrame:
 
     path = data / file
     if not path.is_file():
-        raise TraincastError(f"measurements '{file}' are not under {data}; give the folder that holds them with --data")
+        raise TraincastError(f"measurements '{file}' are not under {data}; give the folder that holds them with `data`")
     try:
         frame = pl.read_parquet(path) if file.endswith(".parquet") else pl.read_csv(path, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:

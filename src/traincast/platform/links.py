@@ -32,9 +32,7 @@ def with_links(platform: Platform) -> Platform:
                 f"platform '{platform.key}' names node '{device.node}'; known are {', '.join(node_keys())}"
             )
         topology = load_topology(device.node)
-        assumed = (
-            f"{platform.key} is one GPU; several are taken to be joined as in {device.node} (name a node with --on)"
-        )
+        assumed = f"{platform.key} is one GPU; several are taken to be joined as in {device.node} (name a node instead)"
     else:
         topology = _server(device)
         kind = "its own links" if topology.island > 1 else f"PCIe {device.pcie_gen}"

@@ -46,7 +46,9 @@ def load_platform(name: str) -> Platform:
     if name in device_keys():
         return Platform(key=name, device=load_device(name))
     if name == "here":
-        raise TraincastError("--on here: measuring this machine is not built yet; choose one of 'traincast platforms'")
+        raise TraincastError(
+            "`on='here'`: measuring this machine is not built yet; choose one of 'traincast platforms'"
+        )
     raise unknown("platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file.")
 
 

@@ -63,7 +63,7 @@ def _batch_of_one(batch: int, gpus: int, scaling: str) -> int:
         return batch
     if batch % gpus:
         raise TraincastError(
-            f"a batch of {batch} cannot be divided among {gpus} GPUs (strong scaling); give a --batch-size that "
+            f"a batch of {batch} cannot be divided among {gpus} GPUs (strong scaling); give a `batch_size` that "
             f"is a multiple of {gpus}"
         )
     return batch // gpus

@@ -76,7 +76,7 @@ def check_held(name: str, mode: str, variant: Variant) -> None:
     if variant.mode not in (None, mode):
         raise TraincastError(f"{name} holds a step of {mode}, not {variant.mode}; capture it again for {variant.mode}")
     if variant.optimizer not in (None, "none"):
-        raise TraincastError(f"{name} holds its own optimizer; only '--optimizer none' can change it")
+        raise TraincastError(f"{name} holds its own optimizer; only `optimizer='none'` can change it")
     if variant.dtype in ("fp16", "bf16"):
         raise TraincastError(
             f"{name} keeps the types it was captured with; capture it under autocast for {variant.dtype}"

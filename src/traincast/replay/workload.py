@@ -49,7 +49,7 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     batch = _batch_size(ranks)
     programs = tuple(replace(rank.program, batch_size=batch, rigid=RIGID) for rank in ranks)
     if any(_TENSOR_CORES.search(name) for rank in report.ranks for name in rank.linked.trace.names):
-        notes.append("products ran in TF32: predict with --dtype tf32")
+        notes.append("products ran in TF32: predict with dtype tf32")
     loading = _loading(report, number)
     if loading:
         notes.append(f"loading data took {1e3 * loading:.2f} ms of the step and is not predicted")

@@ -1,14 +1,20 @@
-"""Accuracy tables as text and JSON."""
+"""Accuracy tables as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from traincast.display.text import table
 from traincast.evaluation.iterations import Outcome
+from traincast.evaluation.suites import Evaluation
 from traincast.measurements.metrics import ErrorRow
+
+
+def evaluation_text(evaluation: Evaluation) -> str:
+    """Cases, where there are any, then the summary and what was left out."""
+    summary = [summary_text(evaluation.summary), *evaluation.notes]
+    cases = [cases_text(evaluation.outcomes), ""] if evaluation.outcomes else []
+    return "\n".join([*cases, *summary])
 
 
 def summary_text(rows: Sequence[ErrorRow]) -> str:
@@ -46,24 +52,3 @@ def cases_text(outcomes: Sequence[Outcome]) -> str:
     covered = sum(outcome.covered for outcome in outcomes)
     inside = f"inside the 90 % interval: {covered} of {len(outcomes)}"
     return table(header, cells, right=tuple(range(2, len(header)))) + f"\n{inside}"
-
-
-def evaluation_json(rows: Sequence[ErrorRow], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Summary and cases as plain data."""
-    return {
-        "summary": [asdict(row) for row in rows],
-        "cases": [
-            {
-                "device": o.case.group,
-                "case": o.case.name,
-                "measured_ms": o.case.measured_ms,
-                "predicted_ms": o.predicted_ms,
-                "interval_ms": [o.low_ms, o.high_ms],
-                "covered": o.covered,
-                "error_percent": o.error_percent,
-                "active_error_percent": o.active_error_percent,
-                "others_error_percent": o.case.others,
-            }
-            for o in outcomes
-        ],
-    }

@@ -46,12 +46,12 @@ def make_task(
 ) -> Task:
     """A task, checked: bad tables, sizes and numbers of GPUs are refused by name."""
     if not 1 <= gpus <= MAX_GPUS:
-        raise TraincastError(f"--gpus {gpus}; give a whole number from 1 to {MAX_GPUS}")
+        raise TraincastError(f"`gpus={gpus}`; give a whole number from 1 to {MAX_GPUS}")
     if not 1 <= batch_size <= MAX_BATCH:
-        raise TraincastError(f"--batch-size {batch_size}; give samples per GPU, from 1 to {MAX_BATCH}")
+        raise TraincastError(f"`batch_size={batch_size}`; give samples per GPU, from 1 to {MAX_BATCH}")
     if gpus > platform.gpus_per_node and gpus % platform.gpus_per_node:
         raise TraincastError(
-            f"--gpus {gpus} does not fill nodes of {platform.gpus_per_node} GPUs; give a multiple of "
+            f"`gpus={gpus}` does not fill nodes of {platform.gpus_per_node} GPUs; give a multiple of "
             f"{platform.gpus_per_node}, or fewer than that"
         )
     checked = check_tables(tables)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from traincast.display.text import count
 from traincast.errors import TraincastError
-from traincast.workload.program import Program
+from traincast.results import Records, Result
+from traincast.workload.program import Program, peak_memory
 
 MAX_BATCH = 1 << 26
 MAX_SEQ_LEN = 1 << 20
@@ -16,8 +20,8 @@ STUDY_FRAMEWORK = "1.8"
 """The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Workload:
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Workload(Result):
     """Programs and the rank → program map (`ranks[r]` is the program of rank r).
 
     `synchronised` says that every step starts and ends with an idle device (the loop synchronises);
@@ -52,7 +56,7 @@ class Workload:
         _check_range("batch size", batch, MAX_BATCH)
         if seq_len is not None:
             if not self.seq_len:
-                raise TraincastError(f"workload '{self.name}' has no sequence length; leave out --seq-len")
+                raise TraincastError(f"workload '{self.name}' has no sequence length; leave out `seq_len`")
             _check_range("sequence length", seq, MAX_SEQ_LEN)
         for program in self.programs:
             if program.rigid:
@@ -66,6 +70,41 @@ class Workload:
                     f"workload '{self.name}' was captured at one sequence length only ({self.seq_len})"
                 )
         return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the workload is, not the program itself: `save_workload` writes that."""
+        program = self.programs[0]
+        return {
+            "workload": self.name,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len or None,
+            "gpus": len(self.ranks),
+            "programs": len(self.programs),
+            "ops": program.num_ops,
+            "peak_memory_bytes": peak_memory(program).peak_bytes,
+            "rebatchable": not program.rigid,
+            "why_not": program.rigid or None,
+        }
+
+    def contents(self) -> str:
+        """Ranks, ops and peak memory in one line, and at which sizes the workload can be used."""
+        program, programs = self.programs[0], len(self.programs)
+        many = f"{len(self.ranks)} ranks with {programs} program{'s'[: programs > 1]}, the first with "
+        sizes = f"this size only ({program.rigid})" if program.rigid else "any batch size"
+        return (
+            f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
+            f"{count(peak_memory(program).peak_bytes)}B at batch {self.batch_size}; usable at {sizes}"
+        )
+
+    def headline(self) -> str:
+        """Name and mode, then what it holds."""
+        return f"{self.name} ({self.mode})\n{self.contents()}"
+
+    def records(self) -> Records:
+        """Table "ops": how often every op of the first program occurs."""
+        program = self.programs[0]
+        names = Counter(program.symbolic[signature].name for signature in program.columns.op_signature.tolist())
+        return {"ops": [{"op": name, "count": number} for name, number in names.most_common()]}
 
 
 def _check_range(what: str, value: int, largest: int) -> None:

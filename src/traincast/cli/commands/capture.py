@@ -20,12 +20,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from traincast.api import capture
 from traincast.cli.arguments import whole_numbers
 from traincast.cli.output import print_json, print_text
-from traincast.display.text import count
 from traincast.questions.variant import MODES
-from traincast.workload import peak_memory
-from traincast.workload.file import save_workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
-    from traincast.capturing.from_file import capture_file  # needs torch, which the help text does not
-
-    workload = capture_file(
+    workload = capture(
         args.function,
         batch_size=args.batch_size,
         seq_len=args.seq_len,
@@ -54,30 +50,10 @@ def run(args: argparse.Namespace) -> int:
         name=args.name,
         gpus=args.gpus,
         ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
+        out=args.out,
     )
-    save_workload(workload, args.out)
-    program = workload.programs[0]
-    peak = peak_memory(program).peak_bytes
-    summary = {
-        "workload": workload.name,
-        "file": str(args.out),
-        "batch_size": workload.batch_size,
-        "seq_len": workload.seq_len or None,
-        "gpus": len(workload.ranks),
-        "programs": len(workload.programs),
-        "ops": program.num_ops,
-        "peak_memory_bytes": peak,
-        "rebatchable": not program.rigid,
-        "why_not": program.rigid or None,
-    }
     if args.json:
-        print_json(summary)
+        print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())
     else:
-        scaling = "any batch size" if not program.rigid else f"this size only ({program.rigid})"
-        programs = len(workload.programs)
-        many = f"{len(workload.ranks)} ranks with {programs} program{'s'[: programs > 1]}, the first with "
-        print_text(
-            f"{args.out}: {many if len(workload.ranks) > 1 else ''}{program.num_ops} ops, peak memory {count(peak)}B "
-            f"at batch {workload.batch_size}; usable at {scaling}"
-        )
+        print_text(f"{args.out}: {workload.contents()}")
     return 0

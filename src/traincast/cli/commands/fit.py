@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.cli.data import measurements_folder
-from traincast.cli.output import print_json, print_text
+from traincast.api import fit
+from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
-from traincast.fitting.pieces import PIECES, fit_pieces
+from traincast.fitting.pieces import PIECES
+from traincast.questions.fit import FitResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fits and writes."""
-    folder = measurements_folder(args.data)
-    pieces = list(dict.fromkeys(args.pieces or PIECES))
-    with progress_bar("fit") as show:
-        written = fit_pieces(pieces, folder, args.out, lambda _, share: show(share))
-    if args.json:
-        print_json(written)
-    else:
-        print_text("\n".join(f"{piece}: {', '.join(paths)}" for piece, paths in written.items()))
+    with progress_bar("fit") as progress:
+        result = fit(*args.pieces, data=args.data, out=args.out, progress=progress)
+    print_result(result, FitResult.headline, as_json=args.json)
     return 0

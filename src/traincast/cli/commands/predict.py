@@ -16,11 +16,11 @@ import argparse
 from pathlib import Path
 
 from traincast.api import predict, scaling
-from traincast.cli.arguments import whole_numbers
-from traincast.cli.output import print_json, print_text, write_json_file
+from traincast.cli.arguments import variant_options, whole_numbers
+from traincast.cli.output import print_result, write_json_file
 from traincast.errors import TraincastError
 from traincast.questions.scaling import SCALINGS
-from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS, VariantOptions
+from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_text
 from traincast.walk.uneven import Unevenness
@@ -50,16 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
-    variant: VariantOptions = {
-        "batch_size": args.batch_size,
-        "seq_len": args.seq_len,
-        "dtype": args.dtype,
-        "mode": args.mode,
-        "optimizer": args.optimizer,
-        "attention": args.attention,
-        "embedding": args.embedding,
-        "compiled": args.compiled,
-    }
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
     uneven = None
     if args.skew_ms or args.jitter:
@@ -67,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.scaling or (gpus and len(gpus) > 1):
         if uneven:
             raise TraincastError("--skew-ms and --jitter are for one prediction; give one number of --gpus")
-        return _curve(args, gpus or [1], variant)
+        return _curve(args, gpus or [1])
     answer = predict(
         args.workload,
         on=args.on,
@@ -75,18 +65,15 @@ def run(args: argparse.Namespace) -> int:
         clock_mhz=args.clock_mhz,
         host=args.host,
         uneven=uneven,
-        **variant,
+        **variant_options(args),
     )
     if args.trace_out:
         write_json_file(args.trace_out, chrome_trace(answer))
-    if args.json:
-        print_json(answer.to_dict())
-    else:
-        print_text(prediction_text(answer))
+    print_result(answer, prediction_text, as_json=args.json)
     return 0
 
 
-def _curve(args: argparse.Namespace, gpus: list[int], variant: VariantOptions) -> int:
+def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
     from traincast.report.scaling import scaling_text
 
     if args.trace_out:
@@ -98,10 +85,7 @@ def _curve(args: argparse.Namespace, gpus: list[int], variant: VariantOptions) -
         kind=args.scaling or "weak",
         clock_mhz=args.clock_mhz,
         host=args.host,
-        **variant,
+        **variant_options(args),
     )
-    if args.json:
-        print_json(curve.to_dict())
-    else:
-        print_text(scaling_text(curve))
+    print_result(curve, scaling_text, as_json=args.json)
     return 0

@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from traincast.api import trace
 from traincast.cli.output import print_json, print_text, write_json_file
-from traincast.errors import TraincastError
-from traincast.platform.platform import load_platform
-from traincast.replay.analysis import TraceQuestion, analyse_traces
 from traincast.replay.workload import trace_workload
 from traincast.report.measured import measured_json, measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
@@ -61,15 +59,7 @@ def _scale(text: str) -> float | None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
-    if args.on is None and (args.host is not None or args.host_scale != 1.0):
-        raise TraincastError("--host and --host-scale belong to a prediction: add --on PLATFORM")
-    question = TraceQuestion(
-        platform=load_platform(args.on) if args.on else None,
-        host=args.host,
-        host_scale=args.host_scale,
-        twice=tuple(args.twice),
-    )
-    report = analyse_traces(args.files, question)
+    report = trace(*args.files, on=args.on, host=args.host, host_scale=args.host_scale, twice=args.twice)
     if args.trace_out:
         write_json_file(args.trace_out, measured_chrome_trace(report))
     written = None

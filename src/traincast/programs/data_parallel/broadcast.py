@@ -50,7 +50,7 @@ def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[R
         if not buffer.spec.is_contiguous:
             raise TraincastError(
                 "a buffer of the model is not contiguous, and how it is broadcast was not recorded; "
-                "capture the step under DistributedDataParallel with --gpus"
+                "capture the step under DistributedDataParallel with `gpus`"
             )
     if not buffers:
         return

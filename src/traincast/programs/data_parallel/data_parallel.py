@@ -40,7 +40,7 @@ def data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = No
     if not 1 <= gpus <= MAX_GPUS:
         raise TraincastError(f"{gpus} GPUs are out of range; give a whole number from 1 to {MAX_GPUS}")
     if len(workload.ranks) != 1:
-        raise TraincastError(f"workload '{workload.name}' runs on {len(workload.ranks)} GPUs already; leave --gpus out")
+        raise TraincastError(f"workload '{workload.name}' runs on {len(workload.ranks)} GPUs already; leave `gpus` out")
     if gpus == 1:
         return workload
     program = workload.programs[0]
@@ -57,7 +57,7 @@ def on_gpus(workload: Workload, gpus: int | None) -> Workload:
         return workload
     if ranks > 1:
         raise TraincastError(
-            f"workload '{workload.name}' was made for {ranks} GPUs and cannot run on {gpus}; leave --gpus out"
+            f"workload '{workload.name}' was made for {ranks} GPUs and cannot run on {gpus}; leave `gpus` out"
         )
     return data_parallel(workload, gpus)
 
@@ -97,14 +97,14 @@ def _check(workload: Workload) -> None:
     program = workload.programs[0]
     c = program.columns
     if any(signature.scalar("collective") is not None for signature in program.symbolic):
-        raise TraincastError(f"workload '{workload.name}' communicates already; capture it with --gpus instead")
+        raise TraincastError(f"workload '{workload.name}' communicates already; capture it with `gpus` instead")
     accumulated = _accumulating(program)
     if not len(accumulated):
         raise TraincastError(f"workload '{workload.name}' accumulates no gradients; only training is data parallel")
     if np.any(c.scope_ptr[accumulated] == c.scope_ptr[accumulated + 1]):
         raise TraincastError(
             f"workload '{workload.name}' updates parameters inside its backward pass (fused embedding tables), which "
-            "DistributedDataParallel cannot average; shard the tables, or capture the step you run with --gpus"
+            "DistributedDataParallel cannot average; shard the tables, or capture the step you run with `gpus`"
         )
 
 
@@ -154,7 +154,7 @@ def _end_of_backward(program: Program, gradients: Sequence[_Gradient]) -> int:
     if np.any(thread[first : last + 1] != thread[last]):
         raise TraincastError(
             "the step runs several backward passes, and whether each of them reduces gradients is not recorded; "
-            "capture it under DistributedDataParallel with --gpus"
+            "capture it under DistributedDataParallel with `gpus`"
         )
     others = np.flatnonzero(thread[last:] != thread[last])
     return last + int(others[0]) if len(others) else program.num_scopes

@@ -96,11 +96,11 @@ def hybrid_variant(
 ) -> tuple[Workload, str]:
     """`hybrid_dlrm` with the choices of a prediction; what such a step does not have is refused."""
     if seq_len is not None or attention is not None:
-        raise TraincastError(f"{config.name} has no sequences and no attention; leave out --seq-len and --attention")
+        raise TraincastError(f"{config.name} has no sequences and no attention; leave out `seq_len` and `attention`")
     if dtype not in _AUTOCAST:
         raise unknown("dtype", dtype, _AUTOCAST, f"Choose from {', '.join(_AUTOCAST)}.")
     if embedding not in (None, "fbgemm"):
-        raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{embedding}'; leave out --embedding")
+        raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{embedding}'; leave out `embedding`")
     if optimizer not in (None, "none", *OPTIMIZERS):
         raise unknown("optimizer", optimizer, OPTIMIZERS, f"Choose from {', '.join(OPTIMIZERS)}, none.")
     if optimizer not in (None, "none"):

@@ -1,0 +1,103 @@
+"""Every accuracy table by name, and what evaluating one answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import TraincastError, unknown
+from traincast.evaluation.iterations import Outcome, run_cases, summarise
+from traincast.evaluation.multi_gpu import multi_gpu_notes, summarise_multi_gpu
+from traincast.measurements.metrics import ErrorRow
+from traincast.results import Records, Result, flat
+
+CASES = {
+    "dlrm": "iterations:dlrm_cases",
+    "cnn": "iterations:cnn_cases",
+    "transformers": "iterations:transformer_cases",
+    "multi-gpu": "multi_gpu:multi_gpu_cases",
+    "distributed-embeddings": "distributed_embeddings:distributed_embeddings_cases",
+}
+"""Suites of whole steps: `module:function(data)` gives the cases."""
+TABLES = {
+    "collectives": "collectives:evaluate_collectives",
+    "embedding-access": "embedding_access:evaluate_embedding_access",
+    "kernels": "kernels:evaluate_kernels",
+}
+"""Suites whose cases are too many to list: `module:function(data, progress)` gives error rows and nothing else."""
+SUITES = tuple(sorted({*CASES, *TABLES}))
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Evaluation(Result):
+    """Predicted against measured. `summary` has errors in percent, one row per group, the first over all steps;
+    `outcomes` are the cases (milliseconds), where they can be listed; `notes` say what was left out."""
+
+    suite: str
+    summary: tuple[ErrorRow, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mape(self) -> float:
+        """Mean absolute error of the first row of the summary, in percent."""
+        return self.summary[0].mape
+
+    def to_dict(self) -> dict[str, Any]:
+        """Summary and cases as plain data; keys say their units."""
+        return {
+            "summary": [asdict(row) for row in self.summary],
+            "cases": [_case(outcome) for outcome in self.outcomes],
+        }
+
+    def headline(self) -> str:
+        """The suite and the mean absolute error of its first groups."""
+        groups = [f"{row.group}: MAPE {row.mape:.2f} %, n {row.n}" for row in self.summary]
+        return "\n".join([self.suite, *groups])
+
+    def records(self) -> Records:
+        """Tables "summary" (one row per group) and "cases"."""
+        document = self.to_dict()
+        return {"summary": document["summary"], "cases": [flat(case) for case in document["cases"]]}
+
+
+def evaluate(
+    suite: str, data: Path, *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
+) -> Evaluation:
+    """Evaluates a suite on a folder of measurements; `progress` hears the fraction done."""
+    if suite in CASES:
+        cases = _function(CASES[suite])(data)
+        outcomes = run_cases(cases, roofline_only=roofline_only, progress=progress)
+        many = suite == "multi-gpu"
+        summary = summarise_multi_gpu(outcomes, data) if many else summarise(suite, outcomes)
+        notes = multi_gpu_notes() if many else ()
+        return Evaluation(suite=suite, summary=tuple(summary), outcomes=tuple(outcomes), notes=notes)
+    if suite not in TABLES:
+        raise unknown("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
+    if roofline_only:
+        raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
+    return Evaluation(suite=suite, summary=tuple(_function(TABLES[suite])(data, progress)))
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, name = place.split(":")
+    function: Callable[..., Any] = getattr(import_module(f"traincast.evaluation.{module}"), name)
+    return function
+
+
+def _case(outcome: Outcome) -> dict[str, Any]:
+    case = outcome.case
+    return {
+        "device": case.group,
+        "case": case.name,
+        "measured_ms": case.measured_ms,
+        "predicted_ms": outcome.predicted_ms,
+        "interval_ms": [outcome.low_ms, outcome.high_ms],
+        "covered": outcome.covered,
+        "error_percent": outcome.error_percent,
+        "active_error_percent": outcome.active_error_percent,
+        "others_error_percent": case.others,
+    }

@@ -1,0 +1,26 @@
+"""Traces asked about by the names of files and platforms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from traincast.errors import TraincastError
+from traincast.platform.platform import Platform, load_platform
+from traincast.replay.analysis import TraceQuestion, TraceReport, analyse_traces
+
+
+def trace(
+    files: Sequence[str | Path],
+    *,
+    on: str | Platform | None,
+    host: str | None,
+    host_scale: float | None,
+    twice: Sequence[str],
+) -> TraceReport:
+    """What the traces say, and with a platform `on` how a prediction of them compares."""
+    if on is None and (host is not None or host_scale != 1.0):
+        raise TraincastError("`host` and `host_scale` belong to a prediction: add `on`")
+    platform = load_platform(on) if isinstance(on, str) else on
+    question = TraceQuestion(platform=platform, host=host, host_scale=host_scale, twice=tuple(twice))
+    return analyse_traces(files, question)
