@@ -1,7 +1,11 @@
 """PyTorch to `Workload`, with no GPU: one iteration run on tensors without data, as CUDA would run it."""
 
-from traincast.capturing.distributed import capture_distributed
-from traincast.capturing.from_file import capture_function, load_function
-from traincast.capturing.step import capture_step
+from traincast.capturing.torch_version import check_torch
+
+check_torch()  # first: the modules below name parts of PyTorch that other versions may lack
+
+from traincast.capturing.distributed import capture_distributed  # noqa: E402
+from traincast.capturing.from_file import capture_function, load_function  # noqa: E402
+from traincast.capturing.step import capture_step  # noqa: E402
 
 __all__ = ["capture_distributed", "capture_function", "capture_step", "load_function"]

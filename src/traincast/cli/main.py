@@ -27,7 +27,7 @@ VERBS = {
 OK, CHECK_FAILED, BAD_INPUT = 0, 1, 2
 
 # what only some verbs need -> the extra that installs it
-OPTIONAL = {"torch": "capture", "polars": "data", "sklearn": "data", "scipy": "data", "threadpoolctl": "data"}
+OPTIONAL = {"torch": "capture", "polars": "data", "scipy": "data", "threadpoolctl": "data"}
 
 
 def main(argv: list[str] | None = None) -> int:

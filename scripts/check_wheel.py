@@ -1,0 +1,100 @@
+#!/usr/bin/env python
+"""Builds the wheel, installs it into an empty virtual environment, and tries what a stranger would try first.
+
+Dependencies are installed in the versions of requirements/run.lock, from wherever pip is set up to look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_BYTES = 12_000_000
+"""What the wheel may weigh."""
+EXPECTED = (
+    "traincast/py.typed",
+    "traincast/platform/data/devices/v100.toml",
+    "traincast/platform/data/nodes/dgx-a100.toml",
+    "traincast/collectives/profiles/collectives.json",
+)
+"""Files of every kind that must be in it, besides the licence and the README in its metadata."""
+
+
+def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
+    """What a command prints; it must end with the exit code expected. Nothing of this checkout is on its path."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=clean, capture_output=True, text=True)
+    if done.returncode != expect:
+        raise SystemExit(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout + (done.stderr if expect else "")
+
+
+def build(folder: Path) -> Path:
+    """The wheel of this checkout."""
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would add modules that are gone
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
+    run(*pip, "--wheel-dir", folder, ROOT, cwd=folder)
+    shutil.rmtree(ROOT / "build", ignore_errors=True)
+    (wheel,) = folder.glob("traincast-*.whl")
+    return wheel
+
+
+def check_content(wheel: Path) -> None:
+    """Size, licence, README and data."""
+    size = wheel.stat().st_size
+    assert size < MOST_BYTES, f"{wheel.name} has {size / 1e6:.1f} MB; the most is {MOST_BYTES / 1e6:.0f}"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        described = archive.read(metadata).decode("utf-8")
+    missing = [name for name in EXPECTED if name not in names]
+    assert not missing, f"not in the wheel: {', '.join(missing)}"
+    assert any(name.endswith("licenses/LICENSE") for name in names), "the licence is not in the wheel"
+    assert (ROOT / "README.md").read_text(encoding="utf-8").splitlines()[0] in described, "the README is not in it"
+    source = ROOT / "src"
+    shipped = [path for path in source.rglob("*") if path.suffix in (".toml", ".json", ".npz", ".tc")]
+    data = {path.relative_to(source).as_posix() for path in shipped}
+    assert data <= names, f"data not in the wheel: {', '.join(sorted(data - names)[:5])}"
+
+
+def try_commands(traincast: Path, python: Path, folder: Path) -> None:
+    """The verbs that need nothing but the package, as a program, as a module and from Python."""
+    answer = json.loads(run(traincast, "predict", "dlrm-default", "--on", "v100", "--json", cwd=folder))
+    assert answer["iteration_ms"] > 0
+    assert "bert-large" in run(traincast, "models", cwd=folder)
+    assert "dgx-a100" in run(traincast, "platforms", cwd=folder)
+    many = run(traincast, "predict", "resnet50", "--on", "dgx-a100", "--gpus", "16", "--json", cwd=folder)
+    assert json.loads(many)["gpus"] == 16
+    run(traincast, "export", "dlrm-default", "-o", "step.json", cwd=folder)
+    assert json.loads((folder / "step.json").read_text(encoding="utf-8"))["nodes"]
+    again = run(python, "-m", "traincast", "predict", "dlrm-default", "--on", "v100", "--json", cwd=folder)
+    assert json.loads(again) == answer
+    code = "import traincast; print(1e3 * traincast.predict('dlrm-default', on='v100').iteration)"
+    assert float(run(python, "-c", code, cwd=folder)) == answer["iteration_ms"]
+    said = run(traincast, "capture", "step.py:make_step", "-o", "step.tc", "--batch-size", "8", cwd=folder, expect=2)
+    assert "pip install 'traincast[capture]'" in said, said
+
+
+def main() -> None:
+    """Builds, checks and tries."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wheel = build(folder)
+        check_content(wheel)
+        run(sys.executable, "-m", "venv", folder / "empty", cwd=folder)
+        programs = folder / "empty" / "bin"
+        pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        run(*pip, "--constraint", ROOT / "requirements" / "run.lock", wheel, cwd=folder)
+        try_commands(programs / "traincast", programs / "python", folder)
+        print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, installs and answers")
+
+
+if __name__ == "__main__":
+    main()
