@@ -69,6 +69,11 @@ def error_row(
     )
 
 
+def mean_error_percent(predicted: FloatArray, measured: FloatArray) -> float:
+    """Mean absolute error, percent of what was measured."""
+    return 100 * float(np.mean(np.abs(predicted / measured - 1)))
+
+
 def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:
     """Which measurements lie in the 90 % interval of a prediction with this log-sigma."""
     return np.asarray(np.abs(np.log(predicted / measured)) <= Z90 * sigma)

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 HELD_OUT_SHARE = 0.2
 HASH_SEED = 0x9E3779B97F4A7C15
-UNJUDGED_SPREAD = 0.3
-"""Log-sigma for unseen devices when the measurements hold only one chip, so that none can be left out."""
 _MAX_ROWS = 5_000_000
 
 

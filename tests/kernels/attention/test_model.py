@@ -135,13 +135,3 @@ def test_accuracy_on_shapes_not_fitted(shared_data):
             assert 85 <= row.covered <= 95, row
         else:
             assert row.gmae < 17.0, row
-
-
-def test_fitting_twice_gives_the_same_bytes(shared_data, tmp_path):
-    from traincast.kernels.attention.training import fit_attention
-
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        fit_attention(shared_data, tmp_path / name, lambda what, share: None)
-    for file in ("attention.npz", "attention.json"):
-        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()

@@ -10,7 +10,7 @@ import pytest
 from traincast.errors import TraincastError
 from traincast.fitting.pieces import PIECES
 from traincast.kernels.embedding.measured import STUDY_FILE, TRACES_FILE, empty_block_cycles, read_embedding
-from traincast.kernels.embedding.training import fit_embedding, judged_spreads, spreads
+from traincast.kernels.embedding.training import TRAINING, judged_spreads, spreads
 from traincast.kernels.shipped import PROFILES
 
 pytest.importorskip("polars")
@@ -63,7 +63,7 @@ def test_a_fit_writes_the_same_bytes_twice(tmp_path):
     data = write(tmp_path, study(), jobs())
     for out in ("first", "second"):
         (tmp_path / out).mkdir()
-        provenance = fit_embedding(data, tmp_path / out, quiet)
+        provenance = TRAINING(data, tmp_path / out, quiet)
     for suffix in ("npz", "json"):
         first, second = ((tmp_path / out / f"embedding.{suffix}").read_bytes() for out in ("first", "second"))
         assert first == second
@@ -131,7 +131,7 @@ def test_bad_rows_are_named_by_file_row_and_column_and_nothing_is_written(tmp_pa
     data, out = write(tmp_path, *tables), tmp_path / "out"
     out.mkdir()
     with pytest.raises(TraincastError) as caught:
-        fit_embedding(data, out, quiet)
+        TRAINING(data, out, quiet)
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)

@@ -17,6 +17,6 @@ RECORD = FamilyRecord(
     roofline_sigma=0.45,  # algorithms differ more than shapes say: median error of 32 %
     model="model:AttentionModel",
     profile="attention",
-    training="training:fit_attention",
+    training="training:TRAINING",
     evaluations=("evaluation:evaluate_attention",),
 )

@@ -20,6 +20,6 @@ RECORD = FamilyRecord(
     roofline_sigma=0.5,  # algorithms differ more than shapes say: median error of 37 %
     model="model:UnsearchedConvModel",
     profile="conv",
-    training="training:fit_conv",
+    training="training:TRAINING",
     evaluations=("evaluation:evaluate_conv",),
 )

@@ -12,11 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from traincast.arrays import BoolArray, FloatArray
+from traincast.arrays import BoolArray, FloatArray, IndexArray
 from traincast.kernels.conv.fitting import fit_weights
-from traincast.kernels.conv.measured import ConvRows
+from traincast.kernels.conv.measured import ConvSamples
 from traincast.kernels.conv.model import ConvModel
 
 _SHORTEST_KERNEL_SECONDS = 10e-6  # in the quickest rows, which show a device's least host part
@@ -37,38 +36,38 @@ class _Shares:
     variance: FloatArray
 
 
-def with_host_parts(rows: ConvRows, seen: BoolArray) -> ConvRows:
-    """Rows with the host's part of every event-timed reading: found where `seen`, typical elsewhere."""
-    timed = np.flatnonzero(rows.event_timed & seen)
+def with_host_parts(samples: ConvSamples, seen: BoolArray) -> ConvSamples:
+    """Samples with the host's part of every event-timed reading: found where `seen`, typical elsewhere."""
+    timed = np.flatnonzero(samples.event_timed & seen)
     if not len(timed):
-        return rows
-    physics = ConvModel(fit_weights(rows.take(seen & ~rows.event_timed).measurements()))
-    least, longest = _delays(rows, timed, _physical_seconds(physics, rows, timed))
-    shape = np.unique(rows.calls.values[timed], axis=0, return_inverse=True)[1].ravel()
-    offset, unsure = np.zeros(len(rows.seconds)), np.zeros(len(rows.seconds))
+        return samples
+    physics = ConvModel(fit_weights(samples.take(seen & ~samples.event_timed).measurements()))
+    least, longest = _delays(samples, timed, _physical_seconds(physics, samples, timed))
+    shape = np.unique(samples.calls.values[timed], axis=0, return_inverse=True)[1].ravel()
+    offset, unsure = np.zeros(len(samples.seconds)), np.zeros(len(samples.seconds))
     typical = 0.5
     for round_ in range(_ROUNDS + 1):
-        device_seconds = _physical_seconds(physics, rows, timed)
-        late = rows.seconds[timed] - device_seconds - least[rows.device[timed]]
-        found = _shares(shape, late, device_seconds, longest[rows.device[timed]], typical)
-        sure = found.variance < _SURE_VARIANCE
-        typical = float(found.share[sure].mean()) if sure.any() else typical
-        offset[timed] = least[rows.device[timed]] + found.share[shape] * longest[rows.device[timed]]
-        unsure[timed] = np.hypot(_JITTER_SECONDS, np.sqrt(found.variance[shape]) * longest[rows.device[timed]])
+        device_seconds = _physical_seconds(physics, samples, timed)
+        late = samples.seconds[timed] - device_seconds - least[samples.device[timed]]
+        estimate = _shares(shape, late, device_seconds, longest[samples.device[timed]], typical)
+        sure = estimate.variance < _SURE_VARIANCE
+        typical = float(estimate.share[sure].mean()) if sure.any() else typical
+        offset[timed] = least[samples.device[timed]] + estimate.share[shape] * longest[samples.device[timed]]
+        unsure[timed] = np.hypot(_JITTER_SECONDS, np.sqrt(estimate.variance[shape]) * longest[samples.device[timed]])
         if round_ < _ROUNDS:
-            physics = ConvModel(fit_weights(replace(rows, offset=offset, unsure=unsure).take(seen).measurements()))
-    other = rows.event_timed & ~seen
-    offset[other] = (least + typical * longest)[rows.device[other]]
-    unsure[other] = np.sqrt(_SHARE_VARIANCE) * longest[rows.device[other]]
-    return replace(rows, offset=offset, unsure=unsure)
+            physics = ConvModel(fit_weights(replace(samples, offset=offset, unsure=unsure).take(seen).measurements()))
+    other = samples.event_timed & ~seen
+    offset[other] = (least + typical * longest)[samples.device[other]]
+    unsure[other] = np.sqrt(_SHARE_VARIANCE) * longest[samples.device[other]]
+    return replace(samples, offset=offset, unsure=unsure)
 
 
-def _delays(rows: ConvRows, timed: npt.NDArray[np.intp], device_seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _delays(samples: ConvSamples, timed: IndexArray, device_seconds: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Least host part and longest delay of every device, in seconds, where `device_seconds` owes nothing to `timed`."""
-    least, longest = np.zeros(len(rows.devices)), np.zeros(len(rows.devices))
-    for index in np.unique(rows.device[timed]):
-        mine = rows.device[timed] == index
-        measured, physical = rows.seconds[timed][mine], device_seconds[mine]
+    least, longest = np.zeros(len(samples.devices)), np.zeros(len(samples.devices))
+    for index in np.unique(samples.device[timed]):
+        mine = samples.device[timed] == index
+        measured, physical = samples.seconds[timed][mine], device_seconds[mine]
         least[index] = max(float(np.quantile(measured, 0.001)) - _SHORTEST_KERNEL_SECONDS, 0.0)
         short = physical <= max(_SHORT * float(np.median(physical)), float(np.quantile(physical, 0.1)))
         left = measured[short] - physical[short] - least[index]
@@ -77,7 +76,7 @@ def _delays(rows: ConvRows, timed: npt.NDArray[np.intp], device_seconds: FloatAr
 
 
 def _shares(
-    shape: npt.NDArray[np.intp], late: FloatArray, device_seconds: FloatArray, longest: FloatArray, typical: float
+    shape: IndexArray, late: FloatArray, device_seconds: FloatArray, longest: FloatArray, typical: float
 ) -> _Shares:
     """What `late` seconds say of the share, when the physics may be wrong for a shape everywhere, or on a device.
 
@@ -97,9 +96,5 @@ def _shares(
     return _Shares(np.clip(typical + share, 0.0, 1.0), error_error / determinant)
 
 
-def _physical_seconds(model: ConvModel, rows: ConvRows, chosen: npt.NDArray[np.intp]) -> FloatArray:
-    seconds = np.zeros(len(chosen))
-    for index in np.unique(rows.device[chosen]):
-        mine = rows.device[chosen] == index
-        seconds[mine] = model.predict(rows.calls.take(chosen[mine]), rows.devices[int(index)]).seconds
-    return seconds
+def _physical_seconds(model: ConvModel, samples: ConvSamples, chosen: IndexArray) -> FloatArray:
+    return samples.take(chosen).kernel_seconds(model.predict)[0]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.call import Calls
 from traincast.kernels.conv import CONV
-from traincast.kernels.model import Measurements
+from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
     Table,
     check_positive,
@@ -19,7 +18,6 @@ from traincast.measurements.tables import (
     device_rows,
     devices_in,
     held_out,
-    only_present,
     read_table,
 )
 from traincast.platform import Device
@@ -35,35 +33,38 @@ _LEAST_DEVICE_SHARE = 0.1  # of a reading
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ConvRows:
-    """Measured convolutions, in seconds: `seconds` as measured, `offset` the host's part of it, `unsure` its sigma.
+class ConvSamples(Samples):
+    """Measured convolutions; `offset` seconds of a time are the host's part, known to `unsure` seconds.
 
     DeepBench queues its calls, so nothing of the host shows. NeuSight times one call between events (`event_timed`).
     """
 
-    devices: tuple[Device, ...]
-    device: npt.NDArray[np.int64]
-    calls: Calls
-    seconds: FloatArray
     event_timed: BoolArray
-    held_out: BoolArray
     offset: FloatArray
     unsure: FloatArray
 
-    def take(self, chosen: BoolArray) -> ConvRows:
-        """A selection, with every device kept in the list."""
-        names = ("device", "seconds", "event_timed", "held_out", "offset", "unsure")
-        return replace(self, calls=self.calls.take(chosen), **{name: getattr(self, name)[chosen] for name in names})
+    @property
+    def device_seconds(self) -> FloatArray:
+        """Kernel time: what is left after the host's part."""
+        return np.maximum(self.seconds - self.offset, _LEAST_DEVICE_SHARE * self.seconds)
 
-    def measurements(self) -> Measurements:
-        """As device times, with the devices that are left."""
-        devices, device = only_present(self.devices, self.device)
-        seconds = np.maximum(self.seconds - self.offset, _LEAST_DEVICE_SHARE * self.seconds)
-        return Measurements(self.calls, devices, device, seconds, np.hypot(_NOISE_SECONDS, self.unsure))
+    @property
+    def noise_seconds(self) -> FloatArray:
+        """Of the stopwatch, and of what is known of the host."""
+        return np.hypot(_NOISE_SECONDS, self.unsure)
+
+    def shown(self, seconds: FloatArray, sigma: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """With the host's part in both."""
+        total = self.offset + seconds
+        return total, np.hypot(sigma, self.unsure / total)
+
+    def names(self) -> list[str]:
+        """Batch, channels, filters, height, width and window."""
+        return ["x".join(f"{value:.0f}" for value in values[:7]) for values in self.calls.values]
 
 
-def read_convolutions(data: Path) -> ConvRows:
-    """All rows of both sources, host parts still zero."""
+def read_convolutions(data: Path) -> ConvSamples:
+    """All convolutions of both sources, host parts still zero."""
     sizes = ("batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w", "stride", "latency_us")
     wide = read_table(data, NEUSIGHT_FILE, ("device",), (*sizes, "padding"), positive=sizes)
     bench = _deepbench(data)
@@ -81,7 +82,7 @@ def read_convolutions(data: Path) -> ConvRows:
     _check(wide, bench, ordered, calls)
     shape = [calls.values[:, i] for i in range(8)] + [calls.kind.astype(np.float64)]
     nothing = np.zeros(len(seconds))
-    return ConvRows(ordered, device, calls, seconds, timed, held_out(*shape), nothing, nothing)
+    return ConvSamples(ordered, device, calls, seconds, held_out(*shape), timed, nothing, nothing)
 
 
 def _deepbench(data: Path) -> Table:

@@ -26,7 +26,7 @@ class ConvModel(KernelModel):
     """Forward, data gradient and filter gradient. Fitted state: `parameters_`, and `residual_` (trees)."""
 
     family: ClassVar[Family] = CONV
-    _UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
+    UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
     _DEPTHWISE: ClassVar[float] = 0.6
     _UNSEARCHED: ClassVar[float] = 1.0  # time of a plain implicit GEMM over that of the fastest one
 
@@ -60,7 +60,7 @@ class ConvModel(KernelModel):
         depthwise = (g.groups > 1) & (g.channels == 1)
         seconds = np.where(depthwise, 8e-6 + depthwise_seconds(g, device, calls.item_bytes()), seconds)
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
-        sigma = np.where(learned, sigma, np.hypot(sigma, self._UNMEASURED))
+        sigma = np.where(learned, sigma, np.hypot(sigma, self.UNMEASURED))
         sigma = np.where(depthwise, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
         return Estimate(seconds, sigma, learned & self.parameters_.within(g))
 

@@ -1,112 +1,96 @@
-"""Fits convolutions from NeuSight (3x3, fp32, forward) and DeepBench (all directions, fp32 and fp16)."""
+"""Fits convolutions to NeuSight (3x3, fp32, forward) and DeepBench (all directions, fp32 and fp16)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from traincast.arrays import BoolArray, FloatArray
+from traincast.arrays import BoolArray
 from traincast.kernels.conv.fitting import fit_weights
 from traincast.kernels.conv.host_delay import with_host_parts
-from traincast.kernels.conv.measured import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvRows, read_convolutions
+from traincast.kernels.conv.measured import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvSamples, read_convolutions
 from traincast.kernels.conv.model import ConvModel
-from traincast.kernels.model import save_state
-from traincast.kernels.record import Progress
 from traincast.kernels.solve import spread_90
-from traincast.measurements.tables import UNJUDGED_SPREAD, held_out
-from traincast.quantiles import Z90
+from traincast.kernels.training import FamilyTraining, Predictor, unseen_spread
+from traincast.measurements.metrics import mean_error_percent
+from traincast.measurements.tables import held_out
 
-SOURCES = ["sitar-lab/NeuSight @ 6945927d (MIT)", "baidu-research/DeepBench @ da81ba78 (Apache-2.0)"]
-_ENOUGH_ROWS = 100
-
-
-def predict_rows(model: ConvModel, rows: ConvRows) -> tuple[FloatArray, FloatArray]:
-    """Measured-like seconds and log-sigma of every row, the host's part included in both."""
-    seconds, sigma = np.zeros(len(rows.seconds)), np.zeros(len(rows.seconds))
-    for index, device in enumerate(rows.devices):
-        mine = rows.device == index
-        if mine.any():
-            estimate = model.predict(rows.calls.take(mine), device)
-            seconds[mine], sigma[mine] = rows.offset[mine] + estimate.seconds, estimate.sigma
-    return seconds, np.hypot(sigma, rows.unsure / seconds)
+_ENOUGH_SAMPLES = 100  # of a device, for a spread of its own
+_LEAST_SPREAD = 0.05  # log-sigma: what the physics alone is good to, see `conv.fitting`
 
 
-def fit_conv(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
-    """Writes `conv.npz` and `.json`, and returns the provenance."""
-    progress("reading convolutions", 0.0)
-    rows = read_convolutions(data)
-    seen = ~rows.held_out
-    progress("fitting convolutions", 0.1)
-    again = seen & ~_calibration(rows)
-    judged = with_host_parts(rows, again)
-    trial = ConvModel().fit(judged.take(again).measurements())
-    progress("fitting convolutions", 0.4)
-    rows = with_host_parts(rows, seen)
-    model = ConvModel().fit(rows.take(seen).measurements())
-    assert model.parameters_ is not None
-    sigma = [_spread(trial, judged, seen & ~again, key) for key in model.parameters_.chips.keys]
-    progress("leaving devices out", 0.8)
-    model.parameters_ = model.parameters_.with_spread(np.array(sigma), unseen_spread(rows, seen))
-    provenance = _provenance(model, rows)
-    save_state(model.state(), provenance, out / "conv")
-    progress("convolutions done", 1.0)
-    return provenance
+class ConvTraining(FamilyTraining[ConvSamples, ConvModel]):
+    """Weights of every way to compute, and trees on what they leave over."""
+
+    profile: ClassVar[str] = "conv"
+    sources: ClassVar[tuple[str, ...]] = (
+        "sitar-lab/NeuSight @ 6945927d (MIT)",
+        "baidu-research/DeepBench @ da81ba78 (Apache-2.0)",
+    )
+    files: ClassVar[tuple[str, ...]] = (NEUSIGHT_FILE, DEEPBENCH_FILE)
+
+    def read(self, data: Path) -> ConvSamples:
+        """All convolutions of both sources."""
+        return read_convolutions(data)
+
+    def prepare(self, samples: ConvSamples, seen: BoolArray) -> ConvSamples:
+        """With the host's part of event-timed ones."""
+        return with_host_parts(samples, seen)
+
+    def fit(self, samples: ConvSamples) -> ConvModel:
+        """The model of these samples."""
+        return ConvModel().fit(samples.measurements())
+
+    def predictor(self, fitted: ConvModel) -> Predictor:
+        """As the model predicts, with the way that a search finds."""
+        return fitted.predict
+
+    def calibrate(self, fitted: ConvModel, samples: ConvSamples, seen: BoolArray) -> ConvModel:
+        """Spreads from a fifth of the seen shapes, whose host parts nobody knows, and from chips left out."""
+        assert fitted.parameters_ is not None
+        calls = samples.calls
+        left_out = seen & held_out(calls["in_channels"], calls["batch"], calls["out_channels"], calls["in_h"])
+        judged = self.prepare(samples, seen & ~left_out)
+        trial = self.fit(judged.take(seen & ~left_out))
+        sigma = [_spread(trial, judged, left_out, key) for key in fitted.parameters_.chips.keys]
+        plain = seen & calls.is_compute("fp32")
+        unseen = unseen_spread(samples, seen, plain, physics_predictor)
+        return ConvModel(fitted.parameters_.with_spread(np.array(sigma), unseen), fitted.residual_)
+
+    def model(self, fitted: ConvModel, data: Path) -> ConvModel:
+        """The fitted model itself."""
+        return fitted
+
+    def provenance(self, fitted: ConvModel, samples: ConvSamples) -> dict[str, Any]:
+        """With the errors of either source, and what the host adds on each device."""
+        common = super().provenance(fitted, samples)
+        del common["mean_error_percent_held_out"]
+        held, timed = samples.held_out, samples.event_timed
+        shown, _ = samples.predicted(fitted.predict)
+        for name, chosen in (("neusight", held & timed), ("deepbench", held & ~timed)):
+            error = mean_error_percent(shown[chosen], samples.seconds[chosen])
+            common[f"mean_error_percent_held_out_{name}"] = error
+        parts = {device.key: held & timed & (samples.device == i) for i, device in enumerate(samples.devices)}
+        offsets = {key: round(1e6 * float(samples.offset[mine].mean()), 1) for key, mine in parts.items() if mine.any()}
+        return {**common, "host_offset_us": offsets}
 
 
-def unseen_spread(rows: ConvRows, seen: BoolArray) -> float:
-    """Log-sigma for devices never measured, from predicting each device without it."""
-    shown, measured = [], []
-    for index, device in enumerate(rows.devices):
-        twins = [i for i, d in enumerate(rows.devices) if (d.arch, d.num_sms) == (device.arch, device.num_sms)]
-        elsewhere = seen & ~np.isin(rows.device, twins)
-        if not elsewhere.any():
-            continue
-        others = ConvModel(fit_weights(rows.take(elsewhere).measurements()))
-        mine = rows.take(seen & (rows.device == index) & rows.calls.is_compute("fp32"))
-        seconds, _ = predict_rows(others, mine)
-        keep = slice(None, None, max(1, len(seconds) // 200))
-        shown.append(seconds[keep])
-        measured.append(mine.seconds[keep])
-    return spread_90(np.concatenate(shown), np.concatenate(measured)) if shown else UNJUDGED_SPREAD
+TRAINING = ConvTraining()
 
 
-def _calibration(rows: ConvRows) -> BoolArray:
-    return held_out(rows.calls["in_channels"], rows.calls["batch"], rows.calls["out_channels"], rows.calls["in_h"])
+def physics_predictor(samples: ConvSamples) -> Predictor:
+    """What the physics alone says, weighted by these samples: the trees know only the chips they have seen."""
+    return ConvModel(fit_weights(samples.measurements())).predict
 
 
-def _spread(trial: ConvModel, rows: ConvRows, chosen: BoolArray, key: str) -> float:
-    """Log-sigma of a device; one with few rows to judge by shares that of all queue-timed devices."""
-    index = [device.key for device in rows.devices].index(key)
-    plain = chosen & rows.calls.is_compute("fp32")
-    mine = plain & (rows.device == index)
-    some = rows.take(mine if mine.sum() >= _ENOUGH_ROWS else plain & ~rows.event_timed)
-    seconds, _ = predict_rows(trial, some)
-    added = np.where(some.event_timed, some.unsure / seconds, ConvModel._UNMEASURED)
-    return max(spread_90(seconds, some.seconds, added), 0.05)
-
-
-def _provenance(model: ConvModel, rows: ConvRows) -> dict[str, Any]:
-    seconds, sigma = predict_rows(model, rows)
-    error = np.abs(seconds / rows.seconds - 1)
-    held, timed = rows.held_out, rows.event_timed
-    inside = np.abs(np.log(seconds / rows.seconds)) <= Z90 * sigma
-    assert model.parameters_ is not None
-    return {
-        "sources": SOURCES,
-        "files": [NEUSIGHT_FILE, DEEPBENCH_FILE],
-        "rows_fitted": int((~held).sum()),
-        "rows_held_out": int(held.sum()),
-        "mean_error_percent_fitted": 100 * float(np.mean(error[~held])),
-        "mean_error_percent_held_out_neusight": 100 * float(np.mean(error[held & timed])),
-        "mean_error_percent_held_out_deepbench": 100 * float(np.mean(error[held & ~timed])),
-        "interval_coverage_held_out": float(np.mean(inside[held])),
-        "host_offset_us": {
-            device.key: round(1e6 * float(rows.offset[held & timed & (rows.device == i)].mean()), 1)
-            for i, device in enumerate(rows.devices)
-            if (held & timed & (rows.device == i)).any()
-        },
-        "devices": list(model.parameters_.chips.keys),
-        "seed": "shape hash, see traincast.fitting.measurements.held_out",
-    }
+def _spread(trial: ConvModel, samples: ConvSamples, chosen: BoolArray, key: str) -> float:
+    """Log-sigma of a device; one with few samples to judge by shares that of all queue-timed devices."""
+    index = [device.key for device in samples.devices].index(key)
+    plain = chosen & samples.calls.is_compute("fp32")
+    mine = plain & (samples.device == index)
+    part = samples.take(mine if mine.sum() >= _ENOUGH_SAMPLES else plain & ~samples.event_timed)
+    shown, _ = part.predicted(trial.predict)
+    added = np.where(part.event_timed, part.unsure / shown, ConvModel.UNMEASURED)
+    return max(spread_90(shown, part.seconds, added), _LEAST_SPREAD)

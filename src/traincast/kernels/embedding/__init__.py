@@ -29,6 +29,6 @@ RECORD = FamilyRecord(
     roofline="traffic:sheet_seconds",
     model="model:EmbeddingModel",
     profile="embedding",
-    training="training:fit_embedding",
+    training="training:TRAINING",
     evaluations=("evaluation:evaluate_embedding",),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from traincast.arrays import BoolArray
 from traincast.kernels.embedding.measured import read_embedding
 from traincast.kernels.embedding.model import EmbeddingModel
-from traincast.kernels.embedding.training import LEAST_SECONDS, judged_spreads, predict_rows
+from traincast.kernels.embedding.training import LEAST_SECONDS, judged_spreads
 from traincast.kernels.model import load_state
 from traincast.kernels.shipped import PROFILES
 from traincast.measurements.metrics import ErrorRow, error_row, within
@@ -20,23 +20,25 @@ def evaluate_embedding(data: Path) -> list[ErrorRow]:
 
     Intervals are those that the other held-out shapes tell.
     """
-    rows = read_embedding(data)
-    seconds = predict_rows(EmbeddingModel.from_state(load_state(PROFILES / "embedding")), rows)
-    sigma = judged_spreads(rows, seconds)
-    long, fitted = rows.seconds >= LEAST_SECONDS, ~rows.held_out
+    samples = read_embedding(data)
+    seconds, _ = samples.predicted(EmbeddingModel.from_state(load_state(PROFILES / "embedding")).predict)
+    sigma = judged_spreads(samples, seconds)
+    long, fitted = samples.seconds >= LEAST_SECONDS, ~samples.held_out
 
     def row(suite: str, group: str, chosen: BoolArray) -> ErrorRow:
         judged = not np.isnan(sigma[chosen]).any()
-        inside = within(seconds[chosen], rows.seconds[chosen], sigma[chosen]) if judged else None
-        return error_row(suite, group, seconds[chosen], rows.seconds[chosen], rows.name[chosen].tolist(), inside=inside)
+        inside = within(seconds[chosen], samples.seconds[chosen], sigma[chosen]) if judged else None
+        return error_row(
+            suite, group, seconds[chosen], samples.seconds[chosen], samples.name[chosen].tolist(), inside=inside
+        )
 
-    new = rows.held_out & ~np.isin(rows.shape.astype(str), rows.shape[fitted].astype(str))
+    new = samples.held_out & ~np.isin(samples.shape.astype(str), samples.shape[fitted].astype(str))
     table = [
-        row("embedding: held out", "all above 50 us", rows.held_out & long),
+        row("embedding: held out", "all above 50 us", samples.held_out & long),
         row("embedding: held out", "all above 50 us, no further steps of a fitted job", new & long),
     ]
-    for suite, part in (("embedding: held out", rows.held_out), ("embedding: fitted", fitted)):
+    for suite, part in (("embedding: held out", samples.held_out), ("embedding: fitted", fitted)):
         for words, size in (("above 50 us", long), ("below 50 us", ~long)):
-            for group in sorted(set(rows.group[part & size].tolist())):
-                table.append(row(suite, f"{group}, {words}", part & size & (rows.group == group)))
+            for group in sorted(set(samples.group[part & size].tolist())):
+                table.append(row(suite, f"{group}, {words}", part & size & (samples.group == group)))
     return table

@@ -6,21 +6,21 @@ The indices behind the measurements are not known; every row of a table counts a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import BoolArray, FloatArray
+from traincast.arrays import FloatArray
 from traincast.embeddings import load_tables
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.embedding import EMBEDDING
 from traincast.kernels.embedding.tables import uniform_tables
-from traincast.kernels.embedding.traffic import L2_SHARE
-from traincast.kernels.model import Measurements
+from traincast.kernels.embedding.traffic import L2_SHARE, Rates
+from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
     Table,
     check_among,
@@ -28,7 +28,6 @@ from traincast.measurements.tables import (
     check_possible,
     device_rows,
     devices_in,
-    only_present,
     read_table,
 )
 from traincast.platform import Device, load_device
@@ -47,32 +46,23 @@ _MANY_LOOKUPS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class EmbeddingRows:
-    """Measured kernels: FBGEMM's two update kernels are one row. Rows of one `shape` are repeats or further steps;
-    `group` and `name` are for tables of errors."""
+class EmbeddingSamples(Samples):
+    """Measured kernels: FBGEMM's two update kernels are one sample. Those of one `shape` are repeats or further steps;
+    `group` and `name` are for tables of errors; a fit begins with `start`, of which one rate is read off the data."""
 
-    devices: tuple[Device, ...]
-    device: npt.NDArray[np.int64]
-    calls: Calls
-    seconds: FloatArray
-    held_out: BoolArray
     shape: npt.NDArray[Any]
     group: npt.NDArray[Any]
     name: npt.NDArray[Any]
+    start: Rates
 
-    def take(self, chosen: BoolArray) -> EmbeddingRows:
-        """A selection, with every device kept in the list."""
-        names = ("device", "seconds", "held_out", "shape", "group", "name")
-        return replace(self, calls=self.calls.take(chosen), **{name: getattr(self, name)[chosen] for name in names})
-
-    def measurements(self) -> Measurements:
-        """With the devices that are left."""
-        devices, device = only_present(self.devices, self.device)
-        return Measurements(self.calls, devices, device, self.seconds)
+    def names(self) -> list[str]:
+        """Their names."""
+        names: list[str] = self.name.tolist()
+        return names
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _Sample:
     device: Device
     call: KernelCall
     seconds: float
@@ -82,26 +72,27 @@ class _Row:
     name: str
 
 
-def read_embedding(data: Path) -> EmbeddingRows:
-    """All measured rows of both files."""
-    rows = [*_study_rows(data), *_job_rows(_read_jobs(data))]
+def read_embedding(data: Path) -> EmbeddingSamples:
+    """All measured kernels of both files."""
+    samples = [*_study_samples(data), *_job_samples(_read_jobs(data))]
     devices: list[Device] = []
-    for row in rows:
-        if row.device not in devices:
-            devices.append(row.device)
-    return EmbeddingRows(
+    for sample in samples:
+        if sample.device not in devices:
+            devices.append(sample.device)
+    return EmbeddingSamples(
         devices=tuple(devices),
-        device=np.array([devices.index(row.device) for row in rows], dtype=np.int64),
-        calls=Calls.of(EMBEDDING, [row.call for row in rows]),
-        seconds=np.array([row.seconds for row in rows]),
-        held_out=np.array([not row.fitted for row in rows], dtype=np.bool_),
-        shape=np.array([row.shape for row in rows], dtype=object),
-        group=np.array([row.group for row in rows], dtype=object),
-        name=np.array([row.name for row in rows], dtype=object),
+        device=np.array([devices.index(sample.device) for sample in samples], dtype=np.int64),
+        calls=Calls.of(EMBEDDING, [sample.call for sample in samples]),
+        seconds=np.array([sample.seconds for sample in samples]),
+        held_out=np.array([not sample.fitted for sample in samples], dtype=np.bool_),
+        shape=np.array([sample.shape for sample in samples], dtype=object),
+        group=np.array([sample.group for sample in samples], dtype=object),
+        name=np.array([sample.name for sample in samples], dtype=object),
+        start=Rates(empty_block_cycles=empty_block_cycles(data)),
     )
 
 
-def _study_rows(data: Path) -> Iterator[_Row]:
+def _study_samples(data: Path) -> Iterator[_Sample]:
     sizes = ("batch", "num_tables", "lookups_per_table", "embedding_dim")
     table = read_table(
         data, STUDY_FILE, ("device", "direction", "context"), (*sizes, "rows_per_table", "latency_us"),
@@ -129,7 +120,7 @@ def _study_rows(data: Path) -> Iterator[_Row]:
         )
         call = lowered.call(_STUDY_KINDS[direction])
         shape = f"{direction}, batch {int(batch[i])}, {tables} tables, {bag} lookups, dim {int(dim[i])}"
-        yield _Row(
+        yield _Sample(
             device,
             _warm(call, device) if micro else call,
             seconds,
@@ -185,22 +176,22 @@ def _check_bags(table: Table, pooled_bytes: FloatArray, rate: FloatArray, column
     check_possible(table, pooled_bytes / rate, 1e-6 * table.number(column), column)
 
 
-def _job_rows(table: Table) -> Iterator[_Row]:
+def _job_samples(table: Table) -> Iterator[_Sample]:
     devices = devices_in(table)
     device = device_rows(table, devices)
     updates: dict[tuple[Any, ...], list[int]] = {}
     for i, kernel in enumerate(table.text("kernel_name")):
         if kernel.endswith(_FORWARD):
-            yield _job_row(table, i, "tbe_forward", devices[device[i]], table.number("duration_us")[i])
+            yield _job_sample(table, i, "tbe_forward", devices[device[i]], table.number("duration_us")[i])
         else:
             key = tuple(table.columns[field][i] for field in ("trace", "rank", "step", "weighted"))
             updates.setdefault(key, []).append(i)
     for own in updates.values():
         kind = f"tbe_backward_{table.text('optimizer')[own[0]]}"
-        yield _job_row(table, own[0], kind, devices[device[own[0]]], float(table.number("duration_us")[own].sum()))
+        yield _job_sample(table, own[0], kind, devices[device[own[0]]], float(table.number("duration_us")[own].sum()))
 
 
-def _job_row(table: Table, i: int, kind: str, device: Device, measured_us: float) -> _Row:
+def _job_sample(table: Table, i: int, kind: str, device: Device, measured_us: float) -> _Sample:
     integers = ("num_tables", "step", "rank", "num_indices", "batch")
     count, step, rank, lookups, batch = (int(table.number(name)[i]) for name in integers)
     dim = float(table.number("total_dim")[i]) / count
@@ -221,7 +212,7 @@ def _job_row(table: Table, i: int, kind: str, device: Device, measured_us: float
     fitted = _job_fitted(trace, forward, step, rank, lookups)
     shape = f"{kind}, {trace} rank {rank}, {count} tables"
     name = f"{trace} rank {rank} step {step}, {count} tables"
-    return _Row(device, lowered.call(kind), 1e-6 * measured_us, fitted, shape, group, name)
+    return _Sample(device, lowered.call(kind), 1e-6 * measured_us, fitted, shape, group, name)
 
 
 def _job_fitted(trace: str, forward: bool, step: int, rank: int, lookups: int) -> bool:

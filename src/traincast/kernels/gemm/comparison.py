@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray
-from traincast.kernels.gemm.measured import GemmRows
+from traincast.kernels.gemm.measured import GemmSamples
 from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.gemm.stopwatch import as_timed
+from traincast.measurements.metrics import mean_error_percent
 from traincast.quantiles import Z90
 
 _UNFITTED_FLOOR = 0.003  # quantile of a machine's own readings that stands for its host
@@ -20,34 +21,29 @@ _UNFITTED_OFFSET = 0.5  # of the floor: what the fitted machines show
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Comparison:
-    """Rows with what their stopwatch should have shown, and whether it fell in the 90 % interval."""
+    """Samples with what their stopwatch should have shown, and whether it fell in the 90 % interval."""
 
-    rows: GemmRows
+    samples: GemmSamples
     shown: FloatArray
     inside: BoolArray
 
     @property
     def mean_error_percent(self) -> float:
         """Mean absolute error, percent of what was measured."""
-        return 100.0 * float(np.mean(np.abs(self.shown / self.rows.seconds - 1.0)))
+        return mean_error_percent(self.shown, self.samples.seconds)
 
 
-def compare(model: GemmModel, rows: GemmRows, stopwatch_us: Mapping[str, Sequence[float]]) -> Comparison:
+def compare(model: GemmModel, samples: GemmSamples, stopwatch_us: Mapping[str, Sequence[float]]) -> Comparison:
     """Predicts device times and shows them through each machine's stopwatch."""
-    seconds, sigma = np.zeros(len(rows)), np.zeros(len(rows))
-    for i, device in enumerate(rows.devices):
-        mine = np.flatnonzero(rows.device == i)
-        if len(mine):
-            estimate = model.predict(rows.calls.take(mine), device)
-            seconds[mine], sigma[mine] = estimate.seconds, estimate.sigma
-    floor, offset = np.zeros(len(rows)), np.zeros(len(rows))
-    for machine in np.unique(rows.machine):
-        mine = rows.machine == machine
-        floor[mine], offset[mine] = _reading(str(machine), rows.seconds[mine], stopwatch_us)
+    seconds, sigma = samples.kernel_seconds(model.predict)
+    floor, offset = np.zeros(len(samples)), np.zeros(len(samples))
+    for machine in np.unique(samples.machine):
+        mine = samples.machine == machine
+        floor[mine], offset[mine] = _reading(str(machine), samples.seconds[mine], stopwatch_us)
     reach = np.exp(Z90 * sigma)
     low, shown, high = (as_timed(t, floor, offset) for t in (seconds / reach, seconds, seconds * reach))
     slack = _HOST_NOISE * floor
-    return Comparison(rows, shown, (rows.seconds >= low - slack) & (rows.seconds <= high + slack))
+    return Comparison(samples, shown, (samples.seconds >= low - slack) & (samples.seconds <= high + slack))
 
 
 def _reading(machine: str, seconds: FloatArray, stopwatch_us: Mapping[str, Sequence[float]]) -> tuple[float, float]:

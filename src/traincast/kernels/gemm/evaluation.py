@@ -13,7 +13,7 @@ import numpy.typing as npt
 from traincast.arrays import BoolArray
 from traincast.kernels.call import COMPUTE_TYPES
 from traincast.kernels.gemm.comparison import Comparison, compare
-from traincast.kernels.gemm.measured import FILES, GemmRows, kernels_run, read_gemm
+from traincast.kernels.gemm.measured import FILES, GemmSamples, kernels_run, read_gemm
 from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.gemm.training import fittable
 from traincast.kernels.model import load_state
@@ -29,7 +29,7 @@ _NEUSIGHT = {("bmm", True): 26.0, ("bmm", False): 13.8, ("linear", True): 20.0, 
 def evaluate_gemm(data: Path, profile: Path = PROFILE) -> list[ErrorRow]:
     """Error rows by table, split, device, kind and compute type."""
     return [
-        error_row(suite, group, part.shown, part.rows.seconds, _names(part.rows), reference, part.inside)
+        error_row(suite, group, part.shown, part.samples.seconds, part.samples.names(), reference, part.inside)
         for suite, group, part, reference in _groups(data, profile)
     ]
 
@@ -38,26 +38,26 @@ def _groups(data: Path, profile: Path) -> Iterator[tuple[str, str, Comparison, s
     model = GemmModel.from_state(load_state(profile))
     stopwatch = json.loads(profile.with_suffix(".json").read_text(encoding="utf-8"))["stopwatch_us"]
     for file in FILES:
-        rows = read_gemm(data, file)
-        unseen = ~fittable(rows)
-        found = compare(model, rows.take(unseen), stopwatch)
-        yield from _split(file, found)
+        samples = read_gemm(data, file)
+        unseen = ~fittable(samples)
+        comparison = compare(model, samples.take(unseen), stopwatch)
+        yield from _split(file, comparison)
         if file == "gemm_fp32":
-            yield from _same_kernels(found, known_kernels(rows, kernels_run(data))[unseen])
+            yield from _same_kernels(comparison, known_kernels(samples, kernels_run(data))[unseen])
 
 
-def known_kernels(rows: GemmRows, kernels: npt.NDArray[Any]) -> BoolArray:
-    """Rows whose kernel also ran in a fitted row of the same machine: elsewhere the library chose otherwise."""
-    run = [f"{machine}/{kernel}" for machine, kernel in zip(rows.machine, kernels, strict=True)]
-    return np.isin(run, np.array(run)[fittable(rows)])
+def known_kernels(samples: GemmSamples, kernels: npt.NDArray[Any]) -> BoolArray:
+    """Samples whose kernel also ran in a fitted one of the same machine: elsewhere the library chose otherwise."""
+    run = [f"{machine}/{kernel}" for machine, kernel in zip(samples.machine, kernels, strict=True)]
+    return np.isin(run, np.array(run)[fittable(samples)])
 
 
-def _same_kernels(found: Comparison, known: BoolArray) -> Iterator[tuple[str, str, Comparison, str]]:
+def _same_kernels(comparison: Comparison, known: BoolArray) -> Iterator[tuple[str, str, Comparison, str]]:
     """The test split of the training GPUs without rows whose kernels none of their training rows ran."""
-    kinds = np.array(found.rows.calls.family.kinds)[found.rows.calls.kind]
-    trained = np.isin(found.rows.device_names(), _TRAINED)
+    kinds = np.array(comparison.samples.calls.family.kinds)[comparison.samples.calls.kind]
+    trained = np.isin(comparison.samples.device_names(), _TRAINED)
     for kind in ("bmm", "linear"):
-        part = _take(found, found.rows.test & (kinds == kind) & trained & known)
+        part = _take(comparison, comparison.samples.test & (kinds == kind) & trained & known)
         yield (
             "gemm_fp32 test split",
             f"training GPUs, kernels seen in training {kind} fp32",
@@ -66,23 +66,23 @@ def _same_kernels(found: Comparison, known: BoolArray) -> Iterator[tuple[str, st
         )
 
 
-def _split(file: str, found: Comparison) -> Iterator[tuple[str, str, Comparison, str]]:
-    rows = found.rows
-    kinds = np.array(rows.calls.family.kinds)[rows.calls.kind]
-    compute = np.array(COMPUTE_TYPES)[rows.calls.compute]
-    names = rows.device_names()
-    apart = rows.test if file == "gemm_fp32" else np.zeros(len(rows), dtype=np.bool_)
+def _split(file: str, comparison: Comparison) -> Iterator[tuple[str, str, Comparison, str]]:
+    samples = comparison.samples
+    kinds = np.array(samples.calls.family.kinds)[samples.calls.kind]
+    compute = np.array(COMPUTE_TYPES)[samples.calls.compute]
+    names = samples.device_names()
+    apart = samples.test if file == "gemm_fp32" else np.zeros(len(samples), dtype=np.bool_)
     for name, kind, dtype, test in sorted(set(zip(names, kinds, compute, apart, strict=True)), key=_order):
         use = (apart == test) & (names == name) & (kinds == kind) & (compute == dtype)
         suite = f"{file} {'test split' if test else 'held-out shapes'}"
         reference = _reference(kind, name in _TRAINED) if test else ""
-        yield suite, f"{name} {kind} {dtype}", _take(found, use), reference
+        yield suite, f"{name} {kind} {dtype}", _take(comparison, use), reference
     for kind in ("bmm", "linear"):
         for trained in (True, False):
             use = apart & (kinds == kind) & (np.isin(names, _TRAINED) == trained)
             if use.any():
                 group = f"all {'training' if trained else 'unseen'} GPUs {kind} fp32"
-                yield f"{file} test split", group, _take(found, use), _reference(kind, trained)
+                yield f"{file} test split", group, _take(comparison, use), _reference(kind, trained)
 
 
 def _order(group: tuple[str, str, str, bool]) -> tuple[bool, str, str, str]:
@@ -90,13 +90,9 @@ def _order(group: tuple[str, str, str, bool]) -> tuple[bool, str, str, str]:
     return bool(test), str(name), str(kind), str(dtype)
 
 
-def _take(found: Comparison, use: BoolArray) -> Comparison:
-    return Comparison(found.rows.take(use), found.shown[use], found.inside[use])
+def _take(comparison: Comparison, use: BoolArray) -> Comparison:
+    return Comparison(comparison.samples.take(use), comparison.shown[use], comparison.inside[use])
 
 
 def _reference(kind: str, trained: bool) -> str:
     return f"NeuSight {_NEUSIGHT[kind, trained]} over its {'training' if trained else 'unseen'} GPUs"
-
-
-def _names(rows: GemmRows) -> list[str]:
-    return ["x".join(f"{size:.0f}" for size in call) for call in rows.calls.values[:, :4]]

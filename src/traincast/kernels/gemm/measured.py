@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.call import Calls
 from traincast.kernels.gemm import GEMM
 from traincast.kernels.model import Measurements
+from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
     Table,
     check_positive,
@@ -36,35 +37,28 @@ _PRECISIONS = {"fp32": "fp32", "fp16_tensor_core": "fp16", "bfloat16": "bf16", "
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class GemmRows:
-    """Measured products. `seconds` is what the stopwatch of `machine` (source/device/op) showed; `test` marks
-    rows the source set apart, `held_out` the fifth of all shapes that no fit may see."""
+class GemmSamples(Samples):
+    """Measured products of one `source`. `seconds` is what the stopwatch of `machine` (source/device/op) showed; `test`
+    marks those that the source set apart."""
 
-    source: str
-    calls: Calls
-    devices: tuple[Device, ...]
-    device: IntArray
-    seconds: FloatArray
     machine: npt.NDArray[Any]
     test: BoolArray
-    held_out: BoolArray
 
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def take(self, rows: BoolArray) -> GemmRows:
-        """A selection, with every device kept in the list."""
-        return GemmRows(
-            self.source, self.calls.take(rows), self.devices, self.device[rows], self.seconds[rows],
-            self.machine[rows], self.test[rows], self.held_out[rows],
-        )  # fmt: skip
+    @property
+    def source(self) -> str:
+        """Where they come from, a key of `SOURCES`."""
+        return str(self.machine[0]).partition("/")[0]
 
     def device_names(self) -> npt.NDArray[Any]:
-        """The device of every row, as PyTorch calls it."""
+        """The device of every sample, as PyTorch calls it."""
         return np.array([device.name for device in self.devices])[self.device]
 
+    def names(self) -> list[str]:
+        """Batch and sizes."""
+        return ["x".join(f"{size:.0f}" for size in call) for call in self.calls.values[:, :4]]
 
-def read_gemm(data: Path, file: str) -> GemmRows:
+
+def read_gemm(data: Path, file: str) -> GemmSamples:
     """One of `FILES`. A missing column, a non-positive number or an impossible time is an error."""
     readers = {"gemm_mixed": _read_mixed, "deepbench": _read_deepbench}
     return readers[file](data) if file in readers else _read_neusight(data, f"kernels/{file}.parquet")
@@ -75,7 +69,7 @@ def kernels_run(data: Path) -> npt.NDArray[Any]:
     return read_table(data, "kernels/gemm_fp32.parquet", ("kernel_name",), ()).text("kernel_name")
 
 
-def _read_neusight(data: Path, file: str) -> GemmRows:
+def _read_neusight(data: Path, file: str) -> GemmSamples:
     sizes = ("batch", "m", "n", "k")
     table = read_table(
         data, file, ("device", "op", "split"), (*sizes, "latency_us"), positive=(*sizes, "latency_us"),
@@ -84,10 +78,10 @@ def _read_neusight(data: Path, file: str) -> GemmRows:
     linear = table.text("op") == "linear"
     values = np.stack([*(table.number(name) for name in sizes), 0.0 * linear, linear, linear], axis=1)
     test = np.asarray(table.text("split") == "test", dtype=np.bool_)
-    return _rows("neusight", table, [str(op) for op in table.text("op")], ["fp32"] * len(table), values, test)
+    return _samples("neusight", table, [str(op) for op in table.text("op")], ["fp32"] * len(table), values, test)
 
 
-def _read_mixed(data: Path) -> GemmRows:
+def _read_mixed(data: Path) -> GemmSamples:
     """The three frameworks call one library on the same shape: their median stands for it."""
     table = read_table(
         data, "kernels/gemm_mixed.parquet", ("device", "dtype"), ("m", "n", "k", "latency_us"),
@@ -108,10 +102,10 @@ def _read_mixed(data: Path) -> GemmRows:
     one, zero = np.ones(len(median)), np.zeros(len(median))
     values = np.stack([one, shape[2], shape[3], shape[4], zero, one, zero], axis=1)
     compute = ["fp8" if flag else "bf16" for flag in shape[1]]
-    return _rows("aic", merged, ["mm"] * len(median), compute, values, zero.astype(np.bool_))
+    return _samples("aic", merged, ["mm"] * len(median), compute, values, zero.astype(np.bool_))
 
 
-def _read_deepbench(data: Path) -> GemmRows:
+def _read_deepbench(data: Path) -> GemmSamples:
     """DeepBench stores columns first, so its m and n, and its operands, change places. It pads the operands of tensor
     cores to multiples of 8."""
     file = "kernels/deepbench.parquet"
@@ -130,12 +124,12 @@ def _read_deepbench(data: Path) -> GemmRows:
     compute = [_PRECISIONS[str(name)] for name in table.text("precision")]
     padded = np.array([name == "fp16" for name in compute])
     values[padded, 1:4] = 8.0 * np.ceil(values[padded, 1:4] / 8.0)
-    return _rows("deepbench", table, ["mm"] * len(table), compute, values, np.zeros(len(table), dtype=np.bool_))
+    return _samples("deepbench", table, ["mm"] * len(table), compute, values, np.zeros(len(table), dtype=np.bool_))
 
 
-def _rows(
+def _samples(
     source: str, table: Table, kinds: Sequence[str], compute: Sequence[str], values: FloatArray, test: BoolArray
-) -> GemmRows:
+) -> GemmSamples:
     devices = tuple(devices_in(table))
     device = device_rows(table, devices)
     seconds = 1e-6 * table.number("latency_us")
@@ -144,7 +138,7 @@ def _rows(
         _check(table, np.array(compute), batch, m, n, k)
     machine = np.array([f"{source}/{devices[i].key}/{kind}" for i, kind in zip(device, kinds, strict=True)])
     calls = Calls.from_columns(GEMM, kinds, compute, values)
-    return GemmRows(source, calls, devices, device, seconds, machine, test, held_out(batch, m, n, k))
+    return GemmSamples(devices, device, calls, seconds, held_out(batch, m, n, k), machine, test)
 
 
 def _check(table: Table, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
@@ -154,7 +148,7 @@ def _check(table: Table, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
     peak = np.zeros(len(table))
     for name in np.unique(compute):
         chosen = compute == name
-        peak[chosen] = np.array([_peak(each, str(name)) for each in devices])[device[chosen]]
+        peak[chosen] = np.array([_peak(card, str(name)) for card in devices])[device[chosen]]
     flop = 2 * np.prod(np.stack(sizes), axis=0)
     check_possible(table, flop / peak, 1e-6 * table.number("latency_us"))
 
@@ -163,7 +157,7 @@ def _peak(device: Device, compute: str) -> float:
     return max(device.peak(compute), device.peak("fp32_matrix") if compute == "fp32" else 0.0)
 
 
-def together(parts: Sequence[GemmRows]) -> Measurements:
+def together(parts: Sequence[GemmSamples]) -> Measurements:
     """Several tables as one set of measurements, devices ordered by key."""
     devices = {device.key: device for part in parts for device in part.devices}
     ordered = [devices[key] for key in sorted(devices)]

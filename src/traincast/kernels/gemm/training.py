@@ -10,11 +10,12 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.gemm.comparison import compare
-from traincast.kernels.gemm.measured import FILES, SOURCES, GemmRows, read_gemm, together
+from traincast.kernels.gemm.measured import FILES, SOURCES, GemmSamples, read_gemm, together
 from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.gemm.stopwatch import Stopwatch
 from traincast.kernels.model import save_state
 from traincast.kernels.record import Progress
+from traincast.kernels.training import SEED
 
 _FLOOR_SHARE = 0.02  # of a machine's measurements: tiny products, where only the host shows
 _EVENT_OFFSET = 0.5  # of the floor: a first guess at what events add to a long kernel
@@ -42,17 +43,19 @@ def fit_gemm(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
     return provenance
 
 
-def provenance_of(model: GemmModel, tables: Sequence[GemmRows], stopwatch_us: dict[str, list[float]]) -> dict[str, Any]:
+def provenance_of(
+    model: GemmModel, tables: Sequence[GemmSamples], stopwatch_us: dict[str, list[float]]
+) -> dict[str, Any]:
     """Where the model came from, and its mean absolute errors on rows it was fitted to and on the held-out fifth."""
     files: dict[str, Any] = {}
     for file, table in zip(FILES, tables, strict=True):
         seen = fittable(table)
         fitted, held = (compare(model, table.take(use), stopwatch_us) for use in (seen, table.held_out & ~table.test))
-        if not len(held.rows):  # the AMD table is all test split, of which the hash holds out a fifth
+        if not len(held.samples):  # the AMD table is all test split, of which the hash holds out a fifth
             held = compare(model, table.take(~seen), stopwatch_us)
         files[f"kernels/{file}.parquet"] = {
-            "rows_fitted": len(fitted.rows),
-            "rows_held_out": len(held.rows),
+            "rows_fitted": len(fitted.samples),
+            "rows_held_out": len(held.samples),
             "mean_error_percent_fitted": round(fitted.mean_error_percent, 3),
             "mean_error_percent_held_out": round(held.mean_error_percent, 3),
         }
@@ -60,20 +63,20 @@ def provenance_of(model: GemmModel, tables: Sequence[GemmRows], stopwatch_us: di
         "sources": [SOURCES[name] for name in ("neusight", "aic", "deepbench")],
         "files": files,
         "devices": {name: list(fit.chips.keys) for name, fit in model.engines_.items()},
-        "seed": "networks: from 0; held-out shapes: hash, see traincast.fitting.measurements.held_out",
+        "seed": f"networks: from 0; held-out shapes: {SEED.removeprefix('shape ')}",
         "stopwatch_us": stopwatch_us,
     }
 
 
-def fittable(rows: GemmRows) -> BoolArray:
-    """Rows a fit may see: none of the held-out fifth, nor of NeuSight's test split where it has a train split."""
-    has_train = np.array([bool((~rows.test[rows.device == i]).any()) for i in range(len(rows.devices))])
-    nvidia = np.array([device.vendor == "nvidia" for device in rows.devices])
-    set_apart = rows.test & (has_train | nvidia)[rows.device]
-    return np.asarray(~(rows.held_out | set_apart))
+def fittable(samples: GemmSamples) -> BoolArray:
+    """Samples a fit may see: none of the held-out fifth, nor of NeuSight's test split where it has a train split."""
+    has_train = np.array([bool((~samples.test[samples.device == i]).any()) for i in range(len(samples.devices))])
+    nvidia = np.array([device.vendor == "nvidia" for device in samples.devices])
+    set_apart = samples.test & (has_train | nvidia)[samples.device]
+    return np.asarray(~(samples.held_out | set_apart))
 
 
-def stopwatch(parts: Sequence[GemmRows]) -> tuple[list[str], Stopwatch]:
+def stopwatch(parts: Sequence[GemmSamples]) -> tuple[list[str], Stopwatch]:
     """The machines, and a first guess at their floors and offsets; graph-replayed kernels are timed alone."""
     machine = np.concatenate([part.machine for part in parts])
     seconds = np.concatenate([part.seconds for part in parts])
@@ -87,7 +90,7 @@ def stopwatch(parts: Sequence[GemmRows]) -> tuple[list[str], Stopwatch]:
     return [str(name) for name in names], Stopwatch(group.astype(np.int64), floor, offset, weight)
 
 
-def _weight(part: GemmRows) -> FloatArray:
+def _weight(part: GemmSamples) -> FloatArray:
     if part.source != "deepbench":
         return np.where(part.calls.is_kind("linear"), _LINEAR_WEIGHT, 1.0)
     return np.where(part.calls.is_compute("fp32"), _DEEPBENCH_WEIGHT, _DEEPBENCH_HALF_WEIGHT)

@@ -22,7 +22,7 @@ RECORDS = (
         roofline="roofline:softmax_seconds",
         model="model:SoftmaxModel",
         profile="softmax",
-        training="training:fit_softmax",
+        training="training:SOFTMAX_TRAINING",
         evaluations=("evaluation:evaluate_softmax",),
     ),
     FamilyRecord(
@@ -31,7 +31,7 @@ RECORDS = (
         roofline="roofline:norm_seconds",
         model="model:NormModel",
         profile="norm",
-        training="training:fit_norm",
+        training="training:NORM_TRAINING",
         evaluations=("evaluation:evaluate_norm",),
     ),
 )

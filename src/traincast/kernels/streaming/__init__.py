@@ -64,7 +64,7 @@ RECORDS = (
     _record(
         ELEMENTWISE,
         ("elementwise", "loss", "optimizer", "fused"),
-        training="training:fit_elementwise",
+        training="training:TRAINING",
         evaluations=("evaluation:evaluate_elementwise",),
     ),
     _record(COPY, ("copy", "fully_shard")),

@@ -1,142 +1,103 @@
-"""Fits the memory system that all streaming kernels share, from element-wise measurements."""
+"""Fits the memory system that all streaming kernels share to element-wise measurements."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from traincast.arrays import BoolArray, FloatArray
-from traincast.kernels.model import Measurements, save_state
-from traincast.kernels.record import Progress
-from traincast.kernels.solve import relative_fit, spread_90
+from traincast.arrays import BoolArray
+from traincast.kernels.solve import relative_fit
 from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.kernels.streaming.model import ElementwiseModel
 from traincast.kernels.streaming.parameters import with_spread
-from traincast.kernels.streaming.vectors import SOURCE, VectorRows, read_vectors
-from traincast.measurements.tables import UNJUDGED_SPREAD, held_out, only_present
+from traincast.kernels.streaming.vectors import FILES, SOURCE, VectorSamples, read_vectors
+from traincast.kernels.training import UNJUDGED_SPREAD, FamilyTraining, Predictor, device_spreads, leave_one_chip_out
+from traincast.measurements.tables import held_out
 from traincast.quantiles import Z90
 
+_LEAST_SPREAD = 0.005  # log-sigma: repeats of one measurement differ by as much
 
-def with_offsets(rows: VectorRows, seen: BoolArray) -> VectorRows:
-    """Rows with the host's offset of every (device, op), from the `seen` rows far larger than the L2.
+
+class StreamTraining(FamilyTraining[VectorSamples, ElementwiseModel]):
+    """The memory system, from element-wise kernels."""
+
+    profile: ClassVar[str] = "elementwise"
+    sources: ClassVar[tuple[str, ...]] = (SOURCE,)
+    files: ClassVar[tuple[str, ...]] = FILES
+
+    def read(self, data: Path) -> VectorSamples:
+        """All element-wise samples."""
+        return read_vectors(data, "elementwise")
+
+    def prepare(self, samples: VectorSamples, seen: BoolArray) -> VectorSamples:
+        """With the host's offset of every device and op."""
+        return with_offsets(samples, seen)
+
+    def fit(self, samples: VectorSamples) -> ElementwiseModel:
+        """The model of these samples."""
+        return ElementwiseModel().fit(samples.measurements())
+
+    def predictor(self, fitted: ElementwiseModel) -> Predictor:
+        """As the model predicts."""
+        return fitted.predict
+
+    def calibrate(self, fitted: ElementwiseModel, samples: VectorSamples, seen: BoolArray) -> ElementwiseModel:
+        """Spreads from a fifth of the seen shapes, and from chips left out."""
+        assert fitted.parameters_ is not None
+        telling = samples.telling
+        left_out = seen & held_out(samples.cols, samples.rows)  # another fifth: the hash depends on the order
+        trial = self.fit(samples.take(seen & ~left_out & telling)).predict
+        sigma = device_spreads(samples, left_out & telling, trial, fitted.parameters_.chips.keys, _LEAST_SPREAD)
+        return ElementwiseModel(with_spread(fitted.parameters_, sigma, self._unseen_spread(samples, seen & telling)))
+
+    def _unseen_spread(self, samples: VectorSamples, seen: BoolArray) -> float:
+        """Log-sigma for devices never measured, each predicted from those with another chip."""
+        medians = []
+        for index, elsewhere in leave_one_chip_out(samples, seen):
+            mine = samples.take(seen & (samples.device == index))
+            shown, _ = mine.predicted(self.fit(samples.take(elsewhere)).predict)
+            medians.append(float(np.median(np.abs(np.log(shown / mine.seconds)))))
+        # a share of a handful of devices: the largest error among them is the honest 90 % point
+        return max(medians) / Z90 if medians else UNJUDGED_SPREAD
+
+    def model(self, fitted: ElementwiseModel, data: Path) -> ElementwiseModel:
+        """The fitted model itself."""
+        return fitted
+
+    def provenance(self, fitted: ElementwiseModel, samples: VectorSamples) -> dict[str, Any]:
+        """With the families that share the memory system."""
+        families = ["elementwise", "copy", "index", "reduction", "pool", "memcpy"]
+        return {**super().provenance(fitted, samples), "families": families}
+
+
+TRAINING = StreamTraining()
+
+
+def with_offsets(samples: VectorSamples, seen: BoolArray) -> VectorSamples:
+    """Samples with the host's offset of every (device, op), from the `seen` ones far larger than the L2.
 
     There the time is offset + start + bytes / rate, linear in all unknowns. `pow` may be bound by arithmetic, so it
     takes the median difference between floor and offset of the device's other ops.
     """
-    calls = rows.calls()
+    calls = samples.calls
     read, written = calls["bytes_read"], calls["bytes_written"]
-    offset = np.zeros(len(rows.op))
-    for index, device in enumerate(rows.devices):
-        mine = rows.device == index
-        use = mine & seen & rows.above & ~calls.is_kind("pow") & (read + written > 1.5 * device.l2_bytes)
-        if not (use & (rows.floor > 0)).any():
+    offset = np.zeros(len(samples))
+    for index, device in enumerate(samples.devices):
+        mine = samples.device == index
+        use = mine & seen & samples.telling & ~calls.is_kind("pow") & (read + written > 1.5 * device.l2_bytes)
+        if not (use & (samples.floor > 0)).any():
             continue
-        ops = np.unique(rows.op[use])
-        columns = [(rows.op[use] == op) * 1e-5 for op in ops] + [read[use] / 1e12, written[use] / 1e12]
-        fitted = relative_fit(np.stack(columns, axis=1).astype(np.float64), rows.seconds[use], knee=0.02)
+        ops = np.unique(samples.op[use])
+        columns = [(samples.op[use] == op) * 1e-5 for op in ops] + [read[use] / 1e12, written[use] / 1e12]
+        fitted = relative_fit(np.stack(columns, axis=1).astype(np.float64), samples.seconds[use], knee=0.02)
         gaps = []
         for op, value in zip(ops, fitted, strict=False):
-            group = mine & (rows.op == op)
+            group = mine & (samples.op == op)
             offset[group] = max(0.0, 1e-5 * float(value) - START_SECONDS)
-            gaps.append(float(rows.floor[group][0]) - float(offset[group][0]))
-        others = mine & ~np.isin(rows.op, ops)
-        offset[others] = np.maximum(rows.floor[others] - float(np.median(gaps)), 0.0)
-    return replace(rows, offset=offset)
-
-
-def fit_model(rows: VectorRows, seen: BoolArray) -> ElementwiseModel:
-    """The model from the `seen` rows above the floor (offsets already set)."""
-    chosen = rows.take(seen & rows.above)
-    devices, device = only_present(rows.devices, chosen.device)
-    data = Measurements(
-        chosen.calls(),
-        devices,
-        device,
-        chosen.device_seconds,
-    )
-    return ElementwiseModel().fit(data)
-
-
-def predict_rows(model: ElementwiseModel, rows: VectorRows) -> tuple[FloatArray, FloatArray]:
-    """Device seconds and log-sigma of every row."""
-    seconds, sigma = np.zeros(len(rows.op)), np.zeros(len(rows.op))
-    for index, device in enumerate(rows.devices):
-        mine = rows.device == index
-        if mine.any():
-            estimate = model.predict(rows.take(mine).calls(), device)
-            seconds[mine], sigma[mine] = estimate.seconds, estimate.sigma
-    return seconds, sigma
-
-
-def calibrated(rows: VectorRows, seen: BoolArray) -> ElementwiseModel:
-    """The model of the `seen` rows, with spreads from a fifth of them that a second fit leaves out."""
-    model = fit_model(rows, seen)
-    left_out = seen & held_out(rows.cols, rows.rows)  # another fifth: the hash depends on the order
-    trial = fit_model(rows, seen & ~left_out)
-    seconds, _ = predict_rows(trial, rows)
-    shown = rows.as_measured(seconds)
-    assert model.parameters_ is not None
-    keys = model.parameters_.chips.keys
-    sigma = np.array([
-        spread_90(shown[use], rows.seconds[use])
-        for key in keys
-        for use in [left_out & rows.above & (rows.device == [d.key for d in rows.devices].index(key))]
-    ])  # fmt: skip
-    model.parameters_ = with_spread(model.parameters_, np.maximum(sigma, 0.005), unseen_spread(rows, seen))
-    return model
-
-
-def unseen_spread(rows: VectorRows, seen: BoolArray) -> float:
-    """Log-sigma for devices never measured: every device is predicted from the others, as the sheet describes it."""
-    worst = []
-    for index, device in enumerate(rows.devices):
-        mine = rows.device == index
-        elsewhere = seen & rows.above & ~_same_chip(rows, index)
-        if not elsewhere.any():
-            continue
-        others = fit_model(rows, elsewhere)
-        estimate = others.predict(rows.take(mine & seen & rows.above).calls(), device)
-        shown = rows.take(mine & seen & rows.above)
-        worst.append(float(np.median(np.abs(np.log(shown.as_measured(estimate.seconds) / shown.seconds)))))
-    # a share of a handful of devices: the largest error among them is the honest 90 % point
-    return max(worst) / Z90 if worst else UNJUDGED_SPREAD
-
-
-def _same_chip(rows: VectorRows, index: int) -> BoolArray:
-    me = rows.devices[index]
-    twins = [i for i, d in enumerate(rows.devices) if (d.arch, d.num_sms) == (me.arch, me.num_sms)]
-    return np.isin(rows.device, twins)
-
-
-def fit_elementwise(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
-    """Writes `elementwise.npz` and `.json`: the state of all streaming families. Returns the provenance."""
-    progress("reading element-wise measurements", 0.0)
-    rows = read_vectors(data, "elementwise")
-    seen = ~rows.held_out
-    rows = with_offsets(rows, seen)
-    progress("fitting the memory system", 0.3)
-    model = calibrated(rows, seen)
-    assert model.parameters_ is not None
-    used = seen & rows.above
-    held = rows.held_out & rows.above
-    seconds, sigma = predict_rows(model, rows)
-    shown = rows.as_measured(seconds)
-    inside = np.abs(np.log(shown[held] / rows.seconds[held])) <= Z90 * sigma[held]
-    provenance = {
-        "sources": [SOURCE],
-        "files": ["kernels/vector_fp32.parquet", "kernels/vector_amd.parquet"],
-        "rows_fitted": int(used.sum()),
-        "rows_held_out": int(held.sum()),
-        "mean_error_percent_fitted": 100 * float(np.mean(np.abs(shown[used] / rows.seconds[used] - 1))),
-        "mean_error_percent_held_out": 100 * float(np.mean(np.abs(shown[held] / rows.seconds[held] - 1))),
-        "interval_coverage_held_out": float(np.mean(inside)),
-        "devices": list(model.parameters_.chips.keys),
-        "families": ["elementwise", "copy", "index", "reduction", "pool", "memcpy"],
-        "seed": "shape hash, see traincast.fitting.measurements.held_out",
-    }
-    save_state(model.state(), provenance, out / "elementwise")
-    progress("element-wise done", 1.0)
-    return provenance
+            gaps.append(float(samples.floor[group][0]) - float(offset[group][0]))
+        others = mine & ~np.isin(samples.op, ops)
+        offset[others] = np.maximum(samples.floor[others] - float(np.median(gaps)), 0.0)
+    return replace(samples, offset=offset)

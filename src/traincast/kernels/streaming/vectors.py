@@ -16,6 +16,7 @@ import numpy.typing as npt
 from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.call import Calls
 from traincast.kernels.rowwise import NORM, SOFTMAX
+from traincast.kernels.samples import Samples
 from traincast.kernels.streaming import ELEMENTWISE
 from traincast.measurements.tables import Table, check_possible, device_rows, devices_in, held_out, read_table
 from traincast.platform import Device
@@ -33,33 +34,22 @@ _SPLITS = ("train", "test")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class VectorRows:
-    """Measured rows. `seconds` is what the events showed; `floor` and `offset` the host's part of it."""
+class VectorSamples(Samples):
+    """Ops over `rows` x `cols` elements. `seconds` is what the events showed, `floor` and `offset` the host's part.
 
-    devices: tuple[Device, ...]
-    device: npt.NDArray[np.int64]
+    `test` marks the split that the source set apart.
+    """
+
     op: npt.NDArray[Any]
     rows: FloatArray
     cols: FloatArray
-    seconds: FloatArray
-    held_out: BoolArray
     test: BoolArray
     floor: FloatArray
     offset: FloatArray
 
-    def take(self, chosen: BoolArray) -> VectorRows:
-        """A selection, with every device kept in the list."""
-        return replace(
-            self,
-            **{
-                name: getattr(self, name)[chosen]
-                for name in ("device", "op", "rows", "cols", "seconds", "held_out", "test", "floor", "offset")
-            },
-        )
-
     @property
-    def above(self) -> BoolArray:
-        """Rows long enough to show their kernel."""
+    def telling(self) -> BoolArray:
+        """Samples long enough to show their kernel."""
         return self.seconds > ABOVE_FLOOR * np.maximum(self.floor, 1e-9)
 
     @property
@@ -67,24 +57,28 @@ class VectorRows:
         """Kernel time: what is left after the host's offset."""
         return np.maximum(self.seconds - self.offset, 1e-6)
 
-    def as_measured(self, kernel_seconds: FloatArray) -> FloatArray:
-        """What the events would show for kernels of this length."""
-        return np.maximum(self.floor, self.offset + kernel_seconds)
+    def shown(self, seconds: FloatArray, sigma: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """What the events would show: never less than the host's floor."""
+        return np.maximum(self.floor, self.offset + seconds), sigma
 
-    def calls(self) -> Calls:
-        """The rows as kernel calls of their family; all must be of one."""
-        if self.op[0] in _ROW_OPS:
-            family, kind = (SOFTMAX, "forward") if self.op[0] == "softmax" else (NORM, "layer_forward")
-            values = np.stack([self.rows, self.cols], axis=1)
-            return Calls.from_columns(family, [kind] * len(self.op), ["fp32"] * len(self.op), values)
-        elements = self.rows * self.cols
-        reads = np.array([_TENSORS_READ.get(op, 1) for op in self.op], dtype=np.float64)
-        values = np.stack([elements, 4 * elements * reads, 4 * elements, reads + 1], axis=1)
-        kinds = [_KINDS.get(op, op) for op in self.op]
-        return Calls.from_columns(ELEMENTWISE, kinds, ["fp32"] * len(kinds), values)
+    def names(self) -> list[str]:
+        """Op and size."""
+        return [f"{op} {r:.0f}x{c:.0f}" for op, r, c in zip(self.op, self.rows, self.cols, strict=True)]
 
 
-def read_vectors(data: Path, ops: str) -> VectorRows:
+def _calls(op: npt.NDArray[Any], rows: FloatArray, cols: FloatArray) -> Calls:
+    """Rows as kernel calls of their family; all must be of one."""
+    if op[0] in _ROW_OPS:
+        family, kind = (SOFTMAX, "forward") if op[0] == "softmax" else (NORM, "layer_forward")
+        return Calls.from_columns(family, [kind] * len(op), ["fp32"] * len(op), np.stack([rows, cols], axis=1))
+    elements = rows * cols
+    reads = np.array([_TENSORS_READ.get(name, 1) for name in op], dtype=np.float64)
+    values = np.stack([elements, 4 * elements * reads, 4 * elements, reads + 1], axis=1)
+    kinds = [_KINDS.get(name, name) for name in op]
+    return Calls.from_columns(ELEMENTWISE, kinds, ["fp32"] * len(kinds), values)
+
+
+def read_vectors(data: Path, ops: str) -> VectorSamples:
     """Rows of `ops` ("elementwise", "softmax" or "ln"), offsets still zero."""
     parts = [
         read_table(data, file, ("device", "op", "split"), ("rows", "cols", "latency_us"),
@@ -99,12 +93,12 @@ def read_vectors(data: Path, ops: str) -> VectorRows:
     wanted = merged.text("op") == ops if ops in _ROW_OPS else ~np.isin(merged.text("op").astype(str), _ROW_OPS)
     table = merged.take(np.asarray(wanted, dtype=np.bool_))
     zero = np.zeros(len(table))
-    found = VectorRows(
-        ordered, device_rows(table, ordered), table.text("op").astype(str), table.number("rows"), table.number("cols"),
-        1e-6 * table.number("latency_us"), held_out(table.number("rows"), table.number("cols")),
-        np.asarray(table.text("split") == "test", dtype=np.bool_), zero, zero,
+    op, rows, cols = table.text("op").astype(str), table.number("rows"), table.number("cols")
+    samples = VectorSamples(
+        ordered, device_rows(table, ordered), _calls(op, rows, cols), 1e-6 * table.number("latency_us"),
+        held_out(rows, cols), op, rows, cols, np.asarray(table.text("split") == "test", dtype=np.bool_), zero, zero,
     )  # fmt: skip
-    return replace(found, floor=_floors(found))
+    return replace(samples, floor=_floors(samples))
 
 
 def _check(table: Table, devices: tuple[Device, ...]) -> None:
@@ -114,13 +108,13 @@ def _check(table: Table, devices: tuple[Device, ...]) -> None:
     check_possible(table, moved / rate, 1e-6 * table.number("latency_us"))
 
 
-def _floors(rows: VectorRows) -> FloatArray:
+def _floors(samples: VectorSamples) -> FloatArray:
     """The 2 % quantile of every (device, op) of the train split, which holds tiny shapes; zero without one."""
-    floor = np.zeros(len(rows.op))
-    for device in range(len(rows.devices)):
-        for op in np.unique(rows.op):
-            group = (rows.device == device) & (rows.op == op)
-            tiny = group & ~rows.test & ~rows.held_out
+    floor = np.zeros(len(samples))
+    for device in range(len(samples.devices)):
+        for op in np.unique(samples.op):
+            group = (samples.device == device) & (samples.op == op)
+            tiny = group & ~samples.test & ~samples.held_out
             if tiny.any():
-                floor[group] = np.quantile(rows.seconds[tiny], 0.02)
+                floor[group] = np.quantile(samples.seconds[tiny], 0.02)
     return floor
