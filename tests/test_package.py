@@ -35,7 +35,7 @@ def test_command_line_runs_as_a_module_and_prints_one_json_document():
 
 
 def test_every_verb_has_help_and_json():
-    from traincast.cli.main import VERBS
+    from traincast.cli.verbs import VERBS
 
     for verb in VERBS:
         done = run("-m", "traincast", verb, "--help")

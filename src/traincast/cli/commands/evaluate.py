@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 
 from traincast.api import evaluate
-from traincast.cli.main import CHECK_FAILED, OK
 from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
+from traincast.cli.verbs import CHECK_FAILED, OK
 from traincast.errors import TraincastError
 from traincast.evaluation.suites import SUITES, TABLES
 from traincast.report.evaluation import evaluation_text

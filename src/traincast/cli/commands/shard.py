@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.cli.main import CHECK_FAILED, OK
 from traincast.cli.output import print_json, print_text, write_json_file
 from traincast.cli.progress import progress_bar
+from traincast.cli.verbs import CHECK_FAILED, OK
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
 from traincast.placement.plan_file import plan_to_json

@@ -1,0 +1,112 @@
+"""Scripts for shells that complete verbs, options and names, written from the parsers."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+SHELLS = ("bash", "zsh", "fish")
+
+_BASH = """\
+_traincast() {{
+    local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=""
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W {verbs} -- "$word"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}} $before" in
+{values}
+        *)
+            case "${{COMP_WORDS[1]}}" in
+{options}
+            esac ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _traincast traincast
+"""
+_ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: how it is written, what it is for, whether a value follows, and which values are known."""
+
+    names: tuple[str, ...]
+    help: str
+    takes_value: bool
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb: what it is for, its options, and the words known for its other arguments."""
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    words: tuple[str, ...]
+
+
+def describe(name: str, summary: str, parser: argparse.ArgumentParser, known: Mapping[str, Sequence[str]]) -> Verb:
+    """A verb from its parser; `known` has the words for arguments without choices, by what the help calls them."""
+    options: list[Option] = []
+    words: list[str] = []
+    for action in parser._actions:
+        values = tuple(map(str, action.choices or known.get(str(action.metavar), ())))
+        if action.option_strings:
+            names, takes_value = tuple(action.option_strings), action.nargs != 0
+            options.append(Option(names, action.help or "", takes_value, values))
+        else:
+            words += values
+    return Verb(name, summary, tuple(options), tuple(words))
+
+
+def script(shell: str, verbs: Sequence[Verb]) -> str:
+    """The script for one of `SHELLS`. zsh runs that of bash."""
+    if shell == "fish":
+        return _fish(verbs)
+    return (_ZSH if shell == "zsh" else "") + _bash(verbs)
+
+
+def _bash(verbs: Sequence[Verb]) -> str:
+    """After an option its values (none known: files), else the options and words of the verb."""
+    values = [
+        f"        {'|'.join(shlex.quote(f'{verb.name} {name}') for name in option.names)})\n"
+        f"            words={shlex.quote(' '.join(option.values))} ;;"
+        for verb in verbs
+        for option in verb.options
+        if option.takes_value
+    ]
+    options = [
+        f"                {verb.name}) words={shlex.quote(' '.join([*_names(verb), *verb.words]))} ;;" for verb in verbs
+    ]
+    known = shlex.quote(" ".join(verb.name for verb in verbs))
+    return _BASH.format(verbs=known, values="\n".join(values), options="\n".join(options))
+
+
+def _names(verb: Verb) -> list[str]:
+    return [name for option in verb.options for name in option.names]
+
+
+def _fish(verbs: Sequence[Verb]) -> str:
+    lines = []
+    for verb in verbs:
+        when = f"-n '__fish_seen_subcommand_from {verb.name}'"
+        lines.append(
+            f"complete -c traincast -n __fish_use_subcommand -f -a {verb.name} -d {_fish_quoted(verb.summary)}"
+        )
+        if verb.words:
+            lines.append(f"complete -c traincast {when} -a {_fish_quoted(' '.join(verb.words))}")
+        for option in verb.options:
+            names = " ".join(f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names)
+            value = f" -x -a {_fish_quoted(' '.join(option.values))}" if option.values else " -r" * option.takes_value
+            lines.append(f"complete -c traincast {when} {names}{value} -d {_fish_quoted(option.help)}")
+    return "\n".join(lines) + "\n"
+
+
+def _fish_quoted(text: str) -> str:
+    """Text between single quotes, in which fish knows two escapes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

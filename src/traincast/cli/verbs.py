@@ -1,0 +1,57 @@
+"""The verbs of the command line, their parsers and their exit codes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from importlib import import_module
+
+from traincast.version import __version__
+
+VERBS = {
+    "predict": "how long one step of a model takes on a platform, and why",
+    "shard": "where embedding tables go: the plan with the fastest step",
+    "models": "the built-in models",
+    "platforms": "the built-in GPUs and nodes",
+    "capture": "a training step of your own model, without a GPU",
+    "export": "a workload as PyTorch or Chakra execution trace",
+    "fit": "rebuild the shipped profiles from measurements",
+    "trace": "what measured traces say: steps, idle time and its reasons, host overheads, replay",
+    "evaluate": "accuracy tables: predicted against measured",
+    "completion": "a script that lets your shell complete verbs, options and names",
+}
+"""What each verb is for; it lives in `commands/<verb>.py`, which is imported only when the verb is asked for."""
+
+OK, CHECK_FAILED, BAD_INPUT = 0, 1, 2
+"""Exit codes."""
+
+
+def parsers(wanted: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command line, and those of the verbs wanted; the others are known by name only."""
+    parser = argparse.ArgumentParser(
+        prog="traincast",
+        description="How long will one training step of this model take on that hardware, and why?",
+    )
+    parser.add_argument("--version", action="version", version=f"traincast {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    made = {}
+    for verb, summary in VERBS.items():
+        if verb not in wanted:
+            verbs.add_parser(verb, help=summary, add_help=False)
+            continue
+        module = import_module(f"traincast.cli.commands.{verb}")
+        made[verb] = verbs.add_parser(
+            verb,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(made[verb])
+        made[verb].add_argument("--json", action="store_true", help="one JSON document on stdout")
+        made[verb].set_defaults(run=module.run, options=options(made[verb]))
+    return parser, made
+
+
+def options(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """How the command line writes the parameters of a verb: `batch_size` is `--batch-size`."""
+    return {action.dest: action.option_strings[-1] for action in parser._actions if action.option_strings}
