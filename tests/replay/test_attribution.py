@@ -166,7 +166,7 @@ def test_a_step_that_replays_badly_is_explained(tmp_path):
     assert "aten::add" in note
 
 
-# MAPE over all steps at most; measured: 12, 2 and 4 % (docs/traces.md says why)
+# MAPE over all steps at most; measured: 12, 2 and 4 % (docs/evidence/traces.md says why)
 PUBLIC = {
     "kineto_resnet50_v100/num_workers_0.json.gz": ("v100-dgxs", 0.15),
     "hta_recsys_a100_rank3of8/kineto_rank3.json.gz": ("a100-pg509", 0.06),
