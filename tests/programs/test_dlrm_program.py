@@ -100,7 +100,7 @@ def test_is_quick() -> None:
 
 def test_needs_no_torch() -> None:
     code = (
-        "import sys; from traincast.programs.dlrm.yaml_file import parse_dlrm; "
+        "import sys; from traincast.questions.dlrm_file import parse_dlrm; "
         "from traincast.programs.dlrm.program import dlrm_workload; from traincast.zoo.catalog import load_model; "
         "from traincast.programs.dlrm.config import DLRM_DDP; dlrm_workload(DLRM_DDP); "
         "assert 'torch' not in sys.modules"

@@ -14,8 +14,10 @@ from traincast.placement import Placement, Plan
 from traincast.platform import load_platform
 from traincast.programs.dlrm.cross_config import DLRM_V2
 from traincast.programs.sharded.config import DcnDense, Dense
-from traincast.programs.sharded.hybrid import described_dlrm, dlrm_tables, hybrid_variant
+from traincast.programs.sharded.hybrid import dlrm_tables
 from traincast.programs.sharded.step import sharded_dlrm
+from traincast.questions.recommenders import described_dlrm, hybrid_variant
+from traincast.questions.variant import Variant
 from traincast.workload import Op, Phase, Program, Workload
 from traincast.workload.validate import validate_workload
 
@@ -47,7 +49,7 @@ def _steps(program: Program) -> list[tuple[object, ...]]:
 
 def _sharded(optimizer: str, ranks: int, dtype: str = "fp32") -> Workload:
     platform = load_platform("dgx-h100")
-    return hybrid_variant(DLRM_V2, ranks, platform, batch_size=BATCH, optimizer=optimizer, dtype=dtype)[0]
+    return hybrid_variant(DLRM_V2, ranks, platform, Variant(batch_size=BATCH, optimizer=optimizer, dtype=dtype))[0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_predicted_on_eight_gpus() -> None:
 
 
 def test_without_an_update() -> None:
-    workload, _ = hybrid_variant(DLRM_V2, 2, load_platform("dgx-h100"), batch_size=64, optimizer="none")
+    workload, _ = hybrid_variant(DLRM_V2, 2, load_platform("dgx-h100"), Variant(batch_size=64, optimizer="none"))
     assert not [op for op in workload.programs[0].ops if op.phase == Phase.OPTIMIZER]
 
 

@@ -10,7 +10,7 @@ from traincast.platform.platform import Platform, load_platform
 from traincast.prediction.prediction import predict_step
 from traincast.prediction.result import Prediction
 from traincast.questions.variant import Variant
-from traincast.questions.workloads import Source, load_on
+from traincast.questions.workloads import Source, load_on, published_program
 from traincast.walk.uneven import Unevenness
 
 
@@ -37,6 +37,17 @@ class Question:
         platform = load_platform(self.on) if isinstance(self.on, str) else self.on
         return platform if self.clock_mhz is None else platform.at_clock(self.clock_mhz)
 
+    def host_profile(self) -> HostProfile | None:
+        """The host asked for, or the one that a published program runs on; None is the platform's."""
+        if isinstance(self.host, str):
+            return load_host_profile(self.host)
+        program = published_program(self.workload) if self.host is None else None
+        if program is None:
+            return self.host
+        from traincast.questions.published import published_host
+
+        return published_host(program)
+
 
 def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
     """The answer, which says among its warnings what was assumed; `always_sharded` as in `load_on`."""
@@ -50,7 +61,7 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         step,
         platform if many else alone,
         tf32=question.variant.dtype == "tf32",
-        host=load_host_profile(question.host) if isinstance(question.host, str) else question.host,
+        host=question.host_profile(),
         roofline_only=question.roofline_only,
         uneven=question.uneven,
     )

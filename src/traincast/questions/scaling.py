@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from traincast.errors import TraincastError
 from traincast.prediction.scaling import ScalingCurve, ScalingPoint
-from traincast.programs.sharded.hybrid import described_dlrm
 from traincast.questions.predict import Question, predict
+from traincast.questions.recommenders import described_dlrm
 from traincast.questions.workloads import load
 from traincast.workload.workload import Workload
 

@@ -15,8 +15,8 @@ from traincast.placement.plan import Plan
 from traincast.placement.plan_file import load_plans, read_content
 from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
-from traincast.programs.dlrm.yaml_file import read_dlrm
 from traincast.programs.sharded.config import Dense
+from traincast.questions.dlrm_file import read_dlrm
 from traincast.sharding.task import Task, make_task
 
 TORCHREC = "TorchRec's plan"

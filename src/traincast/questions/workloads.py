@@ -11,18 +11,37 @@ from typing import TYPE_CHECKING
 from traincast.questions.variant import Variant, check_held
 from traincast.workload.file import load_workload
 from traincast.workload.workload import Workload
-from traincast.zoo.catalog import load_model
+from traincast.zoo.catalog import list_models, load_model
 
 if TYPE_CHECKING:
     from traincast.platform.platform import Platform
+    from traincast.programs.published.catalog import PublishedProgram
+
+_FILES = (".tc", ".yaml", ".yml")
 
 Source = str | Path | Workload
-"""A built-in model by name, a saved workload (`.tc`), a DLRM described in YAML, or a workload itself."""
+"""A built-in model or a published program by name, a saved workload (`.tc`), a DLRM described in YAML, or a workload
+itself."""
 
 
 def load(source: Source, variant: Variant) -> Workload:
     """The workload of one GPU (or of those it was captured on) in a variant."""
+    program = published_program(source)
+    if program is not None:
+        from traincast.questions.published import published_step
+
+        return published_step(program, 1, variant)[0]
     return _at_size(source if isinstance(source, Workload) else _named(str(source), variant), variant)
+
+
+def published_program(source: Source) -> PublishedProgram | None:
+    """The published program of this name; None for a built-in model, a file, a workload, or a name of nothing."""
+    name = str(source)
+    if isinstance(source, Workload) or Path(name).suffix in _FILES or name in {info.name for info in list_models()}:
+        return None
+    from traincast.programs.published.catalog import published_programs
+
+    return published_programs().get(name)
 
 
 def load_on(
@@ -31,17 +50,19 @@ def load_on(
     """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
 
     A DLRM trains hybrid parallel on several GPUs (with `always_sharded` also on one), every other workload of one GPU
-    data parallel; one captured on several GPUs runs on those.
+    data parallel; one captured on several GPUs runs on those, a published program as its authors divide it.
     """
+    program = published_program(source)
+    if program is not None:
+        from traincast.questions.published import published_step
+
+        return published_step(program, 1 if gpus is None else gpus, variant)
     if not isinstance(source, Workload) and gpus is not None and (gpus > 1 or always_sharded):
-        from traincast.programs.sharded.hybrid import described_dlrm, hybrid_variant
+        from traincast.questions.recommenders import described_dlrm, hybrid_variant
 
         config = described_dlrm(str(source)) if variant.trains_eagerly else None
         if config is not None:
-            return hybrid_variant(
-                config, gpus, platform, batch_size=variant.batch_size, seq_len=variant.seq_len, dtype=variant.dtype,
-                optimizer=variant.optimizer, attention=variant.attention, embedding=variant.embedding,
-            )  # fmt: skip
+            return hybrid_variant(config, gpus, platform, variant)
     workload = load(source, variant)
     if gpus is None:
         return workload, ""
@@ -67,7 +88,7 @@ def _named(name: str, variant: Variant) -> Workload:
         return workload
     mode = variant.mode or "training"
     if name.endswith((".yaml", ".yml")):
-        from traincast.programs.dlrm.yaml_file import load_dlrm_yaml
+        from traincast.questions.dlrm_file import load_dlrm_yaml
 
         return load_dlrm_yaml(
             Path(name),

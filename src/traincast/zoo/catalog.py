@@ -98,7 +98,10 @@ def load_model(
 def _info(name: str) -> ModelInfo:
     models = {info.name: info for info in list_models()}
     if name not in models:
-        raise unknown("model", name, models, "`traincast models` lists the built-in models.")
+        from traincast.programs.published.catalog import published_programs
+
+        known = (*models, *published_programs())
+        raise unknown("model", name, known, "`traincast models` lists the built-in models.")
     return models[name]
 
 

@@ -1,1 +1,1 @@
-"""Training programs that others published measurements of, as their code runs them."""
+"""Training programs that others have published, rank by rank as their code runs them; `catalog` has them by name."""

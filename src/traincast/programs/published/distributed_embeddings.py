@@ -7,14 +7,17 @@ thread of C++, like autograd's. The loss is averaged over ranks at the end of ev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from traincast.embeddings import Pooling, Table
 from traincast.embeddings.load import Part, hottest_row, part_load
-from traincast.programs.published.distributed_embeddings_tables import Slice
-from traincast.programs.published.fused_layers import FusedStep, Mlp
+from traincast.errors import TraincastError
+from traincast.programs.published.distributed_embeddings_tables import EqualTables, Slice, place
+from traincast.programs.published.fused_layers import FusedMlp, FusedStep
+from traincast.programs.published.run import Run, mlp_parameters
 from traincast.programs.rank_tape import RankTape
 from traincast.programs.tape import Ref, Scalars
 from traincast.workload.ops import Phase, StorageKind
@@ -23,18 +26,15 @@ from traincast.workload.template import share_templates
 from traincast.workload.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """The dense part: `mlp` layer outputs (a last one of width 1 follows); `stride` of the pooling that stands for an
-    interaction (0: plain concatenation)."""
-
-    mlp: tuple[int, ...]
-    dense_features: int
-    stride: int
-
-
-def tensorflow_workload(model: Model, placed: Sequence[Sequence[Slice]], global_batch: int) -> Workload:
-    """One training step for `global_batch` samples of all ranks together."""
+def write(sizes: Mapping[str, Any], run: Run) -> Workload:
+    """One training step. Of `sizes`, `groups` are equal tables, `mlp` layer outputs (a last one of width 1 follows);
+    `interact_stride` is that of the pooling that stands for an interaction (0: plain concatenation)."""
+    placed = place(_groups(sizes), run.gpus)
+    if not all(placed):
+        pieces = sum(len(held) for held in placed)
+        raise TraincastError(
+            f"distributed-embeddings deals out {pieces} pieces of tables, too few for {run.gpus} GPUs; give fewer GPUs"
+        )
     columns = [[table.dim for part in held for table in part.inputs()] for held in placed]
     keys: dict[tuple[object, ...], int] = {}
     forms = [tuple((part.rows, part.dim, part.hotness) for part in held) for held in placed]
@@ -42,8 +42,8 @@ def tensorflow_workload(model: Model, placed: Sequence[Sequence[Slice]], global_
     programs = []
     for number in range(len(keys)):
         rank = ranks.index(number)
-        tape = RankTape(global_batch // len(placed), rank, len(placed), len(placed), None)
-        programs.append(_Step(tape, model, placed[rank], columns).program())
+        tape = RankTape(run.global_batch // run.gpus, rank, run.gpus, run.gpus)
+        programs.append(_Step(tape, sizes, placed[rank], columns).program())
     return Workload(
         name="distributed-embeddings",
         programs=tuple(share_templates(programs)),
@@ -51,6 +51,19 @@ def tensorflow_workload(model: Model, placed: Sequence[Sequence[Slice]], global_
         mode="training",
         synchronised=True,
     )
+
+
+def parameters(sizes: Mapping[str, Any]) -> int:
+    """Parameters of the whole model."""
+    groups = _groups(sizes)
+    width = sum(group.tables * group.dim * len(group.hotness) for group in groups)
+    stride, dense = sizes["interact_stride"], sizes["dense_features"]
+    joined = (ceil(width / stride) if stride else width) + dense
+    return sum(group.tables * group.rows * group.dim for group in groups) + mlp_parameters((joined, *sizes["mlp"], 1))
+
+
+def _groups(sizes: Mapping[str, Any]) -> list[EqualTables]:
+    return [EqualTables(row["tables"], row["rows"], row["dim"], tuple(row["lookups"])) for row in sizes["groups"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +78,12 @@ class _Variable:
 class _Step(FusedStep):
     """One rank's step in the order it runs."""
 
-    def __init__(self, tape: RankTape, model: Model, held: Sequence[Slice], columns: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, tape: RankTape, sizes: Mapping[str, Any], held: Sequence[Slice], columns: Sequence[Sequence[int]]
+    ) -> None:
         super().__init__(tape, "float32", batch=tape.builder.batch_size)
-        self.model, self.columns = model, columns
+        self.stride, self.dense_features = sizes["interact_stride"], sizes["dense_features"]
+        self.columns = columns
         self.whole = self.local * tape.world_size
         self.widths = [width for rank in columns for width in rank]
         self.held = [
@@ -79,8 +95,8 @@ class _Step(FusedStep):
             for part in held
         ]
         width = sum(self.widths)
-        self.joined_width = (ceil(width / model.stride) if model.stride else width) + model.dense_features
-        self.dense = self.mlp((self.joined_width, *model.mlp, 1))
+        self.joined_width = (ceil(width / self.stride) if self.stride else width) + self.dense_features
+        self.dense = self.mlp((self.joined_width, *sizes["mlp"], 1))
 
     def program(self) -> Program:
         """Everything."""
@@ -150,23 +166,23 @@ class _Step(FusedStep):
         return parts
 
     def _forward_dense(self, received: Ref) -> None:
-        tape, model = self.tape, self.model
+        tape = self.tape
         parts = self._split(received, self.widths, self.local)
         joined = self._concatenated(parts)
-        if model.stride:
+        if self.stride:
             self._executor("tensorflow::AvgPool")
             shape = (1, self.local, sum(self.widths))
-            pooled = tape.new((1, self.local, ceil(shape[-1] / model.stride)))
-            scalars: Scalars = [("kernel_size", (model.stride,)), ("stride", (model.stride,))]
+            pooled = tape.new((1, self.local, ceil(shape[-1] / self.stride)))
+            scalars: Scalars = [("kernel_size", (self.stride,)), ("stride", (self.stride,))]
             joined = self.op("aten::avg_pool1d", [("self", tape.view(joined, shape))], pooled, scalars)
-        features = tape.resident((self.local, model.dense_features), StorageKind.INPUT)
+        features = tape.resident((self.local, self.dense_features), StorageKind.INPUT)
         self._executor("tensorflow::ConcatV2")
         x = tape.new((self.local, self.joined_width))
-        pair = [tape.view(joined, (self.local, self.joined_width - model.dense_features)), features]
+        pair = [tape.view(joined, (self.local, self.joined_width - self.dense_features)), features]
         tape.op("aten::cat", [("tensors", pair)], [x], [("dim", 1)])
         self._products_forward(self.dense, x)
 
-    def _products_forward(self, mlp: Mlp, x: Ref) -> None:
+    def _products_forward(self, mlp: FusedMlp, x: Ref) -> None:
         """A product a layer; bias and activation are one kernel that XLA makes."""
         mlp.layers = list(zip(mlp.masters[::2], mlp.masters[1::2], strict=True))
         mlp.results = [x]
@@ -181,7 +197,7 @@ class _Step(FusedStep):
 
     def _backward_dense(self) -> Ref:
         """Back to the pooled embeddings, all in one flat tensor."""
-        tape, model = self.tape, self.model
+        tape = self.tape
         grad = tape.resident((self.local, 1), StorageKind.ACTIVATION)
         for number in reversed(range(len(self.dense.layers))):
             weight, bias = self.dense.layers[number]
@@ -199,10 +215,10 @@ class _Step(FusedStep):
             flipped = tape.view(inner, (fan_out, self.local), (1, fan_out))
             self.op("aten::mm", [("self", flipped), ("mat2", self.dense.results[number])], tape.new(weight.shape))
         width = sum(self.widths)
-        if model.stride:
+        if self.stride:
             self._executor("tensorflow::AvgPoolGrad")
-            small = tape.view(grad, (1, self.local, self.joined_width - model.dense_features))
-            scalars: Scalars = [("kernel_size", (model.stride,)), ("stride", (model.stride,))]
+            small = tape.view(grad, (1, self.local, self.joined_width - self.dense_features))
+            scalars: Scalars = [("kernel_size", (self.stride,)), ("stride", (self.stride,))]
             whole = tape.new((1, self.local, width))
             grad = self.op("aten::avg_pool2d_backward", [("grad_output", small), ("self", whole)], whole, scalars)
         pieces = []

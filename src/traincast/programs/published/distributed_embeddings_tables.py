@@ -13,8 +13,8 @@ SKEW = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Equal tables: `hotness` are the lookups a sample of the inputs that read each of them."""
+class EqualTables:
+    """Equal tables: `hotness` are the lookups per sample of the inputs that read each of them."""
 
     tables: int
     rows: int
@@ -41,7 +41,7 @@ class Slice:
         ]
 
 
-def place(groups: Sequence[Group], gpus: int) -> list[list[Slice]]:
+def place(groups: Sequence[EqualTables], gpus: int) -> list[list[Slice]]:
     """The slices of each rank ("memory_balanced"): sorted by size and dealt out forth and back."""
     whole = [Slice(0, group.rows, group.dim, group.hotness) for group in groups for _ in range(group.tables)]
     slices = [part for number, table in enumerate(whole) for part in _cut(replace(table, table=number), gpus)]

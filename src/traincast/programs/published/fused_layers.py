@@ -1,4 +1,4 @@
-"""MLPs as NVIDIA's training code runs them: few kernels a layer, forward and backward."""
+"""MLPs as NVIDIA's training code runs them: few kernels per layer, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from traincast.workload.ops import Phase, StorageKind
 
 
 @dataclass(slots=True)
-class Mlp:
+class FusedMlp:
     """Weights and biases in fp32, and what backward needs: (weight, bias) in the step's type, result of each layer."""
 
     masters: list[Ref]
@@ -34,24 +34,23 @@ class FusedStep:
         self.tape.op(name, arguments, [] if result is None else [result], scalars)
         return arguments[0][1] if result is None else result
 
-    def cast(self, given: Ref, dtype: str, *, scope: str = "aten::to") -> Ref:
+    def cast(self, source: Ref, dtype: str, *, scope: str = "aten::to") -> Ref:
         """The tensor in another type: a copy, unless it has it."""
-        if given.spec.dtype == dtype:
-            return given
+        if source.spec.dtype == dtype:
+            return source
         self.tape.scope(scope)
-        scalars: Scalars = [("dtype", dtype), ("non_blocking", False), ("memory_format", None)]
-        return self.op("aten::_to_copy", [("self", given)], self.tape.new(given.shape, dtype), scalars)
+        return self.tape.cast(source, dtype)[0]
 
-    def mlp(self, widths: Sequence[int]) -> Mlp:
+    def mlp(self, widths: Sequence[int]) -> FusedMlp:
         """The parameters of an MLP."""
         kind = StorageKind.PARAMETER
         masters = []
         for fan_in, fan_out in zip(widths, widths[1:], strict=False):
             masters += [self.tape.resident((fan_out, fan_in), kind), self.tape.resident((fan_out,), kind)]
-        return Mlp(masters)
+        return FusedMlp(masters)
 
-    def forward(self, mlp: Mlp, x: Ref, scope: str) -> Ref:
-        """Copies of the weights in half precision where autocast makes them, then a product a layer."""
+    def forward(self, mlp: FusedMlp, x: Ref, scope: str) -> Ref:
+        """Copies of the weights in half precision where autocast makes them, then a product per layer."""
         tape = self.tape
         refs = [self.cast(ref, self.dtype) for ref in mlp.masters] if self.casts else [
             tape.resident(ref.shape, StorageKind.PARAMETER, self.dtype) for ref in mlp.masters
@@ -72,8 +71,8 @@ class FusedStep:
             mlp.results.append(result)
         return mlp.results[-1]
 
-    def backward(self, mlp: Mlp, grad: Ref, scope: str, *, input_grad: bool) -> Ref:
-        """Activation and bias gradients in one kernel, then two products a layer; gradients back to fp32."""
+    def backward(self, mlp: FusedMlp, grad: Ref, scope: str, *, input_grad: bool) -> Ref:
+        """Activation and bias gradients in one kernel, then two products per layer; gradients back to fp32."""
         tape = self.tape
         tape.scope(scope, Phase.BACKWARD)
         grads = []

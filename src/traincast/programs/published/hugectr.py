@@ -6,7 +6,11 @@ kernels are its own. What it cannot hide is above this bound.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from traincast.programs.published.fused_layers import FusedStep
+from traincast.programs.published.run import Run, mlp_parameters
 from traincast.programs.rank_tape import RankTape
 from traincast.programs.tape import Ref
 from traincast.workload.ops import Phase, StorageKind
@@ -20,15 +24,21 @@ DOT_WIDTH = 480  # padded from 479
 CROSS_LAYERS, CROSS_RANK = 3, 512
 
 
-def dense_bound(batch_size: int, *, cross: bool) -> Workload:
-    """Forward and backward of the dense part; `cross` stands for DCN-v2's cross layers instead of dot products."""
-    step = _Bound(RankTape(batch_size, 0, 1, 1, None), "float16", batch=batch_size, epilogue=True)
-    step.run(cross=cross)
-    return Workload(
-        name="hugectr-bound",
-        programs=tuple(share_templates([step.tape.build()])),
-        mode="training",
-    )
+def write(sizes: Mapping[str, Any], run: Run) -> Workload:
+    """Forward and backward of the dense part, alike on all GPUs; `cross` of `sizes` stands for DCN-v2's cross layers
+    instead of dot products."""
+    batch = run.global_batch // run.gpus
+    step = _Bound(RankTape(batch, 0, 1, 1), run.element, batch=batch, epilogue=True)
+    step.run(cross=sizes["cross"])
+    programs = tuple(share_templates([step.tape.build()]))
+    return Workload(name="hugectr-bound", programs=programs, ranks=(0,) * run.gpus, mode="training")
+
+
+def parameters(sizes: Mapping[str, Any]) -> int:
+    """Parameters of the dense part."""
+    width = VECTORS * DIM
+    crossing = CROSS_LAYERS * 2 * width * CROSS_RANK if sizes["cross"] else 0
+    return mlp_parameters(BOTTOM) + mlp_parameters((width if sizes["cross"] else DOT_WIDTH, *TOP)) + crossing
 
 
 class _Bound(FusedStep):

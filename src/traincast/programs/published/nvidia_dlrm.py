@@ -7,13 +7,14 @@ activation are one kernel), the interaction is one kernel, tables are updated by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from traincast.embeddings import Table
+from traincast.embeddings import Pooling, Table, Zipf
 from traincast.placement import Placement, Plan, ShardingKind
 from traincast.programs.published.fused_layers import FusedStep
+from traincast.programs.published.run import Run, mlp_parameters
 from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.layout import Batch, Layout, lay_out
 from traincast.programs.tape import Ref, Scalars
@@ -25,43 +26,33 @@ from traincast.workload.workload import Workload
 DIM = 128
 BOTTOM = (13, 512, 256, DIM)
 TOP = (480, 1024, 1024, 512, 256)  # padded from 479; the last layer, to 1, is a plain linear one
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One published run. `casts`: autocast makes half-precision copies of the weights every step, and gradients are
-    unscaled (DeepLearningExamples); without it half-precision weights are kept (Apex O2, MLPerf)."""
-
-    gpus: int
-    global_batch: int
-    half: bool
-    casts: bool
-    synchronised: bool
-
-    @property
-    def dtype(self) -> str:
-        """Element type of the dense part."""
-        return "float16" if self.half else "float32"
+SKEW = 1.05
+"""Exponent of the power law by which rows are wanted. Assumed: how skewed the Criteo data is was not published."""
 
 
 def deal(rows: Sequence[int], gpus: int) -> list[list[int]]:
-    """The tables of each rank: largest first to the emptiest bucket, as many tables a bucket; none for rank 0 of many.
+    """The tables of each rank: largest first to the emptiest GPU, equally many tables each; none for rank 0 of many.
 
     >>> deal([5, 9, 1, 7], 2)
     [[1, 2], [3, 0]]
     """
-    buckets: list[list[int]] = [[] for _ in range(gpus - 1 if gpus > 4 else gpus)]
-    most, full = -(-len(rows) // len(buckets)), []
+    filling: list[list[int]] = [[] for _ in range(gpus - 1 if gpus > 4 else gpus)]
+    most, full = -(-len(rows) // len(filling)), []
     for table in sorted(range(len(rows)), key=lambda i: -rows[i]):
-        buckets[0].append(table)
-        if len(buckets[0]) == most:
-            full.append(buckets.pop(0))
-        buckets.sort(key=lambda held: sum(rows[i] for i in held))
-    return [[], *full, *buckets] if gpus > 4 else [*full, *buckets]
+        filling[0].append(table)
+        if len(filling[0]) == most:
+            full.append(filling.pop(0))
+        filling.sort(key=lambda held: sum(rows[i] for i in held))
+    return [[], *full, *filling] if gpus > 4 else [*full, *filling]
 
 
-def nvidia_dlrm(tables: Sequence[Table], run: Run) -> Workload:
-    """One training step of a run."""
+def write(sizes: Mapping[str, Any], run: Run) -> Workload:
+    """One training step. Of `sizes`, `autocast` says that autocast makes half-precision copies of the weights every
+    step and gradients are unscaled (DeepLearningExamples); without it half-precision weights are kept (Apex O2)."""
+    tables = [
+        Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.constant(1), access=Zipf(SKEW))
+        for i, rows in enumerate(sizes["rows_per_table"])
+    ]
     owners = deal([table.rows for table in tables], run.gpus)
     where = {table: rank for rank, held in enumerate(owners) for table in held}
     plan = Plan(
@@ -72,26 +63,29 @@ def nvidia_dlrm(tables: Sequence[Table], run: Run) -> Workload:
     layout = lay_out(tables, plan, batch_size=run.global_batch // run.gpus, gpus_per_node=run.gpus)
     keys: dict[tuple[object, ...], int] = {}
     ranks = tuple(keys.setdefault((rank == 0, *layout.key(rank)), len(keys)) for rank in range(run.gpus))
-    programs = [_Step(layout, ranks.index(number), run).program() for number in range(len(keys))]
+    casts = run.half and sizes["autocast"]
+    programs = [_Step(layout, ranks.index(number), run, casts=casts).program() for number in range(len(keys))]
     return Workload(
         name="nvidia-dlrm",
         programs=tuple(share_templates(programs)),
         ranks=ranks,
         mode="training",
-        synchronised=run.synchronised,
+        synchronised=sizes["synchronised"],
     )
+
+
+def parameters(sizes: Mapping[str, Any]) -> int:
+    """Parameters of the whole model."""
+    rows: Sequence[int] = sizes["rows_per_table"]
+    return sum(rows) * DIM + mlp_parameters(BOTTOM) + mlp_parameters((*TOP, 1))
 
 
 class _Step(FusedStep):
     """One rank's step in the order it runs."""
 
-    def __init__(self, layout: Layout, rank: int, run: Run) -> None:
-        super().__init__(
-            RankTape(layout.batch_size, rank, run.gpus, run.gpus, None),
-            run.dtype,
-            casts=run.casts,
-            batch=layout.batch_size,
-        )
+    def __init__(self, layout: Layout, rank: int, run: Run, *, casts: bool) -> None:
+        tape = RankTape(layout.batch_size, rank, run.gpus, run.gpus)
+        super().__init__(tape, run.element, casts=casts, batch=layout.batch_size)
         self.run, self.layout, self.rank = run, layout, rank
         (section,) = layout.sections
         self.vectors = [count + (number == 0) for number, count in enumerate(section.tables)]
@@ -115,18 +109,18 @@ class _Step(FusedStep):
 
     def _bottom_forward(self) -> Ref:
         """What this rank has for all samples: [samples, vectors, dim]."""
-        tape, run, parts = self.tape, self.run, []
+        tape, parts = self.tape, []
         tape.scope("aten::to", Phase.FORWARD)
         if self.bottom is not None:
             features = tape.resident((self.whole, BOTTOM[0]), StorageKind.INPUT)
-            x = self.forward(self.bottom, self.cast(features, run.dtype), "MlpFunction")
+            x = self.forward(self.bottom, self.cast(features, self.dtype), "MlpFunction")
             parts.append(tape.view(x, (self.whole, 1, DIM)))
         if self.batch is not None:
             parts.append(self._look_up(self.batch))
         if len(parts) == 1:
             return parts[0]
         tape.scope("aten::cat", Phase.FORWARD)
-        joined = tape.new((self.whole, sum(part.shape[1] for part in parts), DIM), run.dtype)
+        joined = tape.new((self.whole, sum(part.shape[1] for part in parts), DIM), self.dtype)
         tape.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)])
         return joined
 
@@ -139,9 +133,9 @@ class _Step(FusedStep):
         tape.scope("EmbeddingGatherFunction")
         arguments = [("weights", self.weights), ("table_offsets", starts), ("indices", self.indices)]
         fused = self.run.gpus == 1  # then one kernel gathers and casts
-        pooled = tape.new((*shape, DIM), self.run.dtype if fused else "float32")
+        pooled = tape.new((*shape, DIM), self.dtype if fused else "float32")
         self.op("traincast::batched_embedding_forward", arguments, pooled, _load(batch))
-        return self.cast(pooled, self.run.dtype)
+        return self.cast(pooled, self.dtype)
 
     def _exchange_forward(self, sent: Ref) -> Ref:
         """All vectors of this rank's samples: [samples, 27, dim]."""
@@ -152,18 +146,17 @@ class _Step(FusedStep):
         receive = [self.local * count * DIM for count in self.vectors]
         tape.scope("BottomToTop", Phase.FORWARD)
         flat = tape.view(sent, (sum(send),))
-        received = tape.new((sum(receive),), run.dtype)
+        received = tape.new((sum(receive),), self.dtype)
         tape.wait(tape.all_to_all(tape.world, flat, received, send, receive))
         pieces = [tape.view(received, (self.local, count * DIM)) for count in self.vectors]
-        joined = tape.new((self.local, sum(self.vectors), DIM), run.dtype)
+        joined = tape.new((self.local, sum(self.vectors), DIM), self.dtype)
         tape.op("aten::cat", [("tensors", pieces)], [joined], [("dim", 1)])
         return joined
 
     def _top_forward(self, joined: Ref) -> None:
-        tape, run = self.tape, self.run
-        batch = joined.shape[0]
+        tape, batch = self.tape, joined.shape[0]
         tape.scope("DotBasedInteract", Phase.FORWARD)
-        interacted = tape.new((batch, TOP[0]), run.dtype)
+        interacted = tape.new((batch, TOP[0]), self.dtype)
         self.op("nvidia::dot_based_interact", [("input", joined)], interacted)
         result = self.forward(self.top, interacted, "MlpFunction")
         logits = self.cast(result, "float32")
@@ -181,15 +174,15 @@ class _Step(FusedStep):
         tape.scope("BinaryCrossEntropyWithLogitsBackward0")
         raw = tape.new((batch, 1))
         self.op("aten::sub", [("self", tape.resident((batch, 1), StorageKind.BUFFER))], raw)
-        grad = self.backward(self.top, self.cast(raw, run.dtype, scope="ToCopyBackward0"), "MlpFunctionBackward",
+        grad = self.backward(self.top, self.cast(raw, self.dtype, scope="ToCopyBackward0"), "MlpFunctionBackward",
                               input_grad=True)  # fmt: skip
         self.event = self._reduce_top()
         tape.scope("DotBasedInteractBackward", Phase.BACKWARD)
         arguments = [("input", joined), ("grad", grad)]
-        whole = self.op("nvidia::dot_based_interact_backward", arguments, tape.new(joined.shape, run.dtype))
+        whole = self.op("nvidia::dot_based_interact_backward", arguments, tape.new(joined.shape, self.dtype))
         if run.gpus > 1:  # the bottom MLP's output is one of the vectors, taken out by an index
             tape.scope("SelectBackward0")
-            zeros = tape.new(joined.shape, run.dtype)
+            zeros = tape.new(joined.shape, self.dtype)
             tape.op("aten::zeros", [], [zeros], [("size", joined.shape)])
             tape.scope("aten::add_")
             self.op("aten::add_", [("self", whole), ("other", zeros)], whole)
@@ -202,7 +195,7 @@ class _Step(FusedStep):
         tape = self.tape
         tape.scope("ApexDDP", Phase.BACKWARD)
         numel = sum(ref.spec.numel for ref in self.top.masters)
-        dtype = "float32" if self.run.casts else self.run.dtype
+        dtype = "float32" if self.casts else self.dtype
         flat = tape.new((numel,), dtype)
         grads = [tape.resident(ref.shape, StorageKind.GRADIENT, dtype) for ref in self.top.masters]
         tape.op("aten::cat", [("tensors", [tape.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
@@ -218,10 +211,10 @@ class _Step(FusedStep):
         tape.scope("BottomToTopBackward", Phase.BACKWARD)
         for count in self.vectors:
             piece = tape.view(grad, (self.local, count * DIM), (sum(self.vectors) * DIM, 1))
-            copy = tape.new((self.local, count * DIM), run.dtype)
+            copy = tape.new((self.local, count * DIM), self.dtype)
             self.op("aten::clone", [("self", piece)], copy, [("memory_format", "contiguous_format")])
         flat = tape.view(grad, (sum(send),))
-        received = tape.new((sum(receive),), run.dtype)
+        received = tape.new((sum(receive),), self.dtype)
         tape.wait(tape.all_to_all(tape.world, flat, received, send, receive))
         return received
 
@@ -235,7 +228,7 @@ class _Step(FusedStep):
                 tape.scope("CatBackward0", Phase.BACKWARD)
                 copy: Scalars = [("memory_format", "contiguous_format")]
                 strided = tape.view(grad, (self.whole, self.batch.tables * DIM), ((self.batch.tables + 1) * DIM, 1))
-                whole = tape.new((self.whole, self.batch.tables * DIM), run.dtype)
+                whole = tape.new((self.whole, self.batch.tables * DIM), self.dtype)
                 values = tape.view(self.op("aten::clone", [("self", strided)], whole, copy), values.shape)
             self.values = self.cast(values, "float32", scope="ToCopyBackward0")
             if run.gpus == 1 and not run.half:  # the fused gather's backward writes its own values in any case
@@ -243,7 +236,7 @@ class _Step(FusedStep):
                 self.values = self.op("aten::clone", [("self", values)], tape.new(values.shape))
 
     def _optimize(self) -> None:
-        tape, run = self.tape, self.run
+        tape = self.tape
         if self.event >= 0:
             tape.engine_scope("cuda::stream_wait_event", Phase.OTHER)
             tape.wait(self.event)
@@ -251,7 +244,7 @@ class _Step(FusedStep):
         masters = [ref for mlp in mlps for ref in mlp.masters]
         grads = [tape.resident(ref.shape, StorageKind.GRADIENT) for ref in masters]
         tape.scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
-        if run.half and run.casts:
+        if self.casts:
             tape.op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
             found = tape.resident((1,), StorageKind.BUFFER)
             tape.op("aten::_local_scalar_dense", [("self", found)])
@@ -260,7 +253,7 @@ class _Step(FusedStep):
             return
         tape.scope("Optimizer.step#SGD.step")
         update = partial(self.op, result=None)
-        if run.half and run.casts:
+        if self.casts:
             update("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", self.values)])
         scaled = tape.new(self.values.shape)
         self.op("aten::mul", [("self", self.values)], scaled, [("other", -0.1)])

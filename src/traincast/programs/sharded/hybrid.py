@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.table import Pooling, Table
-from traincast.errors import TraincastError, unknown
 from traincast.placement.greedy import WEIGHTS, greedy_plan
 from traincast.placement.kinds import ShardingKind
 from traincast.placement.memory import MemoryLimits
-from traincast.platform.platform import Platform
-from traincast.programs.dlrm.config import OPTIMIZERS, STUDY_DLRMS, DlrmConfig
-from traincast.programs.dlrm.cross_config import DLRM_V2, DcnConfig
-from traincast.programs.dlrm.yaml_file import read_dlrm
+from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.dlrm.cross_config import DcnConfig
 from traincast.programs.sharded.config import Dense
-from traincast.programs.sharded.step import check_ranks, sharded_dlrm
-from traincast.workload.edit import without_phase
-from traincast.workload.ops import Phase
-from traincast.workload.workload import MAX_BATCH, Workload
+from traincast.programs.sharded.step import sharded_dlrm
+from traincast.workload.workload import Workload
 
 BALANCED = "greedy by lookups"
-_AUTOCAST = {"fp32": "", "tf32": "", "amp": "bfloat16", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
@@ -43,9 +36,10 @@ def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
 
 
 def hybrid_dlrm(
-    config: DlrmConfig, gpus: int, platform: Platform, *, batch_size: int, half: str = ""
+    config: DlrmConfig, gpus: int, *, batch_size: int, memory_bytes: float, gpus_per_node: int, half: str = ""
 ) -> tuple[Workload, str]:
-    """One training step of a DLRM on `gpus` GPUs of a platform, `batch_size` samples each, and what was assumed.
+    """One training step of a DLRM on `gpus` GPUs of `memory_bytes` each, `batch_size` samples each, and what was
+    assumed.
 
     Tables go whole to one GPU each, the busiest first to the GPU with the least lookups that has room for it; one
     that fits nowhere is split by rows over all. Lookups are FBGEMM's, the dense part is under DDP; with `half`
@@ -54,14 +48,14 @@ def hybrid_dlrm(
     tables = dlrm_tables(config)
     dense = replace(Dense.of(config), half=half)
     held = dense.memory_bytes(sum(table.dim for table in tables), batch_size)
-    limits = MemoryLimits(device=platform.device.memory_bytes, dense=held)
+    limits = MemoryLimits(device=memory_bytes, dense=held)
     plan = greedy_plan(tables, WEIGHTS[BALANCED], limits, gpus, batch_size=batch_size)
     workload = sharded_dlrm(
         dense,
         tables,
         plan,
         batch_size=batch_size,
-        gpus_per_node=platform.gpus_per_node,
+        gpus_per_node=gpus_per_node,
         index_dtype=config.index_dtype,
         name=config.name,
     )
@@ -73,41 +67,3 @@ def hybrid_dlrm(
         "(traincast shard searches better plans)"
     )
     return workload, said
-
-
-def described_dlrm(name: str) -> DlrmConfig | None:
-    """The DLRM of this name, built in or in YAML, that can be sharded; None when the name is another model's."""
-    if name.endswith((".yaml", ".yml")):
-        return read_dlrm(Path(name))
-    return DLRM_V2 if name == DLRM_V2.name else STUDY_DLRMS.get(name)
-
-
-def hybrid_variant(
-    config: DlrmConfig,
-    gpus: int,
-    platform: Platform,
-    *,
-    batch_size: int | None = None,
-    seq_len: int | None = None,
-    dtype: str = "fp32",
-    optimizer: str | None = None,
-    attention: str | None = None,
-    embedding: str | None = None,
-) -> tuple[Workload, str]:
-    """`hybrid_dlrm` with the choices of a prediction; what such a step does not have is refused."""
-    if seq_len is not None or attention is not None:
-        raise TraincastError(f"{config.name} has no sequences and no attention; leave out `seq_len` and `attention`")
-    if dtype not in _AUTOCAST:
-        raise unknown("dtype", dtype, _AUTOCAST, f"Choose from {', '.join(_AUTOCAST)}.")
-    if embedding not in (None, "fbgemm"):
-        raise TraincastError(f"tables on several GPUs are FBGEMM's, not '{embedding}'; leave out `embedding`")
-    if optimizer not in (None, "none", *OPTIMIZERS):
-        raise unknown("optimizer", optimizer, OPTIMIZERS, f"Choose from {', '.join(OPTIMIZERS)}, none.")
-    if optimizer not in (None, "none"):
-        config = replace(config, optimizer=optimizer)
-    check_ranks(gpus)
-    batch = config.batch_size if batch_size is None else batch_size
-    if not 1 <= batch <= MAX_BATCH:
-        raise TraincastError(f"batch size {batch} is out of range; give a whole number from 1 to {MAX_BATCH}")
-    workload, said = hybrid_dlrm(config, gpus, platform, batch_size=batch, half=_AUTOCAST[dtype])
-    return (without_phase(workload, Phase.OPTIMIZER) if optimizer == "none" else workload), said

@@ -9,7 +9,7 @@ import pytest
 
 from traincast.embeddings.access import Reuse, parse_access
 from traincast.errors import TraincastError
-from traincast.programs.dlrm.yaml_file import load_dlrm_yaml, parse_dlrm, read_dlrm
+from traincast.questions.dlrm_file import load_dlrm_yaml, parse_dlrm, read_dlrm
 from traincast.workload import Phase
 
 GOOD = """

@@ -1,4 +1,4 @@
-"""A DLRM described in a short YAML file, checked field by field."""
+"""A DLRM described in a short YAML file, checked field by field, and the step written from it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from traincast.embeddings.access import Uniform, access_text
 from traincast.errors import TraincastError, unknown
+from traincast.files.reading import read_text
 from traincast.programs.dlrm.config import (
     EMBEDDINGS,
     INDEX_DTYPES,
@@ -76,15 +77,11 @@ def load_dlrm_yaml(
 def read_dlrm(path: str | Path) -> DlrmConfig:
     """The DLRM of a YAML file; its name is the file's unless it says another."""
     file = Path(path)
+    text = read_text(file, most=MAX_BYTES)
     try:
-        if file.stat().st_size > MAX_BYTES:
-            raise TraincastError(f"larger than {MAX_BYTES} bytes; a DLRM description is a few lines")
-        return parse_dlrm(file.read_text(encoding="utf-8"), default_name=file.stem, folder=file.parent)
+        return parse_dlrm(text, default_name=file.stem, folder=file.parent)
     except TraincastError as error:
         raise TraincastError(f"{file}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise TraincastError(f"{file}: cannot read it ({reason})") from None
 
 
 def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) -> DlrmConfig:
@@ -92,53 +89,54 @@ def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) 
     import yaml
 
     try:
-        given = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         raise TraincastError(f"not valid YAML{where}: {getattr(error, 'problem', None) or 'cannot parse it'}") from None
     except RecursionError:
         raise TraincastError("not a DLRM description: nested too deeply") from None
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise TraincastError("not a DLRM description: expected fields such as 'bottom_mlp: [13, 512, 128]'")
-    return _config(given, default_name, folder)
+    return _config(content, default_name, folder)
 
 
-def _config(given: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:
-    for key in given:
+def _config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:
+    for key in content:
         if key not in _FIELDS:
             raise unknown("field", str(key), _FIELDS, f"Known fields: {', '.join(_FIELDS)}.")
     for key in _REQUIRED:
-        if key not in given:
+        if key not in content:
             raise TraincastError(f"field '{key}' is missing")
-    known: dict[str, Any] = {"name": given.get("name", default_name)}
+    known: dict[str, Any] = {"name": content.get("name", default_name)}
     if not isinstance(known["name"], str) or not known["name"]:
         raise TraincastError(f"field 'name' must be text, got {_show(known['name'])}")
-    known["bottom_mlp"] = _sizes("bottom_mlp", given["bottom_mlp"], least=2, most=MAX_LAYERS)
-    known["top_mlp"] = _sizes("top_mlp", given["top_mlp"], least=1, most=MAX_LAYERS)
+    known["bottom_mlp"] = _sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
+    known["top_mlp"] = _sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
     if known["top_mlp"][-1] != 1:
         raise TraincastError(f"field 'top_mlp' must end in 1 (one click probability), got {known['top_mlp'][-1]}")
-    tables = _num_tables(given)
+    tables = _num_tables(content)
     for key in ("rows_per_table", "lookups_per_table"):
-        known[key] = _per_table(key, given[key], tables)
-    known["access"] = _access(given.get("access"), known["rows_per_table"], known["lookups_per_table"], folder)
+        known[key] = _per_table(key, content[key], tables)
+    known["access"] = _access(content.get("access"), known["rows_per_table"], known["lookups_per_table"], folder)
     for key in ("embedding_dim", "batch_size", "resident_rows"):
-        if key in given:
-            known[key] = _whole(key, given[key], least=0 if key == "resident_rows" else 1)
+        if key in content:
+            known[key] = _whole(key, content[key], least=0 if key == "resident_rows" else 1)
     for key, allowed in _CHOICES.items():
-        if key in given:
-            known[key] = _choice(key, given[key], allowed)
+        if key in content:
+            known[key] = _choice(key, content[key], allowed)
     config = DlrmConfig(**known)
     if sum(config.table_rows) * config.embedding_dim * 4 > MAX_TABLE_BYTES:
         raise TraincastError("the tables together are larger than any memory; lower rows_per_table or embedding_dim")
     return config
 
 
-def _num_tables(given: dict[Any, Any]) -> int:
-    """From `num_tables`, or from whichever per-table list is given."""
-    counts = {key: len(given[key]) for key in ("rows_per_table", "lookups_per_table") if isinstance(given[key], list)}
-    if "num_tables" in given:
-        counts["num_tables"] = _whole("num_tables", given["num_tables"])
+def _num_tables(content: dict[Any, Any]) -> int:
+    """From `num_tables`, or from whichever list has an entry per table."""
+    lists = [key for key in ("rows_per_table", "lookups_per_table") if isinstance(content[key], list)]
+    counts = {key: len(content[key]) for key in lists}
+    if "num_tables" in content:
+        counts["num_tables"] = _whole("num_tables", content["num_tables"])
     if not counts:
         raise TraincastError("field 'num_tables' is missing (or give 'rows_per_table' as a list)")
     if len(set(counts.values())) > 1:
@@ -156,15 +154,15 @@ def _access(value: Any, rows: tuple[int, ...], lookups: tuple[int, ...], folder:
         return () if len(set(lookups)) == 1 else (access_text(Uniform()),) * len(rows)
     from traincast.embeddings.read import access_from_field
 
-    given = value if isinstance(value, list) else [value] * len(rows)
-    if len(given) != len(rows):
+    entries = value if isinstance(value, list) else [value] * len(rows)
+    if len(entries) != len(rows):
         raise TraincastError(
-            f"field 'access' has {len(given)} entries for {len(rows)} tables; give one or one per table"
+            f"field 'access' has {len(entries)} entries for {len(rows)} tables; give one or one per table"
         )
     texts = []
-    for number, (each, height) in enumerate(zip(given, rows, strict=True)):
+    for number, (entry, height) in enumerate(zip(entries, rows, strict=True)):
         try:
-            texts.append(access_text(access_from_field(each, folder, height)[0]))
+            texts.append(access_text(access_from_field(entry, folder, height)[0]))
         except TraincastError as error:
             raise TraincastError(f"field 'access', table {number}: {error}") from error
     return tuple(texts)
