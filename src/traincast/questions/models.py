@@ -1,4 +1,4 @@
-"""The built-in models as a list: sizes, ops and kernels of one training step, and how every op is lowered."""
+"""Built-in models and published programs as a list: sizes, ops and kernels of a step, and how every op is lowered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 
 from traincast.kernels.coverage import OpCoverage, coverage
 from traincast.kernels.registry import lowering_context
+from traincast.programs.published.catalog import PublishedProgram, published_programs
+from traincast.questions.variant import Variant
+from traincast.questions.workloads import load
 from traincast.results import Records, ResultList, flat
 from traincast.workload.workload import Workload
-from traincast.zoo.catalog import ModelInfo, list_models, load_model
+from traincast.zoo.catalog import ModelInfo, list_models
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class BuiltInModel:
     @cached_property
     def workload(self) -> Workload:
         """One training step at the model's default size."""
-        return load_model(self.info.name)
+        return load(self.info.name, Variant())
 
     @cached_property
     def coverage(self) -> list[OpCoverage]:
@@ -88,5 +91,21 @@ class CoverageList(ResultList[tuple[str, OpCoverage]]):
 
 
 def built_in_models() -> ModelList:
-    """The built-in models; their steps are read when they are looked at."""
-    return ModelList([BuiltInModel(info) for info in list_models()])
+    """The built-in models and the published programs; their steps are read or written when they are looked at."""
+    published = [_published_info(program) for program in published_programs().values()]
+    return ModelList([BuiltInModel(info) for info in (*list_models(), *published)])
+
+
+def _published_info(program: PublishedProgram) -> ModelInfo:
+    return ModelInfo(
+        name=program.name,
+        description=program.description,
+        batch_size=program.global_batch,
+        seq_len=0,
+        parameters=program.parameters,
+        ops=0,
+        axis="dtype",
+        choices=program.dtypes,
+        optimizers=(program.optimizer,),
+        files=(),
+    )

@@ -27,7 +27,7 @@ class ModelInfo:
     """A built-in model. `axis` ("attention", "embedding" or "") names what `choices` choose between.
 
     Defaults come first in `choices` and `optimizers`. `seq_len` is 0 for a model without sequences;
-    `ops` counts the ops of one default training step.
+    `ops` counts the ops of one default training step (0: written when asked for).
     """
 
     name: str

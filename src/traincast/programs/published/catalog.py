@@ -44,6 +44,7 @@ class PublishedProgram:
     source: str
     global_batch: int
     dtypes: tuple[str, ...]
+    optimizer: str
     writer: str
     host: str
     note: str
@@ -86,7 +87,7 @@ def published_programs() -> dict[str, PublishedProgram]:
 
 
 def _program(name: str, row: dict[str, Any]) -> PublishedProgram:
-    common = {key: row.pop(key) for key in ("description", "source", "global_batch", "writer")}
+    common = {key: row.pop(key) for key in ("description", "source", "global_batch", "writer", "optimizer")}
     return PublishedProgram(
         name=name,
         dtypes=tuple(row.pop("dtypes")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -64,6 +65,19 @@ def parameters(sizes: Mapping[str, Any]) -> int:
 
 def _groups(sizes: Mapping[str, Any]) -> list[EqualTables]:
     return [EqualTables(row["tables"], row["rows"], row["dim"], tuple(row["lookups"])) for row in sizes["groups"]]
+
+
+@cache
+def _load(table: Table, samples: int) -> Scalars:
+    """What the lookups of a batch in a table ask of caches and memory."""
+    load = tuple(int(value) for value in part_load(Part(table, table.dim), samples).round())
+    return [("load", load), ("longest_bag", int(table.pooling.mean)), ("total_rows", table.rows)]
+
+
+@cache
+def _repeats(table: Table, samples: int) -> tuple[int, int]:
+    """How many different rows a batch wants, and how often it wants the one it wants most."""
+    return max(1, round(table.unique_rows(samples))), round(hottest_row(table, samples))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +143,8 @@ class _Step(FusedStep):
         self._executor("tensorflow::EmbeddingLookup")
         result = tape.new((self.whole, 1, table.dim))
         arguments = [("weights", weights), ("indices", given)]
-        self.op("traincast::batched_embedding_forward", arguments, result, self._load(table))
+        self.op("traincast::batched_embedding_forward", arguments, result, _load(table, self.whole))
         return tape.view(result, (self.whole, table.dim))
-
-    def _load(self, table: Table) -> Scalars:
-        load = tuple(int(value) for value in part_load(Part(table, table.dim), self.whole).round())
-        return [("load", load), ("longest_bag", int(table.pooling.mean)), ("total_rows", table.rows)]
 
     def _concatenated(self, parts: Sequence[Ref]) -> Ref:
         self._executor("tensorflow::ConcatV2")
@@ -261,13 +271,13 @@ class _Step(FusedStep):
             self._executor("tensorflow::RealDiv")
             values = self.op("aten::div", [("self", values)], tape.new(values.shape), [("other", tape.world_size)])
         one = replace(variable.inputs[0], pooling=Pooling.constant(count / self.whole))
-        distinct = max(1, round(one.unique_rows(self.whole)))
+        distinct, hottest = _repeats(one, self.whole)
         self._executor("tensorflow::Unique")
         once, places = tape.new((distinct,), "int64"), tape.new((count,), "int32")
         tape.op("tensorflow::unique", [("x", indices)], [once, places])
         self._executor("tensorflow::UnsortedSegmentSum")
         summed = tape.new((distinct, dim))
-        scalars = dict(self._load(one)) | {"longest_bag": round(hottest_row(one, self.whole))}
+        scalars = dict(_load(one, self.whole)) | {"longest_bag": hottest}
         arguments = [("data", values), ("segment_ids", places)]
         tape.op("tensorflow::unsorted_segment_sum", arguments, [summed], list(scalars.items()))
         self._executor("tensorflow::ResourceSparseApplyAdagradV2")

@@ -33,12 +33,12 @@ class Slice:
 
     def inputs(self) -> list[Table]:
         """A table for each input that reads the slice."""
-        return [
-            Table(
-                name=f"{self.table}:{h}", rows=self.rows, dim=self.dim, pooling=Pooling.constant(h), access=Zipf(SKEW)
-            )
-            for h in self.hotness
-        ]
+        return [table_of(self.rows, self.dim, lookups) for lookups in self.hotness]
+
+
+def table_of(rows: int, dim: int, lookups: float) -> Table:
+    """A table as one input reads it: so many lookups per sample. Those of equal sizes are equal."""
+    return Table(name=f"{rows} x {dim}", rows=rows, dim=dim, pooling=Pooling.constant(lookups), access=Zipf(SKEW))
 
 
 def place(groups: Sequence[EqualTables], gpus: int) -> list[list[Slice]]:
