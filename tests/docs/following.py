@@ -24,6 +24,7 @@ def follow(page: str, folder: Path) -> list[str]:
     for path, where, code in steps:
         target = folder / path
         text = (target if target.exists() else PACKAGE.parent / path).read_text(encoding="utf-8") if where else ""
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_added(text, where, code), encoding="utf-8")
     return sorted({path for path, _, _ in steps})
 
