@@ -1,0 +1,66 @@
+"""A question and its answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from traincast.host.profile import load_host_profile
+from traincast.platform.platform import load_platform
+from traincast.questions.predict import Question, predict
+from traincast.questions.variant import Variant
+from traincast.zoo.catalog import load_model
+
+QUESTION = Question(workload="vgg13", on="v100", variant=Variant(batch_size=4))
+
+
+def test_names_and_values_give_the_same_answer():
+    named = predict(replace(QUESTION, host="server-2022"))
+    given = predict(
+        replace(QUESTION, workload=load_model("vgg13"), on=load_platform("v100"), host=load_host_profile("server-2022"))
+    )
+
+    assert given.iteration == named.iteration
+    assert given.host_profile == named.host_profile == "server-2022"
+
+
+def test_a_locked_clock_is_slower():
+    slow = predict(replace(QUESTION, clock_mhz=800.0))
+
+    assert slow.platform.device.clock_mhz == 800
+    assert slow.iteration > predict(QUESTION).iteration
+
+
+def test_rooflines_are_what_all_durations_come_from():
+    assert set(predict(replace(QUESTION, roofline_only=True)).by_source) == {"roofline"}
+
+
+def test_tf32_reaches_the_kernels():
+    exact = predict(Question(workload="bert-large", on="a100-80gb", variant=Variant(batch_size=2)))
+    fast = predict(Question(workload="bert-large", on="a100-80gb", variant=Variant(batch_size=2, dtype="tf32")))
+
+    assert fast.by_family["gemm"] < 0.6 * exact.by_family["gemm"]
+
+
+def test_links_are_assumed_and_said_only_of_several_gpus():
+    alone = predict(replace(QUESTION, on="a100-40gb", gpus=1))
+    several = predict(replace(QUESTION, on="a100-40gb", gpus=2))
+
+    assert alone.warnings == ()
+    (assumed,) = several.warnings
+    assert "a100-40gb is one GPU; several are taken to be joined as in" in assumed
+
+
+@pytest.mark.parametrize(("gpus", "many"), [(1, False), (2, True)])
+def test_the_platform_has_links_where_there_are_several_gpus(gpus, many):
+    assert (predict(replace(QUESTION, on="a100-40gb", gpus=gpus)).platform.topology is not None) == many
+
+
+def test_a_compiled_step_says_so():
+    question = Question(
+        workload="bert-large", on="v100", variant=Variant(batch_size=1, mode="inference", compiled=True)
+    )
+
+    (said,) = predict(question).warnings
+    assert said.startswith("compiled: chains of element-wise ops")
