@@ -9,7 +9,7 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
-from traincast.cli.main import VERBS
+from traincast.cli.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
@@ -68,7 +68,7 @@ def _prose(text: str) -> str:
     """A docstring as Markdown: paragraphs filled, indented examples as blocks, quoted commands as code."""
     parts = []
     for paragraph in textwrap.dedent(text).strip().split("\n\n"):
-        if paragraph.startswith("    "):
+        if paragraph.startswith("  "):
             parts.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
         else:
             marked = re.sub(r"(?<!\w)'([^']+)'(?!\w)", r"`\1`", paragraph)
