@@ -35,7 +35,7 @@ def greedy_plan(
         shard = Shard(0, 0, (0, rows), (0, table.dim))
         return float(shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
 
-    for table in sorted(tables, key=lambda each: (-weight(each), each.name)):
+    for table in sorted(tables, key=lambda one: (-weight(one), one.name)):
         need = device_bytes(table, Placement(ShardingKind.TABLE_WISE, (0,)), table.rows)
         able = np.flatnonzero(room >= need)
         if len(able) or world_size == 1:

@@ -28,6 +28,15 @@ class Option:
     kernel: ComputeKernel = ComputeKernel.FUSED
     cache_fraction: float = 0.0
 
+    def targets(self, world_size: int, gpus_per_node: int) -> int:
+        """How many ranks a shard can choose from; for `table_row_wise`: nodes."""
+        return -(-world_size // gpus_per_node) if self.kind is ShardingKind.TABLE_ROW_WISE else world_size
+
+    def shard_shape(self, table: Table, world_size: int, gpus_per_node: int) -> tuple[int, int]:
+        """Rows and columns of the first shard; the last block of rows may be lower."""
+        rows = -(-table.rows // self.kind.blocks(world_size, gpus_per_node))
+        return rows, table.dim // self.slices if self.kind is ShardingKind.COLUMN_WISE else table.dim
+
     def placement(self, places: Sequence[int], world_size: int, gpus_per_node: int) -> Placement:
         """The placement on these ranks (for `table_row_wise`: this node)."""
         if self.kind is ShardingKind.TABLE_ROW_WISE:

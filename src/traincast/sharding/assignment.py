@@ -6,7 +6,7 @@ and a step is a function of all groups on all ranks. So a change costs as much a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -19,6 +19,7 @@ from traincast.placement.options import Option
 from traincast.placement.plan import Plan
 
 NOWHERE = -1
+_AT_ONCE = 1 << 17  # ranks times groups of candidates scored together: what fits the processor's cache
 RANKS, NODE, ALL = range(3)
 """Who has shards of an option: ranks of its own choice, the ranks of a node, all."""
 
@@ -60,9 +61,19 @@ class Choices:
         return np.array([option.slices for option in self.options])
 
     @cached_property
+    def shards(self) -> FloatArray:
+        """How many shards each option has."""
+        return np.array([option.slices or self.world_size for option in self.options], dtype=np.float64)
+
+    @cached_property
     def scope(self) -> IntArray:
         """Who has shards of each option."""
-        return np.array([scope_of(each) for each in self.options])
+        return np.array([scope_of(option) for option in self.options])
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the ranks are on."""
+        return -(-self.world_size // self.gpus_per_node)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -96,8 +107,10 @@ class Changes:
 
     def take(self, first: int, last: int) -> Changes:
         """The changes of candidates [first, last)."""
-        own = np.flatnonzero((self.candidate >= first) & (self.candidate < last))
-        return Changes(self.candidate[own] - first, self.table[own], self.option[own], self.places[own], last - first)
+        rows = np.flatnonzero((self.candidate >= first) & (self.candidate < last))
+        return Changes(
+            self.candidate[rows] - first, self.table[rows], self.option[rows], self.places[rows], last - first
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -147,37 +160,58 @@ class Best:
 
 def best_of(cost: StepCost, pending: Sequence[Pending]) -> list[Best]:
     """The best candidate of each assignment. Those of several are scored together: it costs hardly more."""
-    new = cost.stages(np.concatenate([each.sums for each in pending]), np.concatenate([each.group for each in pending]))
-    ends = np.cumsum([len(each.sums) for each in pending])[:-1]
-    memory = np.concatenate([each.memory for each in pending])
+    new = cost.stages(np.concatenate([one.sums for one in pending]), np.concatenate([one.group for one in pending]))
+    ends = np.cumsum([len(one.sums) for one in pending])[:-1]
+    memory = np.concatenate([one.memory for one in pending])
     ranks, groups, count = pending[0].before.shape
     # a stage of a group is read for all ranks of all plans at once: so it lies in memory, whatever the order of axes
     together = np.empty((count, groups, len(memory), ranks)).transpose(2, 3, 1, 0)
-    candidates = np.cumsum([len(each.memory) for each in pending])[:-1]
+    candidates = np.cumsum([len(one.memory) for one in pending])[:-1]
     stages = np.split(together, candidates)
-    for each, own, values in zip(pending, stages, np.split(new, ends), strict=True):
-        each.fill(own, values)
+    for one, filled, values in zip(pending, stages, np.split(new, ends), strict=True):
+        one.fill(filled, values)
     objective = cost.objective(together, memory)
-    found = []
-    for each, own, scores in zip(pending, stages, np.split(objective, candidates), strict=True):
+    bests = []
+    for one, filled, scores in zip(pending, stages, np.split(objective, candidates), strict=True):
         best = int(np.argmin(scores))
-        rows = np.flatnonzero(each.candidate == best)
-        place = each.rank[rows] * each.before.shape[1] + each.group[rows]
-        found.append(Best(best, float(scores[best]), scores, place, each.sums[rows], own[best], each.memory[best]))
-    return found
+        rows = np.flatnonzero(one.candidate == best)
+        place = one.rank[rows] * one.before.shape[1] + one.group[rows]
+        bests.append(Best(best, float(scores[best]), scores, place, one.sums[rows], filled[best], one.memory[best]))
+    return bests
+
+
+def best_changes(assignments: Sequence[Assignment], changes: Mapping[int, Changes]) -> dict[int, tuple[Changes, Best]]:
+    """The best of the changes to each assignment (by its number), as many scored at once as is fast."""
+    choices, cost = assignments[0].choices, assignments[0].cost
+    at_once = max(1, _AT_ONCE // (choices.world_size * choices.groups))
+    parts = [
+        (number, many.take(first, min(first + at_once, many.count)))
+        for number, many in changes.items()
+        for first in range(0, many.count, at_once)
+    ]
+    bests: dict[int, tuple[Changes, Best]] = {}
+    while parts:
+        some = [parts.pop(0)]
+        while parts and sum(part.count for _, part in some) + parts[0][1].count <= at_once:
+            some.append(parts.pop(0))
+        scored = best_of(cost, [assignments[number].pending(part) for number, part in some])
+        for (number, part), best in zip(some, scored, strict=True):
+            if number not in bests or best.score < bests[number][1].score:
+                bests[number] = part.take(best.candidate, best.candidate + 1), best
+    return bests
 
 
 def rescore(assignments: Sequence[Assignment]) -> None:
     """Sums assignments anew, without the rounding of many changes, and sets their scores."""
-    for each in assignments:
-        each.refresh()
+    for assignment in assignments:
+        assignment.refresh()
     _work_out(assignments)
     cost = assignments[0].cost
     objective = cost.objective(
-        np.stack([each.stages for each in assignments]), np.stack([each.memory for each in assignments])
+        np.stack([one.stages for one in assignments]), np.stack([one.memory for one in assignments])
     )
-    for each, score in zip(assignments, objective.tolist(), strict=True):
-        each.scored(score)
+    for assignment, score in zip(assignments, objective.tolist(), strict=True):
+        assignment.scored(score)
 
 
 def _work_out(assignments: Sequence[Assignment]) -> None:
@@ -185,9 +219,9 @@ def _work_out(assignments: Sequence[Assignment]) -> None:
     choices, cost = assignments[0].choices, assignments[0].cost
     ranks, groups = choices.world_size, choices.groups
     group = np.tile(np.arange(groups), ranks * len(assignments))
-    stages = cost.stages(np.concatenate([each.sums for each in assignments]), group)
-    for each, own in zip(assignments, stages.reshape(len(assignments), ranks, groups, -1), strict=True):
-        each.staged(own)
+    stages = cost.stages(np.concatenate([one.sums for one in assignments]), group)
+    for assignment, values in zip(assignments, stages.reshape(len(assignments), ranks, groups, -1), strict=True):
+        assignment.staged(values)
 
 
 class Assignment:
@@ -202,13 +236,8 @@ class Assignment:
         self._shared = np.zeros(choices.groups, dtype=np.bool_)
         self._shared[choices.group[self._scope == ALL]] = True
         ranks = np.arange(choices.world_size)
-        self._node_ranks = [ranks[ranks // choices.gpus_per_node == n] for n in range(self.nodes)]
+        self._node_ranks = [ranks[ranks // choices.gpus_per_node == n] for n in range(choices.nodes)]
         self.refresh()
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes the ranks are on."""
-        return -(-self.choices.world_size // self.choices.gpus_per_node)
 
     @property
     def score(self) -> float:
@@ -265,6 +294,13 @@ class Assignment:
         self._stages, self.memory, self._score = best.stages.copy(), best.memory.copy(), best.score
         self.option[changes.table] = changes.option
         self.places[changes.table] = changes.places
+
+    def improve(self, changes: Changes, best: Best, gain: float) -> bool:
+        """Makes the changes of one candidate if its score is lower by more than this share; says whether it was."""
+        if not best.score < self.score * (1.0 - gain):
+            return False
+        self.apply(changes, best)
+        return True
 
     def _difference(self, changes: Changes) -> _Delta:
         where, table = changes.candidate, changes.table

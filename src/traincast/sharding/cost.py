@@ -51,9 +51,8 @@ class FastCost:
         self.task = task
         self._options = _all_options(task, plans)
         pairs = zip(task.tables, self._options, strict=True)
-        self.groups = sorted(
-            {TableGroup.of(table, option) for table, own in pairs for option in own}, key=lambda group: group.order
-        )
+        groups = {TableGroup.of(table, option) for table, options in pairs for option in options}
+        self.groups = sorted(groups, key=lambda group: group.order)
         self._kernels = LookupKernels(self.groups, task.device, batch_size=task.batch_size, world_size=task.gpus)
         self._kind = np.array([group.kind.position for group in self.groups])
         self._programs: dict[tuple[int, ...], RankProgram] = {}
@@ -67,8 +66,8 @@ class FastCost:
         """All options of all tables with their terms."""
         task = self.task
         numbers = {group: number for number, group in enumerate(self.groups)}
-        flat = [(t, option) for t, own in enumerate(self._options) for option in own]
-        first = np.cumsum([0, *(len(own) for own in self._options)]).tolist()
+        flat = [(t, option) for t, options in enumerate(self._options) for option in options]
+        first = np.cumsum([0, *(len(options) for options in self._options)]).tolist()
         sizes = (task.gpus, task.gpus_per_node, task.batch_size)
         common = common_bytes(task.tables, batch_size=task.batch_size)
         return Choices(
@@ -88,10 +87,9 @@ class FastCost:
     def weights(self) -> Weights:
         """What one shard of each option adds to its rank when all ranks are about equally busy."""
         choices, task = self.choices, self.task
-        shards = np.array([option.slices or task.gpus for option in choices.options], dtype=np.float64)
         mean = np.zeros((choices.groups, choices.terms.shape[1]))
         first = np.unique(choices.table * choices.groups + choices.group, return_index=True)[1]
-        np.add.at(mean, choices.group[first], choices.terms[first] * shards[first, None] / task.gpus)
+        np.add.at(mean, choices.group[first], choices.terms[first] * choices.shards[first, None] / task.gpus)
         usual = mean[choices.group]
         more = self.stages(usual + choices.terms, choices.group)
         less = self.stages(usual, choices.group)
@@ -127,9 +125,9 @@ class FastCost:
         """Stages of groups from sums over their shards."""
         forward, backward = self._kernels.seconds(sums, group)
         linear = np.maximum(sums[:, [TABLES, LOOKUPS, COLUMNS, ELEMENTS]], 0.0)
-        own = np.column_stack([forward, backward, linear])
+        stages = np.column_stack([forward, backward, linear])
         rows, distinct = np.maximum(sums[:, [ROWS, DISTINCT]], 0.0).T
-        return np.column_stack([own, self._durations.around_lookups(own, rows, distinct, group)])
+        return np.column_stack([stages, self._durations.around_lookups(stages, rows, distinct, group)])
 
     def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
         """Seconds of a step, a little more for uneven loads, and much more where memory is exceeded: there the fullest
@@ -147,8 +145,8 @@ class FastCost:
         self.scored += len(stages)
         total = np.zeros(len(stages))
         at_once = max(1, _AT_ONCE // stages.shape[1])
-        for own, structure in self._by_structure(stages):
-            rows = np.flatnonzero(own)
+        for alike, structure in self._by_structure(stages):
+            rows = np.flatnonzero(alike)
             for first in range(0, len(rows), at_once):
                 some = rows[first : first + at_once]
                 chosen = stages[some[0] : some[-1] + 1] if some[-1] - some[0] + 1 == len(some) else stages[some]
@@ -184,16 +182,16 @@ class FastCost:
 
     def _heaviest(self) -> list[Heaviest]:
         """What a rank may have in each group: its part of all tables, or the largest shard; all of their columns."""
-        choices, found = self.choices, []
+        choices, heaviest = self.choices, []
         for group in range(len(self.groups)):
             rows = np.flatnonzero(choices.group == group)
-            own = choices.terms[rows][:, [LOOKUPS, ELEMENTS]]
+            terms = choices.terms[rows][:, [LOOKUPS, ELEMENTS]]
             ranks = 1 if choices.scope[rows[0]] == ALL else self.task.gpus
-            most = np.maximum(own.sum(axis=0) / ranks, own.max(axis=0))
+            most = np.maximum(terms.sum(axis=0) / ranks, terms.max(axis=0))
             tables = np.unique(choices.table[rows]).tolist()
             columns = float(sum(self.task.tables[table].dim for table in tables))
-            found.append(Heaviest(len(tables) / ranks, float(most[0]), float(most[1]), columns))
-        return found
+            heaviest.append(Heaviest(len(tables) / ranks, float(most[0]), float(most[1]), columns))
+        return heaviest
 
     def _structure(self, kinds: tuple[int, ...], partial: bool) -> Structure:
         """The structure of plans with tables of these kinds (numbers)."""
@@ -225,17 +223,16 @@ class FastCost:
             free = [table for table in able[group] if table not in chosen]
             if free:
                 # copies of a huge table take launches that others do not: the smallest stands for them
-                copied = self.groups[group].copied
-                heavy = [-t.rows * t.dim if copied else t.pooling.mean for t in (task.tables[each] for each in free)]
+                copied, tables = self.groups[group].copied, [task.tables[number] for number in free]
+                heavy = [-table.rows * table.dim if copied else table.pooling.mean for table in tables]
                 chosen[free[int(np.argmax(heavy))]] = group
-        nodes = -(-task.gpus // task.gpus_per_node)
         placements = []
         for table, rows in enumerate(choices.rows):
             allowed = (chosen[table],) if table in chosen else used
             row = next((row for group in allowed for row in rows if choices.group[row] == group), rows[0])
             option = choices.options[row]
-            where = nodes if option.kind is ShardingKind.TABLE_ROW_WISE else task.gpus
-            places = [(table + slot) % where for slot in range(option.slices)]
+            targets = option.targets(task.gpus, task.gpus_per_node)
+            places = [(table + slot) % targets for slot in range(option.slices)]
             placements.append(option.placement(places, task.gpus, task.gpus_per_node))
         plan = Plan(tuple(table.name for table in task.tables), tuple(placements), task.gpus)
         layout = lay_out(task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node)
@@ -244,21 +241,20 @@ class FastCost:
 
 def _all_options(task: Task, plans: Sequence[Plan]) -> list[tuple[Option, ...]]:
     """The options worth trying, and those of the plans."""
-    found = table_options(task.tables, task.limits, task.gpus, task.gpus_per_node)
+    every = table_options(task.tables, task.limits, task.gpus, task.gpus_per_node)
     for plan in plans:
-        found = [
-            own if option_of(placement) in own else (*own, option_of(placement))
-            for own, placement in zip(found, plan.placements, strict=True)
+        every = [
+            options if option_of(placement) in options else (*options, option_of(placement))
+            for options, placement in zip(every, plan.placements, strict=True)
         ]
-    return found
+    return every
 
 
 def _memory(task: Task, number: int, option: Option) -> tuple[float, float]:
     """Device and host bytes of one shard, the first of its table."""
     table = task.tables[number]
     placement = option.placement([0] * max(1, option.slices), task.gpus, task.gpus_per_node)
-    width = table.dim // option.slices if option.kind is ShardingKind.COLUMN_WISE else table.dim
-    height = -(-table.rows // option.kind.blocks(task.gpus, task.gpus_per_node))
+    height, width = option.shard_shape(table, task.gpus, task.gpus_per_node)
     shard = Shard(number, 0, (0, height), (0, width))
     parts = shard_bytes(table, placement, shard, batch_size=task.batch_size, world_size=task.gpus)
     return float(parts[:-1].sum()), float(parts[-1])

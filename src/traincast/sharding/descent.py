@@ -9,13 +9,12 @@ from time import monotonic
 import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
-from traincast.sharding.assignment import Assignment, Best, Changes, Choices, StepCost, best_of, rescore
+from traincast.sharding.assignment import Assignment, Changes, Choices, StepCost, best_changes, rescore
 from traincast.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
 from traincast.sharding.starts import Weights, starts
 
 _COARSE, _FINE = 3e-4, 2e-5  # relative gains below which a change is not worth making, at first and at last
 _TOGETHER, _REFINED = 8, 2  # assignments that are improved side by side, at first and at last
-_AT_ONCE = 1 << 17  # ranks times groups of candidates scored together: what fits the processor's cache
 _STEPS = 150  # of one descent at most, or eight times the tables of a rank
 _SHAKEN = 4  # tables moved at random to leave a local optimum
 
@@ -49,18 +48,20 @@ def local_search(
     random = np.random.default_rng(effort.seed)
     begun = begin(choices, cost, weights, others)
     descent = _Descent(random, effort, weights, _promising(begun, effort.reach))
-    found = descent.run(_best_of_each_kind(begun)[:_TOGETHER], _COARSE)
+    first = best_by_groups(begun)
+    others_begun = sorted((start for start in begun if start not in first), key=_score)
+    optima = descent.run([*first, *others_begun][:_TOGETHER], _COARSE)
     for number in range(effort.rounds + 1):
         progress((number + 1) / (effort.rounds + 2))
-        found = distinct(found)
-        found[:_REFINED] = descent.run(found[:_REFINED], _FINE)
+        optima = distinct(optima)
+        optima[:_REFINED] = descent.run(optima[:_REFINED], _FINE)
         if number == effort.rounds or effort.over:
             break
-        best = min(found, key=lambda each: each.score)
+        best = min(optima, key=_score)
         shaken = [descent.shaken(best) for _ in range(_REFINED)]
         rescore(shaken)
-        found = descent.run(shaken, _COARSE) + found
-    return distinct(found)
+        optima = descent.run(shaken, _COARSE) + optima
+    return distinct(optima)
 
 
 def begin(choices: Choices, cost: StepCost, weights: Weights, others: Sequence[Assignment] = ()) -> list[Assignment]:
@@ -79,17 +80,16 @@ def used_groups(assignment: Assignment) -> BoolArray:
 
 def _promising(begun: list[Assignment], reach: float) -> BoolArray:
     """Groups of the starts that are at most `reach` times the best one: each further group costs launches and waits."""
-    best = min(each.score for each in begun)
-    return np.asarray(np.any([used_groups(each) for each in begun if each.score <= reach * best], axis=0))
+    best = min(start.score for start in begun)
+    return np.asarray(np.any([used_groups(start) for start in begun if start.score <= reach * best], axis=0))
 
 
-def _best_of_each_kind(assignments: list[Assignment]) -> list[Assignment]:
-    """The best assignment of each set of groups, best first, then the others."""
-    ordered = sorted(assignments, key=lambda each: each.score)
+def best_by_groups(assignments: Sequence[Assignment]) -> list[Assignment]:
+    """The best assignment of each set of groups, best first."""
     first: dict[bytes, Assignment] = {}
-    for each in ordered:
-        first.setdefault(used_groups(each).tobytes(), each)
-    return [*first.values(), *(each for each in ordered if each not in first.values())]
+    for assignment in sorted(assignments, key=_score):
+        first.setdefault(used_groups(assignment).tobytes(), assignment)
+    return list(first.values())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,15 +108,11 @@ class _Descent:
         for _ in range(max(_STEPS, 8 * len(assignments[0].option) // assignments[0].choices.world_size)):
             if not tried or self.effort.over:
                 break
-            tasks = {number: neighbourhoods[which](assignments[number]) for number, which in tried.items()}
-            best = _best(assignments, tasks)
-            for number, changes in tasks.items():
-                own = best.get(number)
-                if own is not None and own[1].score < assignments[number].score * (1.0 - gain):
-                    assignments[number].apply(changes.take(own[0], own[0] + 1), own[1])
-                    tried[number] = 0
-                else:
-                    tried[number] += 1
+            changes = {number: neighbourhoods[which](assignments[number]) for number, which in tried.items()}
+            best = best_changes(assignments, changes)
+            for number in tried:
+                gained = number in best and assignments[number].improve(*best[number], gain)
+                tried[number] = 0 if gained else tried[number] + 1
             tried = {number: which for number, which in tried.items() if which < len(neighbourhoods)}
         rescore(assignments)
         return assignments
@@ -127,9 +123,9 @@ class _Descent:
         tables = self.random.choice(len(option), size=min(_SHAKEN, len(option)), replace=False)
         changes = other_options(best, tables, self.random.random(best.choices.world_size), self.groups)
         for table in tables.tolist():
-            own = np.flatnonzero(changes.table == table)
-            if len(own):
-                row = own[int(self.random.integers(len(own)))]
+            rows = np.flatnonzero(changes.table == table)
+            if len(rows):
+                row = rows[int(self.random.integers(len(rows)))]
                 option[table], places[table] = changes.option[row], changes.places[row]
         return Assignment(best.choices, best.cost, option, places)
 
@@ -153,30 +149,13 @@ class _Descent:
         return sampled(other_options(assignment, np.flatnonzero(busy), load, self.groups), self.random)
 
 
-def _best(assignments: list[Assignment], tasks: dict[int, Changes]) -> dict[int, tuple[int, Best]]:
-    """The best change to each of several assignments, as many scored at once as is fast."""
-    choices, cost = assignments[0].choices, assignments[0].cost
-    at_once = max(1, _AT_ONCE // (choices.world_size * choices.groups))
-    parts = [
-        (number, first, changes.take(first, min(first + at_once, changes.count)))
-        for number, changes in tasks.items()
-        for first in range(0, changes.count, at_once)
-    ]
-    found: dict[int, tuple[int, Best]] = {}
-    while parts:
-        some = [parts.pop(0)]
-        while parts and sum(changes.count for _, _, changes in some) + parts[0][2].count <= at_once:
-            some.append(parts.pop(0))
-        pending = [assignments[number].pending(changes) for number, _, changes in some]
-        for (number, first, _), best in zip(some, best_of(cost, pending), strict=True):
-            if number not in found or best.score < found[number][1].score:
-                found[number] = first + best.candidate, best
-    return found
-
-
-def distinct(found: Sequence[Assignment]) -> list[Assignment]:
+def distinct(assignments: Sequence[Assignment]) -> list[Assignment]:
     """Assignments that differ, the best first."""
     kept: dict[bytes, Assignment] = {}
-    for each in sorted(found, key=lambda one: one.score):
-        kept.setdefault(each.option.tobytes() + each.places.tobytes(), each)
+    for assignment in sorted(assignments, key=_score):
+        kept.setdefault(assignment.option.tobytes() + assignment.places.tobytes(), assignment)
     return list(kept.values())
+
+
+def _score(assignment: Assignment) -> float:
+    return assignment.score

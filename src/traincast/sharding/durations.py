@@ -9,12 +9,11 @@ import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.table import ITEM_BYTES
-from traincast.errors import TraincastError
 from traincast.host.profile import HostProfile
 from traincast.placement.kinds import ShardingKind
 from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
 from traincast.programs.sharded.marks import Role
-from traincast.sharding.exchanges import Exchanges, busiest
+from traincast.sharding.exchanges import busiest, task_exchanges
 from traincast.sharding.lookups import TableGroup
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.slots import EXCHANGES, Part, Slot
@@ -85,15 +84,7 @@ class Durations:
         for number, group in enumerate(groups):
             self._groups_of.setdefault(group.kind, []).append(number)
         self._preparation = Preparation(task.device)
-        topology = task.platform.topology
-        if topology is None:
-            raise TraincastError(
-                f"'{task.platform.key}' says nothing of the links between its GPUs; name a node such as dgx-a100"
-            )
-        nodes = -(-task.gpus // task.gpus_per_node)
-        self.world = Exchanges(topology, task.gpus, nodes)
-        self._within = Exchanges(topology, task.gpus_per_node, 1)
-        self._across = Exchanges(topology, nodes, nodes)
+        self.world, self._within, self._across = task_exchanges(task)
 
     def around_lookups(self, stages: FloatArray, rows: FloatArray, distinct: FloatArray, group: IntArray) -> FloatArray:
         """Stages from `Stage.LOOKUP` on, [n, 4], of groups from their stages before it [n, :], rows, and rows that a

@@ -10,6 +10,7 @@ from traincast.arrays import FloatArray
 from traincast.collectives import COLLECTIVE, shipped_collectives
 from traincast.kernels.call import Calls
 from traincast.platform.topology import Topology
+from traincast.sharding.task import Task
 
 _GRID = np.concatenate([[0.0], 2.0 ** np.arange(3.0, 40.0, 0.125)])
 
@@ -25,6 +26,16 @@ class Exchanges:
         if self.ranks < 2:
             return np.zeros_like(message)
         return np.asarray(np.interp(message, _GRID, _curve(self.topology, kind, self.ranks, self.nodes)))
+
+
+def task_exchanges(task: Task) -> tuple[Exchanges, Exchanges, Exchanges]:
+    """Collectives between all ranks of a task, those of a node, and one of each node."""
+    topology, nodes = task.topology, task.nodes
+    return (
+        Exchanges(topology, task.gpus, nodes),
+        Exchanges(topology, task.gpus_per_node, 1),
+        Exchanges(topology, nodes, nodes),
+    )
 
 
 @lru_cache(maxsize=256)

@@ -32,8 +32,8 @@ def merged(layouts: Sequence[Layout]) -> Layout:
         before = sections.setdefault(section.kind, section)
         known = {form_of(batch) for batches in before.ranks for batch in batches}
         ranks = [
-            (*own, *(batch for batch in more if form_of(batch) not in known))
-            for own, more in zip(before.ranks, section.ranks, strict=True)
+            (*batches, *(batch for batch in more if form_of(batch) not in known))
+            for batches, more in zip(before.ranks, section.ranks, strict=True)
         ]
         sections[section.kind] = replace(before, ranks=tuple(ranks))
     return replace(layouts[0], sections=tuple(sections[kind] for kind in ShardingKind if kind in sections))
@@ -44,22 +44,21 @@ def typical(layout: Layout, columns: int) -> Layout:
     nothing on other ranks where they may lack tables; nearly all of the `columns` are the first batch's."""
     left, sections = columns, []
     for section in layout.sections:
-        batches = [batch for own in section.ranks for batch in own]
-        first = {form_of(batch): batch for batch in reversed(batches)}
-        own = tuple(replace(first[form], columns=1) for form in sorted(first))
-        left -= len(own)
-        sections.append(replace(section, ranks=_spread(section.kind, layout, own)))
+        first = {form_of(batch): batch for batches in reversed(section.ranks) for batch in reversed(batches)}
+        batches = tuple(replace(first[form], columns=1) for form in sorted(first))
+        left -= len(batches)
+        sections.append(replace(section, ranks=_spread(section.kind, layout, batches)))
     head = sections[0].ranks[RANK]
     wide = (replace(head[0], columns=max(1, left + 1)), *head[1:])
     sections[0] = replace(sections[0], ranks=_spread(sections[0].kind, layout, wide))
     return replace(layout, sections=tuple(sections))
 
 
-def _spread(kind: ShardingKind, layout: Layout, own: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], ...]:
+def _spread(kind: ShardingKind, layout: Layout, batches: tuple[Batch, ...]) -> tuple[tuple[Batch, ...], ...]:
     """The batches of all ranks, given those of the compiled one: it shares tables with all, with its node, or with
     nobody."""
     mates = kind.sharers(layout.world_size, layout.gpus_per_node)
-    return (own,) * mates + ((),) * (layout.world_size - mates)
+    return (batches,) * mates + ((),) * (layout.world_size - mates)
 
 
 def form_of(batch: Batch) -> tuple[ComputeKernel, str, bool, str]:
@@ -101,9 +100,9 @@ def scaled(layout: Layout, load: float, groups: Sequence[TableGroup], heaviest: 
     number = {id(batch): group for group, batch in held(layout, groups).items()}
     sections = []
     for section in layout.sections:
-        own = tuple(_scaled(batch, load, heaviest[number[id(batch)]]) for batch in section.ranks[RANK])
-        silent = tuple(replace(batch, columns=0) for batch in own)
-        ranks = [own if batches else silent for batches in section.ranks]
+        heavy = tuple(_scaled(batch, load, heaviest[number[id(batch)]]) for batch in section.ranks[RANK])
+        silent = tuple(replace(batch, columns=0) for batch in heavy)
+        ranks = [heavy if batches else silent for batches in section.ranks]
         sections.append(replace(section, ranks=tuple(ranks)))
     return replace(layout, sections=tuple(sections))
 

@@ -58,9 +58,8 @@ class TableGroup:
 
 def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
     """Terms of one shard of a table under an option; `batch_size` samples per rank."""
-    columns = table.dim // option.slices if option.kind is ShardingKind.COLUMN_WISE else table.dim
+    height, columns = option.shard_shape(table, world_size, gpus_per_node)
     samples = option.kind.samples(batch_size, world_size)
-    height = -(-table.rows // option.kind.blocks(world_size, gpus_per_node))  # the last block may be lower
     part = Part(table, columns, height / table.rows)
     fetched = 0.0
     if option.kernel.cached:
@@ -89,9 +88,9 @@ class LookupKernels:
         forward, backward = np.zeros(len(sums)), np.zeros(len(sums))
         used = np.flatnonzero(sums[:, TABLES] > 0.5)
         if len(used):
-            own, which = sums[used], group[used]
-            bag = np.ceil(np.maximum(own[:, BAG], 0.0) ** (1.0 / BAG_POWER) - 1e-9)
-            load = np.maximum(own[:, : len(FIELDS)], 0.0)
+            held, which = sums[used], group[used]
+            bag = np.ceil(np.maximum(held[:, BAG], 0.0) ** (1.0 / BAG_POWER) - 1e-9)
+            load = np.maximum(held[:, : len(FIELDS)], 0.0)
             values = np.column_stack([self._samples[which], load, bag, self._constant[which]])
             calls = Calls(
                 EMBEDDING,
@@ -101,7 +100,7 @@ class LookupKernels:
             )
             seconds = price_calls(calls, self.device)[0].seconds
             forward[used], backward[used] = seconds[: len(used)], seconds[len(used) :]
-            forward[used] += self._fetching(own[:, FETCHED])
+            forward[used] += self._fetching(held[:, FETCHED])
         return forward, backward
 
     def _fetching(self, nbytes: FloatArray) -> FloatArray:

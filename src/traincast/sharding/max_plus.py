@@ -64,13 +64,13 @@ class WalkCode:
         """Time from one step to the next of `shape` = (plans, ranks); each duration is [plans, ranks] or [plans, 1]."""
         values: list[FloatArray] = [np.zeros((1, 1))]
         for register in self.registers:
-            start, own = _latest(register.start, values), durations[register.kernel.slot]
+            start, duration = _latest(register.start, values), durations[register.kernel.slot]
             if register.otherwise is not None:
-                values.append(np.where(own > 0.0, start, _latest(register.otherwise, values)))
+                values.append(np.where(duration > 0.0, start, _latest(register.otherwise, values)))
                 continue
             if register.kernel.meeting:
                 start = _met(start, register.kernel.meeting, gpus_per_node, shape)
-            values.append(start + own)
+            values.append(start + duration)
         done = [_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
         return np.asarray(np.broadcast_to(done[1] - done[0], shape[:1]))
 
@@ -79,13 +79,13 @@ def _latest(clock: Clock, values: Sequence[FloatArray]) -> FloatArray:
     """The latest of registers plus seconds; those that all ranks share first, for they are small."""
     latest: FloatArray | None = None
     for register, seconds in sorted(clock.items(), key=lambda entry: values[entry[0]].shape[1]):
-        own = values[register] + seconds
+        other = values[register] + seconds
         if latest is None:
-            latest = own
-        elif latest.shape == own.shape:
-            np.maximum(latest, own, out=latest)
+            latest = other
+        elif latest.shape == other.shape:
+            np.maximum(latest, other, out=latest)
         else:
-            latest = np.maximum(latest, own)
+            latest = np.maximum(latest, other)
     assert latest is not None
     return latest
 
@@ -145,17 +145,17 @@ class _Compiler:
 
     def _clocks(self, waiting: list[float]) -> tuple[list[Clock], list[Clock], list[Clock]]:
         """All clocks, with the seconds that threads have been busy since."""
-        self.threads = [_later(own, late) if late else own for own, late in zip(self.threads, waiting, strict=True)]
+        self.threads = [_later(one, late) if late else one for one, late in zip(self.threads, waiting, strict=True)]
         waiting[:] = [0.0] * len(waiting)
         return self.threads.copy(), self.streams.copy(), self.events.copy()
 
     def _choose(self, skip: Skip, before: tuple[list[Clock], list[Clock], list[Clock]], thread: int) -> None:
         """Every clock that the skipped instructions moved is where they left it, or where it was."""
-        for own, earlier in zip((self.threads, self.streams, self.events), before, strict=True):
-            for number, clock in enumerate(own):
+        for clocks, earlier in zip((self.threads, self.streams, self.events), before, strict=True):
+            for number, clock in enumerate(clocks):
                 if clock is not earlier[number]:
-                    late = skip.instead if own is self.threads and number == thread else 0.0
-                    own[number] = self.open(clock, Open(skip.slot), _later(earlier[number], late))
+                    late = skip.instead if clocks is self.threads and number == thread else 0.0
+                    clocks[number] = self.open(clock, Open(skip.slot), _later(earlier[number], late))
 
     def run(
         self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open],
@@ -186,8 +186,8 @@ class _Compiler:
             now, waiting[thread] = _later(self.threads[thread], waiting[thread]), 0.0
             if code == Code.LAUNCH:
                 start = self.latest(now, _later(self.streams[target], self.gap))
-                own = opened.get(number)
-                self.streams[target] = _later(self.open(start, own) if own else start, lasting)
+                end = self.open(start, opened[number]) if number in opened else start
+                self.streams[target] = _later(end, lasting)
             else:
                 now = self._control(code, now, target, event)
             self.threads[thread] = now

@@ -46,7 +46,7 @@ def shifts(assignment: Assignment, ranks: IntArray) -> Changes:
     size = assignment.choices.world_size
     table, slot, target = np.repeat(table, size), np.repeat(slot, size), np.tile(np.arange(size), len(table))
     node = assignment.choices.scope[assignment.option[table]] == NODE
-    other = (assignment.places[table, slot] != target) & (~node | (target < assignment.nodes))
+    other = (assignment.places[table, slot] != target) & (~node | (target < assignment.choices.nodes))
     table, slot, target = table[other], slot[other], target[other]
     places = assignment.places[table]
     places[np.arange(len(table)), slot] = target
@@ -98,7 +98,7 @@ def _places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArr
     if not option.slices:
         return [places]
     if option.kind is ShardingKind.TABLE_ROW_WISE:
-        return [np.where(np.arange(len(places)) == 0, node, NOWHERE) for node in range(assignment.nodes)]
+        return [np.where(np.arange(len(places)) == 0, node, NOWHERE) for node in range(assignment.choices.nodes)]
     if option.slices == 1:
         targets = emptiest[: min(size, 8)]
         return [np.where(np.arange(len(places)) == 0, rank, NOWHERE) for rank in targets.tolist()]

@@ -36,8 +36,8 @@ class Preparation:
         passes = _passes(rows)
         seconds = np.zeros(lookups.shape)
         for count in np.unique(passes).tolist():
-            own = passes == count
-            seconds[own] = np.interp(lookups[own], _GRID, self._curve(count, weighted))
+            alike = passes == count
+            seconds[alike] = np.interp(lookups[alike], _GRID, self._curve(count, weighted))
         return np.where(lookups > 0.5, seconds, 0.0)
 
     def host_seconds(

@@ -5,7 +5,7 @@ What a scope is there for is what its writer marked it as."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,24 +79,14 @@ class RankProgram:
         used: dict[ShardingKind, list[int]] = {}
         for number in held(layout, groups):
             used.setdefault(groups[number].kind, []).append(number)
-        slots: dict[int, Slot] = {}
-        around: dict[Slot, list[int]] = {}
-        for at, slot, is_open in _launches(schedule, lowered, marked.marks, used):
-            if is_open:
-                slots[at] = slot
-            if not slot.meeting and (slot.role in SMALL or not is_open):
-                around.setdefault(slot, []).append(at)
-        # terms of a report are summed in this order: what joins gradients counts with the exchange that it is for
-        back = {slot.kind: at for at, slot in slots.items() if slot.role is Role.BACK}
-        order = {at: back.get(slot.kind, at) if slot.role is Role.JOIN else at for at, slot in slots.items()}
-        slots = {at: slots[at] for at in sorted(slots, key=lambda at: (order[at], -at))}
+        slots, around = _slots(_launches(schedule, lowered, marked.marks, used))
         signatures = program.columns.op_signature
         sizes = {
             slot: exchange_of(program.signatures[signatures[schedule.op[at]]], "fp32").bytes
             for at, slot in slots.items()
             if slot.meeting
         }
-        cached = frozenset(number for own in used.values() for number in own if groups[number].kernel.cached)
+        cached = frozenset(number for numbers in used.values() for number in numbers if groups[number].kernel.cached)
         return RankProgram(program, schedule, seconds, marked.marks, slots, around, sizes, used, cached)
 
     def host_work(self) -> tuple[dict[int, Slot], dict[Slot, int]]:
@@ -161,6 +151,21 @@ def _launches(
         # of small kernels that go together the first is open; of a lookup the kernel that looks up
         yield at, slot, slot not in seen if role in SMALL else role is not Role.LOOKUP or call.kind == "tbe_forward"
         seen.add(slot)
+
+
+def _slots(launches: Iterable[tuple[int, Slot, bool]]) -> tuple[dict[int, Slot], dict[Slot, list[int]]]:
+    """The open launches, and the small kernels that go with each."""
+    slots: dict[int, Slot] = {}
+    around: dict[Slot, list[int]] = {}
+    for at, slot, is_open in launches:
+        if is_open:
+            slots[at] = slot
+        if not slot.meeting and (slot.role in SMALL or not is_open):
+            around.setdefault(slot, []).append(at)
+    # terms of a report are summed in this order: what joins gradients counts with the exchange that it is for
+    back = {slot.kind: at for at, slot in slots.items() if slot.role is Role.BACK}
+    order = {at: back.get(slot.kind, at) if slot.role is Role.JOIN else at for at, slot in slots.items()}
+    return {at: slots[at] for at in sorted(slots, key=lambda at: (order[at], -at))}, around
 
 
 def _role(mark: Mark, call: KernelCall) -> Role | Part | None:

@@ -19,7 +19,7 @@ from traincast.programs.sharded.marks import Role
 from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Assignment
 from traincast.sharding.cost import FastCost
-from traincast.sharding.descent import Effort, begin, local_search, used_groups
+from traincast.sharding.descent import Effort, local_search, used_groups
 from traincast.sharding.slots import Part
 from traincast.sharding.task import Task
 from traincast.sharding.thorough import thorough_search
@@ -86,7 +86,7 @@ def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
     stages = cost.assignment(plan).stages
     slots = cost.terms(stages)
     terms = {
-        term: np.sum([own for slot, own in slots.items() if slot.role in roles], axis=0)
+        term: np.sum([seconds for slot, seconds in slots.items() if slot.role in roles], axis=0)
         for term, roles in TERMS.items()
         if any(slot.role in roles for slot in slots)
     }
@@ -106,7 +106,7 @@ def rank_plans(task: Task, plans: Mapping[str, Plan]) -> SearchAnswer:
     checked = _checked(task, plans)
     cost = FastCost(task, list(checked.values()))
     scored = [score_plan(task, cost, name, plan) for name, plan in checked.items()]
-    ordered = tuple(sorted(scored, key=lambda each: each.order))
+    ordered = tuple(sorted(scored, key=_order))
     return SearchAnswer(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
 
 
@@ -150,34 +150,32 @@ def search(
     finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
     kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
     effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + (1.0 - _SPARE) * time_limit - kept)
-    given = [cost.assignment(plan) for plan in others.values()]
-
-    def searched(part: float) -> None:
-        progress(0.1 + 0.8 * part)
-
-    if few:
-        begun = begin(cost.choices, cost, cost.weights, given)
-        found = thorough_search(cost.choices, cost, cost.weights, effort, searched, begun)
-    else:
-        found = local_search(cost.choices, cost, cost.weights, effort, searched, given)
+    rest = [cost.assignment(plan) for plan in others.values()]
+    look = thorough_search if few else local_search
+    optima = look(cost.choices, cost, cost.weights, effort, lambda part: progress(0.1 + 0.8 * part), rest)
+    chosen = optima[:_MORE_FINALISTS] if few else _finalists(optima)
     names = [table.name for table in task.tables]
-    chosen = found[:_MORE_FINALISTS] if few else _finalists(found, _FINALISTS)
-    plans = {f"{FOUND} {number}": plain(each.plan(names)) for number, each in enumerate(chosen)}
+    plans = {f"{FOUND} {number}": plain(optimum.plan(names)) for number, optimum in enumerate(chosen)}
     walked = _walked(task, cost, plans, lambda part: progress(0.9 + 0.1 * part))
-    best = replace(min([*walked, *compared], key=lambda each: each.order), name=FOUND)
-    ordered = tuple(sorted([best, *compared], key=lambda each: each.order))
+    best = replace(min([*walked, *compared], key=_order), name=FOUND)
+    ordered = tuple(sorted([best, *compared], key=_order))
     return SearchAnswer(task=task, best=best, plans=ordered, scored=cost.scored, seconds=monotonic() - began)
 
 
-def _finalists(found: list[Assignment], count: int) -> list[Assignment]:
+def _order(scored: ScoredPlan) -> tuple[float, float]:
+    return scored.order
+
+
+def _finalists(optima: list[Assignment]) -> list[Assignment]:
     """The best few, and the best of other sets of groups that come near: there the fast cost may err otherwise."""
-    chosen = found[:count]
-    seen = {used_groups(each).tobytes() for each in chosen}
-    for each in found[count:]:
-        used = used_groups(each).tobytes()
-        if used not in seen and each.score <= _NEAR * found[0].score and len(chosen) < count + _OTHERS:
+    chosen = optima[:_FINALISTS]
+    seen = {used_groups(optimum).tobytes() for optimum in chosen}
+    for optimum in optima[_FINALISTS:]:
+        used = used_groups(optimum).tobytes()
+        near = optimum.score <= _NEAR * optima[0].score
+        if used not in seen and near and len(chosen) < _FINALISTS + _OTHERS:
             seen.add(used)
-            chosen.append(each)
+            chosen.append(optimum)
     return chosen
 
 

@@ -87,7 +87,7 @@ def _chosen(choices: Choices, weights: Weights, split: float, copy: float, kinds
 def _spilled(choices: Choices, weights: Weights, option: IntArray) -> IntArray:
     """The options with tables moved to host memory, those that lose least per byte first, until the rest should fit."""
     option = option.copy()
-    shards = np.array([each.slices or choices.world_size for each in choices.options], dtype=np.float64)
+    shards = choices.shards
     need = weights.device_bytes * shards
     excess = float(need[option].sum()) - 0.95 * choices.world_size * weights.capacity
     if excess <= 0:
@@ -151,9 +151,9 @@ class _Ranks:
         members = [slice(None)] if scope == ALL else [
             slice(n * per_node, (n + 1) * per_node) if scope == NODE else slice(n, n + 1) for n in places
         ]  # fmt: skip
-        for own in members:
-            self.load[own] += self.weights.seconds[row]
-            self.room[own] -= self.weights.device_bytes[row]
+        for ranks in members:
+            self.load[ranks] += self.weights.seconds[row]
+            self.room[ranks] -= self.weights.device_bytes[row]
 
     def least(self, row: int) -> int:
         """The node with the least load, or the rank among those with room."""

@@ -81,14 +81,14 @@ def surroundings(
     """The small kernels of the groups of a layout, at `LOADS` times what `heaviest` says."""
     alone, one = replace(task, dense=None), typical(layout, _columns(task))
     layouts = [scaled(one, load, groups, heaviest) for load in LOADS]
-    ranks = [RankProgram.of(alone, each, groups) for each in layouts]
-    batches = [held(each, groups) for each in layouts]
+    ranks = [RankProgram.of(alone, layout, groups) for layout in layouts]
+    batches = [held(layout, groups) for layout in layouts]
     return {
         slot: Around(
-            np.array([_load(slot, each, own, groups) for each, own in zip(layouts, batches, strict=True)]),
+            np.array([_load(slot, *loaded, groups) for loaded in zip(layouts, batches, strict=True)]),
             np.array([rank.seconds[rank.around[slot]].sum() for rank in ranks]),
-            np.array([float(sum(batch.lookups for batch in _own(slot, each, groups).values())) for each in batches]),
-            np.array([float(sum(batch.rows for batch in _own(slot, each, groups).values())) for each in batches]),
+            np.array([float(sum(batch.lookups for batch in _of(slot, some, groups).values())) for some in batches]),
+            np.array([float(sum(batch.rows for batch in _of(slot, some, groups).values())) for some in batches]),
         )
         for slot in ranks[0].around
     }
@@ -98,7 +98,7 @@ def _columns(task: Task) -> int:
     return sum(table.dim for table in task.tables)
 
 
-def _own(slot: Slot, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> dict[int, Batch]:
+def _of(slot: Slot, batches: dict[int, Batch], groups: Sequence[TableGroup]) -> dict[int, Batch]:
     """The batches that an open kernel belongs to: those of its group, or of its kind of sharding."""
     if slot.group >= 0:
         return {slot.group: batches[slot.group]}
@@ -112,15 +112,15 @@ def _load(slot: Slot, layout: Layout, batches: dict[int, Batch], groups: Sequenc
         return sum(
             INDEX_BYTES * _local(section) + LENGTH_BYTES * size * section.features for section in layout.sections
         )
-    own = _own(slot, batches, groups)
+    served = _of(slot, batches, groups)
     if slot.role is Role.BUCKET:
         section = next(section for section in layout.sections if section.kind is slot.kind)
         return INDEX_BYTES * _local(section) + LENGTH_BYTES * size * float(sum(section.tables))
     if slot.role in (Role.JOIN, Role.BESIDE) and slot.kind is not None:
         samples = size if slot.role is Role.JOIN else slot.kind.samples(size, world)
-        return samples * float(sum(batch.columns for batch in own.values()))
+        return samples * float(sum(batch.columns for batch in served.values()))
     total = 0.0
-    for group, batch in own.items():
+    for group, batch in served.items():
         samples = groups[group].kind.samples(size, world)
         total += load_of(
             slot.role, groups[group], samples, tables=batch.tables, lookups=batch.lookups, elements=batch.elements
@@ -165,7 +165,7 @@ def build_structure(
         {at: Open(numbers[slot], slot.meeting) for at, slot in rank.slots.items()},
         gap=task.device.kernel_gap,
         late={at: numbers[slot] for at, slot in work.items()},
-        skips=[Skip(each.first, each.last, numbers[each.slot], empty * each.replaced) for each in stretches],
+        skips=[Skip(run.first, run.last, numbers[run.slot], empty * run.replaced) for run in stretches],
     )
     by_scope = np.bincount(rank.schedule.scope, weights=busy)
     per_sender = {slot: float(by_scope[scope]) for slot, scope in senders.items()}

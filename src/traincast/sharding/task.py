@@ -10,6 +10,7 @@ from traincast.errors import TraincastError
 from traincast.placement.memory import MemoryLimits, check_sizes
 from traincast.platform.device import Device
 from traincast.platform.platform import Platform
+from traincast.platform.topology import Topology
 from traincast.programs.sharded.config import Dense
 
 MAX_GPUS = 1024
@@ -39,6 +40,20 @@ class Task:
     def gpus_per_node(self) -> int:
         """GPUs of a node that take part."""
         return min(self.platform.gpus_per_node, self.gpus)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that take part."""
+        return -(-self.gpus // self.gpus_per_node)
+
+    @property
+    def topology(self) -> Topology:
+        """The links between the GPUs; a platform that says nothing of them is refused."""
+        if self.platform.topology is None:
+            raise TraincastError(
+                f"'{self.platform.key}' says nothing of the links between its GPUs; name a node such as dgx-a100"
+            )
+        return self.platform.topology
 
 
 def make_task(

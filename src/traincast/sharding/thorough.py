@@ -10,8 +10,17 @@ import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
 from traincast.placement.kinds import ComputeKernel, ShardingKind
-from traincast.sharding.assignment import NOWHERE, Assignment, Best, Changes, Choices, StepCost, best_of, rescore
-from traincast.sharding.descent import Effort, distinct, used_groups
+from traincast.sharding.assignment import (
+    NOWHERE,
+    Assignment,
+    Changes,
+    Choices,
+    StepCost,
+    best_changes,
+    best_of,
+    rescore,
+)
+from traincast.sharding.descent import Effort, begin, best_by_groups, distinct, used_groups
 from traincast.sharding.starts import Weights, spread
 
 _MOST_PLACES = 64  # of one option: more ways to deal out slices are thinned out
@@ -30,42 +39,41 @@ def thorough_search(
     weights: Weights,
     effort: Effort,
     progress: Callable[[float], None],
-    begun: Sequence[Assignment],
+    others: Sequence[Assignment] = (),
 ) -> list[Assignment]:
-    """Local optima, the best first, all different; `begun` are assignments to begin with, at least one."""
+    """Local optima, the best first, all different; at least one, however short the time. `others` are further
+    assignments to begin with."""
+    begun = begin(choices, cost, weights, others)
     every = _Alternatives(choices)
     random = np.random.default_rng(effort.seed)
-    starts: dict[bytes, Assignment] = {}
-    for each in sorted(begun, key=lambda one: one.score):
-        starts.setdefault(used_groups(each).tobytes(), each.copy())
     classes = _classes(choices)
-    found = list(starts.values())
+    going = [assignment.copy() for assignment in best_by_groups(begun)]
     for groups in _combinations(classes):
         option = _lightest(choices, weights, groups)
         if option is not None and not effort.over:
-            found.append(Assignment(choices, cost, option, spread(choices, weights, option)))
-    limits = [_class_groups(classes, used_groups(each)) for each in found]
+            going.append(Assignment(choices, cost, option, spread(choices, weights, option)))
+    limits = [_class_groups(classes, used_groups(assignment)) for assignment in going]
     open_to_all = np.ones(choices.groups, dtype=np.bool_)
-    found += [Assignment(choices, cost, *every.drawn(random)) for _ in range(_DRAWN)]
+    going += [Assignment(choices, cost, *every.drawn(random)) for _ in range(_DRAWN)]
     limits += [open_to_all] * _DRAWN
-    rescore(found)
-    _downhill(found, limits, every, effort)
+    rescore(going)
+    _downhill(going, limits, every, effort)
     progress(0.5)
-    found = _unlike([*found, *begun])
-    for number, each in enumerate(found[:_PAIRED]):
-        while not effort.over and _paired(each, every):
-            _downhill([each], [open_to_all], every, effort)
+    optima = _unlike([*going, *begun])
+    for number, optimum in enumerate(optima[:_PAIRED]):
+        while not effort.over and _paired(optimum, every):
+            _downhill([optimum], [open_to_all], every, effort)
         progress(0.5 + 0.5 * (number + 1) / _PAIRED)
-    rescore(found)
-    return _unlike(found)
+    rescore(optima)
+    return _unlike(optima)
 
 
-def _unlike(found: Sequence[Assignment]) -> list[Assignment]:
+def _unlike(assignments: Sequence[Assignment]) -> list[Assignment]:
     """Assignments that differ in more than the numbers of their ranks, the best first: ranks are alike, and where the
     options and the score are the same, so is the rest but for these."""
     kept: dict[tuple[bytes, float], Assignment] = {}
-    for each in distinct(found):
-        kept.setdefault((each.option.tobytes(), float(f"{each.score:.9g}")), each)
+    for assignment in distinct(assignments):
+        kept.setdefault((assignment.option.tobytes(), float(f"{assignment.score:.9g}")), assignment)
     return list(kept.values())
 
 
@@ -75,8 +83,8 @@ class _Alternatives:
     def __init__(self, choices: Choices) -> None:
         rows = [
             (table, row, places)
-            for table, own in enumerate(choices.rows)
-            for row in own
+            for table, options in enumerate(choices.rows)
+            for row in options
             for places in _all_places(choices, row)
         ]
         self.table: IntArray = np.array([table for table, _, _ in rows], dtype=np.int64)
@@ -108,9 +116,9 @@ class _Alternatives:
 
 def _all_places(choices: Choices, row: int) -> Iterator[list[int]]:
     """Ranks (or nodes) for the shards of an option; slices of a table are alike, so their order does not matter."""
-    option, size = choices.options[row], choices.world_size
-    among = -(-size // choices.gpus_per_node) if option.kind is ShardingKind.TABLE_ROW_WISE else size
-    ways = list(combinations_with_replacement(range(among), option.slices))
+    option = choices.options[row]
+    targets = range(option.targets(choices.world_size, choices.gpus_per_node))
+    ways = list(combinations_with_replacement(targets, option.slices))
     for way in ways[:: -(-len(ways) // _MOST_PLACES)]:
         yield [*way, *[NOWHERE] * (choices.most_slices - option.slices)]
 
@@ -119,8 +127,8 @@ def _classes(choices: Choices) -> list[BoolArray]:
     """Groups by how they place tables: tables of other types or optimizers are placed alike."""
     kinds: dict[tuple[ShardingKind, ComputeKernel], BoolArray] = {}
     for row, option in enumerate(choices.options):
-        own = kinds.setdefault((option.kind, option.kernel), np.zeros(choices.groups, dtype=np.bool_))
-        own[choices.group[row]] = True
+        groups = kinds.setdefault((option.kind, option.kernel), np.zeros(choices.groups, dtype=np.bool_))
+        groups[choices.group[row]] = True
     return list(kinds.values())
 
 
@@ -133,14 +141,13 @@ def _combinations(classes: Sequence[BoolArray]) -> Iterator[BoolArray]:
 
 def _class_groups(classes: Sequence[BoolArray], used: BoolArray) -> BoolArray:
     """All groups of the classes of which some group is in use."""
-    return np.asarray(np.any([own for own in classes if np.any(own & used)], axis=0))
+    return np.asarray(np.any([groups for groups in classes if np.any(groups & used)], axis=0))
 
 
 def _lightest(choices: Choices, weights: Weights, groups: BoolArray) -> IntArray | None:
     """For every table the option that adds least to its ranks, all shards together, by these groups; None if a table
     has none."""
-    shards = np.array([option.slices or choices.world_size for option in choices.options], dtype=np.float64)
-    total = np.where(groups[choices.group], weights.seconds * shards, np.inf)
+    total = np.where(groups[choices.group], weights.seconds * choices.shards, np.inf)
     option = np.array([rows[int(np.argmin(total[list(rows)]))] for rows in choices.rows], dtype=np.int64)
     return option if np.all(np.isfinite(total[option])) else None
 
@@ -153,30 +160,9 @@ def _downhill(
     for _ in range(_STEPS):
         if not going or effort.over:
             break
-        numbers = {own: every.other(assignments[own], limits[own]) for own in going}
-        going = [own for own in going if len(numbers[own])]
-        best = _best(assignments, [(own, every.changes(numbers[own])) for own in going])
-        for own in going.copy():
-            chosen = best[own]
-            if chosen.score < assignments[own].score * (1.0 - _GAIN):
-                at = numbers[own][chosen.candidate : chosen.candidate + 1]
-                assignments[own].apply(every.changes(at), chosen)
-            else:
-                going.remove(own)
-
-
-def _best(assignments: Sequence[Assignment], tasks: Sequence[tuple[int, Changes]]) -> dict[int, Best]:
-    """The best change to each assignment, as many scored at once as is fast."""
-    found: dict[int, Best] = {}
-    some: list[tuple[int, Changes]] = []
-    for number, task in enumerate(tasks):
-        some.append(task)
-        if number + 1 == len(tasks) or sum(changes.count for _, changes in some) >= _AT_ONCE:
-            pending = [assignments[own].pending(changes) for own, changes in some]
-            best = best_of(assignments[0].cost, pending)
-            found |= {own: each for (own, _), each in zip(some, best, strict=True)}
-            some = []
-    return found
+        changes = {number: every.changes(every.other(assignments[number], limits[number])) for number in going}
+        best = best_changes(assignments, changes)
+        going = [number for number in best if assignments[number].improve(*best[number], _GAIN)]
 
 
 def _paired(assignment: Assignment, every: _Alternatives) -> bool:
@@ -189,11 +175,10 @@ def _paired(assignment: Assignment, every: _Alternatives) -> bool:
     first, second = np.triu_indices(len(chosen), 1)
     other = every.table[chosen[first]] != every.table[chosen[second]]
     first, second = chosen[first[other]], chosen[second[other]]
-    for begin in range(0, len(first), _AT_ONCE):
-        one, two = first[begin : begin + _AT_ONCE], second[begin : begin + _AT_ONCE]
+    for start in range(0, len(first), _AT_ONCE):
+        one, two = first[start : start + _AT_ONCE], second[start : start + _AT_ONCE]
         best = best_of(assignment.cost, [assignment.pending(every.changes(one, two))])[0]
-        if best.score < assignment.score * (1.0 - _GAIN):
-            at = slice(best.candidate, best.candidate + 1)
-            assignment.apply(every.changes(one[at], two[at]), best)
+        at = slice(best.candidate, best.candidate + 1)
+        if assignment.improve(every.changes(one[at], two[at]), best, _GAIN):
             return True
     return False

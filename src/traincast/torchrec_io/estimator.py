@@ -79,7 +79,7 @@ class _Shared:
         placements: list[list[Placement]] = [[] for _ in self.task.tables]
         for option in options:
             placements[self._table(option)].append(self._placement(option, placed=False))
-        unplaced = [table.name for table, own in zip(self.task.tables, placements, strict=True) if not own]
+        unplaced = [table.name for table, ways in zip(self.task.tables, placements, strict=True) if not ways]
         if unplaced:
             raise TraincastError(f"TorchRec's planner has no table '{unplaced[0]}'; give it the tables of the task")
         self._costs = ShardCosts(self.task, placements)

@@ -56,11 +56,7 @@ def run_planner(planner: Any, task: Task) -> Plan:
 def planner_topology(task: Task) -> Any:
     """TorchRec's `Topology` for a task: data-sheet bandwidths, in one direction, for each GPU."""
     types = torchrec("distributed.planner.types")
-    topology, gpus, local = task.platform.topology, task.gpus, task.gpus_per_node
-    if topology is None:
-        raise TraincastError(
-            f"'{task.platform.key}' says nothing of the links between its GPUs; name a node such as dgx-a100"
-        )
+    topology, gpus, local = task.topology, task.gpus, task.gpus_per_node
     intra = topology.all_to_all_bandwidth(local) if local > 1 else topology.link_bandwidth
     return types.TopologyFactory.create_topology(
         types.TrainerConfig(world_size=gpus, local_world_size=local),

@@ -73,10 +73,10 @@ def plan_to_json(
     for shard in plan.shards(tables):
         shards[shard.table].append(shard)
     written: dict[str, dict[str, Any]] = {}
-    for table, placement, own in zip(tables, plan.placements, shards, strict=True):
+    for table, placement, cut in zip(tables, plan.placements, shards, strict=True):
         if table.name not in modules:
             raise TraincastError(f"table '{table.name}' has no module; name the module that owns it")
-        parameter = _parameter(table, placement, own, gpus_per_node, device)
+        parameter = _parameter(table, placement, cut, gpus_per_node, device)
         written.setdefault(modules[table.name], {})[table.name] = parameter
     return {"plan": written}
 
@@ -111,10 +111,9 @@ def _placement(entry: Any, where: str, table: Table, world_size: int, gpus_per_n
 
 
 def _cached(fields: Mapping[str, Any], where: str, kernel: ComputeKernel) -> float:
-    given = fields.get("cache_params")
     load = None
-    if given is not None:
-        params = mapping(given, f"{where}: cache_params")
+    if fields.get("cache_params") is not None:
+        params = mapping(fields["cache_params"], f"{where}: cache_params")
         load = params.get("load_factor")
         for name in ("reserved_memory", "precision"):
             if params.get(name) not in (None, 0, 0.0):

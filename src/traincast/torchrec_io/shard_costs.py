@@ -18,7 +18,6 @@ from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.load import Part, fetched_rows
 from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.embeddings.table import ITEM_BYTES
-from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.streaming.launches import memcpy
@@ -29,7 +28,7 @@ from traincast.placement.plan import Placement, Plan
 from traincast.sharding.assignment import ALL, NODE, scope_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.durations import Stage
-from traincast.sharding.exchanges import Exchanges
+from traincast.sharding.exchanges import task_exchanges
 from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.task import Task
@@ -53,16 +52,9 @@ class ShardCosts:
     """
 
     def __init__(self, task: Task, placements: Sequence[Sequence[Placement]]) -> None:
-        if task.platform.topology is None:
-            raise TraincastError(
-                f"'{task.platform.key}' says nothing of the links between its GPUs; name a node such as dgx-a100"
-            )
         self.task = task
+        self._world, self._within, self._across = task_exchanges(task)
         self.cost = _cost(task, placements)
-        self._nodes = -(-task.gpus // task.gpus_per_node)
-        self._world = Exchanges(task.platform.topology, task.gpus, self._nodes)
-        self._within = Exchanges(task.platform.topology, task.gpus_per_node, 1)
-        self._across = Exchanges(task.platform.topology, self._nodes, self._nodes)
         choices = self.cost.choices
         self._row = {(table, choices.options[row]): row for table, rows in enumerate(choices.rows) for row in rows}
         self._seconds = self._added()
@@ -99,7 +91,7 @@ class ShardCosts:
             calls = []
             for row in cached:
                 table, option = task.tables[choices.table[row]], choices.options[row]
-                columns = table.dim // option.slices if option.kind is ShardingKind.COLUMN_WISE else table.dim
+                _, columns = option.shard_shape(table, task.gpus, task.gpus_per_node)
                 part = Part(table, columns, 1.0 / option.kind.blocks(task.gpus, task.gpus_per_node))
                 rows = fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
                 calls.append(memcpy("h2d_pinned", round(rows * columns * ITEM_BYTES[table.dtype])))
@@ -119,7 +111,7 @@ class ShardCosts:
     def _share(self, option: Option) -> float:
         """Shards of a table on an average rank."""
         scope = scope_of(option)
-        return 1.0 if scope == ALL else 1.0 / self._nodes if scope == NODE else option.slices / self.task.gpus
+        return 1.0 if scope == ALL else 1.0 / self.task.nodes if scope == NODE else option.slices / self.task.gpus
 
     def _at(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """Seconds by field of ranks that have these sums in these groups."""
@@ -129,9 +121,9 @@ class ShardCosts:
         weighted = np.array([self.cost.groups[number].weighted for number in group.tolist()])
         copied = kind == ShardingKind.DATA_PARALLEL.position
         for flag in (False, True):
-            own = ~copied & (weighted == flag)
-            sort = Preparation(self.task.device).seconds(sums[own, LOOKUPS], sums[own, ROWS], weighted=flag)
-            fields[own, 1] += sort
+            alike = ~copied & (weighted == flag)
+            sort = Preparation(self.task.device).seconds(sums[alike, LOOKUPS], sums[alike, ROWS], weighted=flag)
+            fields[alike, 1] += sort
         fields[copied, 1] += self._update_seconds(sums[copied], group[copied])
         fields[copied, 3] = self._world.seconds("all_reduce", POOLED_BYTES * sums[copied, ELEMENTS])
         samples = float(self.task.batch_size * self.task.gpus)
@@ -140,8 +132,8 @@ class ShardCosts:
         fields[:, 2] = np.where(copied, 0.0, inputs)
         pooled = POOLED_BYTES * samples * sums[:, COLUMNS]
         for one in (one for one in ShardingKind if not one.copied):
-            own = kind == one.position
-            fields[own, 2:] += self._outputs(one, pooled[own])
+            alike = kind == one.position
+            fields[alike, 2:] += self._outputs(one, pooled[alike])
         return fields
 
     def _outputs(self, kind: ShardingKind, pooled: FloatArray) -> FloatArray:
@@ -167,7 +159,7 @@ def _cost(task: Task, placements: Sequence[Sequence[Placement]]) -> FastCost:
     """The fast cost of plans made of these placements of each table."""
     names = tuple(table.name for table in task.tables)
     plans = [
-        Plan(names, tuple(own[min(number, len(own) - 1)] for own in placements), task.gpus)
-        for number in range(max(len(own) for own in placements))
+        Plan(names, tuple(ways[min(number, len(ways) - 1)] for ways in placements), task.gpus)
+        for number in range(max(len(ways) for ways in placements))
     ]
     return FastCost(task, plans)
