@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from traincast.questions.models import ModelList
     from traincast.questions.platforms import PlatformList
     from traincast.questions.variant import VariantOptions
-    from traincast.replay.analysis import TraceReport
+    from traincast.replay.results import TraceReport
     from traincast.walk.uneven import Unevenness
     from traincast.workload.workload import Workload
 

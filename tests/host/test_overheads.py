@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.traces.test_linking import event, kernel, launch, linked, step
+from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.host.overheads import ProfilerCost, measure_overheads
 
 FREE = ProfilerCost(op=0.0, call=0.0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.traces import damaged
-from tests.traces.test_linking import event, kernel, launch, linked, step
 from tests.traces.test_signatures import op
+from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.cli.main import main
 from traincast.host.profile import load_host_profile
 from traincast.platform.platform import load_platform
@@ -21,7 +21,8 @@ from traincast.replay.kernels import Known, predict_kernels
 from traincast.replay.notes import replay_notes
 from traincast.replay.ops import framework_version
 from traincast.replay.path import path_report
-from traincast.replay.timeline import rewalk, timeline_instructions
+from traincast.replay.steps import rewalk
+from traincast.replay.timeline import timeline_instructions
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
 from traincast.traces.signatures import SignatureReader
@@ -90,9 +91,12 @@ def test_tensor_cores_are_told_from_kernel_names(tmp_path):
 def test_the_shares_add_up_to_the_error(tmp_path):
     found = predicted(linked(tmp_path, product_step()))
     for s in found.steps:
-        assert sum(s.share(name) for name in ("walk", "kernels", "overheads")) == pytest.approx(s.error)
-    assert found.steps[0].with_kernels < found.steps[0].replayed  # the product was much slower than a V100's
-    assert found.by_family["gemm"] == pytest.approx(found.steps[0].with_kernels - found.steps[0].replayed, rel=0.05)
+        assert list(s.shares()) == ["walk", "kernels", "overheads"]
+        assert sum(s.shares().values()) == pytest.approx(s.error)
+    assert found.steps[0].stages["kernels"] < found.steps[0].replayed  # the product was much slower than a V100's
+    assert found.change_by_family["gemm"] == pytest.approx(
+        found.steps[0].stages["kernels"] - found.steps[0].replayed, rel=0.05
+    )
 
 
 def test_every_microsecond_of_the_host_is_some_overhead(tmp_path):
@@ -140,7 +144,7 @@ def test_a_profile_is_not_used_on_its_own_trace(shared_data):
 
 def test_half_a_kernel_that_is_waited_for_saves_half_of_it(tmp_path):
     tied = linked(tmp_path, product_step())
-    path = path_report(tied, timeline_instructions(tied), ["aten::mm"])
+    path = path_report(0, tied, timeline_instructions(tied), ["aten::mm"])
     assert sum(path.by_what.values()) == pytest.approx(1.0)
     assert path.by_what["gemm"] == pytest.approx(0.45, abs=0.01)
     assert path.faster["gemm"] == pytest.approx(0.225, abs=0.01)
@@ -151,7 +155,7 @@ def test_half_a_kernel_that_is_waited_for_saves_half_of_it(tmp_path):
 
 def test_segments_of_the_path_touch(tmp_path):
     segments = path_report(
-        linked(tmp_path, product_step()), timeline_instructions(linked(tmp_path, product_step()))
+        0, linked(tmp_path, product_step()), timeline_instructions(linked(tmp_path, product_step()))
     ).segments
     assert all(a.end == pytest.approx(b.start) for a, b in zip(segments, segments[1:], strict=False))
 
@@ -181,7 +185,7 @@ def test_public_steps_are_predicted(shared_data, file):
     report = analyse_traces([shared_data / "traces" / file], TraceQuestion(platform=load_platform(platform)))
     steps = [s for rank in report.ranks if rank.attribution for s in rank.attribution.steps]
     assert np.mean([abs(s.error) for s in steps]) < most
-    assert all(abs(s.share("kernels")) < 0.03 for s in steps)
+    assert all(abs(s.shares()["kernels"]) < 0.03 for s in steps)
     for rank in report.ranks:
         assert rank.attribution is not None
         assert sum(rank.path.by_what.values()) == pytest.approx(1.0, abs=0.02)
@@ -242,9 +246,8 @@ def test_damaged_timelines_are_predicted_or_refused(tmp_path, capsys):
 def test_frames(trace_file):
     pytest.importorskip("polars")
     import traincast
-    from traincast.report.frames import trace_frames
 
-    frames = trace_frames(traincast.trace(trace_file, on="v100"))
+    frames = traincast.trace(trace_file, on="v100").frames()
     assert frames["kernels"]["family"].to_list() == ["gemm", "elementwise", "elementwise"]
     assert frames["kernels"]["predicted_us"].null_count() == 0
     assert frames["prediction"]["measured_ms"].to_list() == pytest.approx([2.0])

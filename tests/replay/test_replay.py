@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.traces import damaged
-from tests.traces.test_linking import event, kernel, launch, linked, step
+from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.cli.main import main
-from traincast.replay.timeline import replay
+from traincast.replay.steps import rewalk
+from traincast.replay.timeline import timeline_instructions
 from traincast.traces.collectives import collectives
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
@@ -19,6 +21,10 @@ MARKED = [
     "tracelens_mi300x_resnet/kineto_rank0of8", "hta_critical_path/cuda_event_sync",
     *(f"param_dlrm_8xv100/kineto_rank{rank}" for rank in range(8)),
 ]  # fmt: skip
+
+
+def replayed(tied):
+    return rewalk(tied, timeline_instructions(tied))
 
 
 def synchronised_step():
@@ -31,20 +37,19 @@ def synchronised_step():
 
 
 def test_a_synchronised_step_is_walked_to_its_measured_length(tmp_path):
-    (walked,) = replay(linked(tmp_path, synchronised_step())).steps
+    (walked,) = replayed(linked(tmp_path, synchronised_step())).steps
     assert walked.walked == pytest.approx(walked.measured, abs=3e-6)
 
 
-def test_a_longer_kernel_makes_the_replayed_step_longer(tmp_path, monkeypatch):
+def test_a_longer_kernel_makes_the_replayed_step_longer(tmp_path):
     """The wait is simulated, not copied from the trace."""
     tied = linked(tmp_path, synchronised_step())
-    from traincast.replay import timeline as module
+    instructions = timeline_instructions(tied)
 
-    instructions = module._Compiler(tied).compile(module._points(tied))
-    slower = instructions.kernel_seconds * 2
-    clocks = module.Clocks.at_zero(instructions.schedule)
-    trace = module.walk(instructions.schedule, instructions.host_seconds, slower, clocks)
-    assert trace.host_after.max() == pytest.approx(330e-6 + 300e-6, abs=5e-6)
+    (slower,) = rewalk(tied, replace(instructions, kernel_seconds=2 * instructions.kernel_seconds)).steps
+
+    (walked,) = replayed(tied).steps
+    assert slower.walked - walked.walked == pytest.approx(300e-6, abs=5e-6)
 
 
 def test_a_blocking_copy_is_not_counted_twice(tmp_path):
@@ -53,13 +58,13 @@ def test_a_blocking_copy_is_not_counted_twice(tmp_path):
         event("cpu_op", "aten::to", 0, 540), launch(1, 10, 505, name="cudaMemcpyAsync"), copy,
         event("cuda_runtime", "cudaStreamSynchronize", 516, 8, correlation=2), length=550,
     )  # fmt: skip
-    (walked,) = replay(linked(tmp_path, events)).steps
+    (walked,) = replayed(linked(tmp_path, events)).steps
     assert walked.walked == pytest.approx(550e-6, rel=0.01)
 
 
 @pytest.mark.parametrize("file", MARKED)
 def test_public_steps_are_replayed(shared_data, file):
-    for walked in replay(link(read_kineto(shared_data / f"traces/{file}.json.gz"))).steps:
+    for walked in replayed(link(read_kineto(shared_data / f"traces/{file}.json.gz"))).steps:
         assert abs(walked.error) < 0.03
 
 
@@ -136,7 +141,7 @@ def test_every_damaged_timeline_that_is_read_is_also_analysed(tmp_path, capsys):
 def test_the_device_is_replayed_too(shared_data, file):
     """From a step's first kernel to its last. When kernels start is simulated, also where the host never waits."""
     tied = link(read_kineto(shared_data / f"traces/{file}.json.gz"))
-    walked = replay(tied)
+    walked = replayed(tied)
     for index in range(len(tied.steps)):
         mine = (tied.step[walked.kernel_row] == index) & (tied.launch[walked.kernel_row] >= 0)
         rows = walked.kernel_row[mine]

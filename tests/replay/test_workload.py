@@ -7,8 +7,7 @@ import json
 import pytest
 
 from tests.traces import damaged
-from tests.traces.test_linking import event, kernel, launch, step
-from tests.traces.test_ranks import rank_events
+from tests.traces.timelines import event, kernel, launch, rank_events, step
 from traincast.api import load, load_trace, predict
 from traincast.cli.main import main
 from traincast.errors import TraincastError

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.traces import damaged
+from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.host.distribution import Distribution
 from traincast.host.overheads import ProfilerCost, measure_overheads, profiler_cost
 from traincast.host.profile import load_host_profile
@@ -18,38 +19,6 @@ from traincast.traces.execution import read_execution_trace
 from traincast.traces.intervals import Intervals
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import join_execution, link
-
-
-def event(cat, name, ts, dur, tid=1, **args):
-    on_device = cat in ("kernel", "gpu_memcpy", "gpu_memset")
-    return {
-        "ph": "X",
-        "cat": cat,
-        "name": name,
-        "pid": 0 if on_device else 9,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
-
-
-def linked(tmp_path, events):
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    return link(read_kineto(path))
-
-
-def step(*events, start=0, length=1000):
-    return [event("user_annotation", "ProfilerStep#3", start, length), *events]
-
-
-def launch(correlation, ts, dur=5, tid=1, name="cudaLaunchKernel"):
-    return event("cuda_runtime", name, ts, dur, tid, correlation=correlation)
-
-
-def kernel(correlation, ts, dur, stream=7, name="gemm"):
-    return event("kernel", name, ts, dur, stream, correlation=correlation, stream=stream, device=0)
 
 
 def one_op():

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.traces.test_linking import event, linked, step
+from tests.traces.timelines import event, linked, step
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.outputs import derive_outputs, split_out, window_of
 from traincast.traces.signatures import SignatureReader

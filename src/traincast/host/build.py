@@ -9,7 +9,7 @@ from typing import Any
 from traincast.errors import TraincastError
 from traincast.host.distribution import Distribution
 from traincast.host.names import ISSUERS, PYTHON, current_name
-from traincast.host.overheads import Overheads, pooled
+from traincast.host.overheads import TYPES, Overheads, pooled
 
 _MIN_SAMPLES = 3
 _LONGEST_GAP = 100e-6  # seconds
@@ -42,7 +42,7 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
         "provenance": dict(provenance),
         "distributions_us": {
             kind: {op: d.summary_us() for op, d in overheads.of_type(kind).items() if d.count >= _MIN_SAMPLES}
-            for kind in ("T1", "T2", "T3", "T4", "T5", "alone")
+            for kind in TYPES
         },
     }
 

@@ -35,6 +35,9 @@ _RUNTIME_CLASSES = (
     ("launch", re.compile(r"\w*Launch")),
 )
 
+TYPES = ("T1", "T2", "T3", "T4", "T5", "alone")
+"""The types of overhead, in the order in which they are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCost:
@@ -148,7 +151,6 @@ class _Extraction:
         kinds = linked.events["kind"]
         self.records = _by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
         self.calls = _by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
-        self.busy = _busy_by_thread(linked)
         self.frames = linked.events["frames"]
 
     def run(self) -> None:
@@ -213,7 +215,7 @@ class _Extraction:
             )
 
     def _others_busy(self, thread: int, begin: int, end: int) -> bool:
-        for other, (starts, ends) in self.busy.items():
+        for other, (starts, ends) in self.linked.scope_spans.items():
             if other != thread:
                 place = int(np.searchsorted(ends, begin, side="right"))
                 if place < len(starts) and starts[place] < end:
@@ -255,12 +257,3 @@ def _by_scope(linked: Linked, chosen: BoolArray) -> dict[int, list[int]]:
         if row != scope:
             found[scope].append(row)
     return found
-
-
-def _busy_by_thread(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
-    scopes = linked.scopes
-    return {
-        int(thread): (linked.events["start"][rows], linked.end[rows])
-        for thread in np.unique(linked.thread[scopes])
-        for rows in [scopes[linked.thread[scopes] == thread]]
-    }

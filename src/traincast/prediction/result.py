@@ -10,8 +10,9 @@ from traincast.display.text import milliseconds
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer
 from traincast.prediction.step import StepWalk
-from traincast.prediction.step_path import PathPart, seconds_by_place, seconds_by_what, step_path
+from traincast.prediction.step_path import seconds_by_place, seconds_by_what, step_path
 from traincast.results import Records, Result, flat
+from traincast.walk.critical import PathPart
 from traincast.walk.matched_calls import rank_list
 from traincast.walk.timeline import Timeline
 from traincast.workload.program import Memory

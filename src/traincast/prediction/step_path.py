@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from traincast.prediction.step import StepWalk
-from traincast.walk.critical import critical_path
+from traincast.totals import totals
+from traincast.walk.critical import PathPart, critical_path
 
 HOST = "host"
-
-
-@dataclass(frozen=True, slots=True)
-class PathPart:
-    """A stretch of the path on rank `rank` (the first of those that do the same), in seconds on the walk's clock.
-
-    `what` is "host" or the kernel family, `op` the top-level host op or the op that launched the kernel, `name` what a
-    timeline calls it.
-    """
-
-    rank: int
-    what: str
-    op: str
-    name: str
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        """Length of the stretch."""
-        return self.end - self.start
 
 
 def step_path(walked: StepWalk) -> list[PathPart]:
@@ -58,15 +37,9 @@ def _labels(walked: StepWalk, p: int, where: str, instruction: int) -> tuple[str
 
 def seconds_by_what(path: Iterable[PathPart]) -> dict[str, float]:
     """Seconds of the path by what it is spent on, longest first."""
-    totals: dict[str, float] = {}
-    for part in path:
-        totals[part.what] = totals.get(part.what, 0.0) + part.seconds
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+    return totals((part.what, part.seconds) for part in path)
 
 
 def seconds_by_place(path: Iterable[PathPart]) -> dict[tuple[int, str], float]:
     """Seconds of the path by rank and op, longest first: the first one holds the step back most."""
-    totals: dict[tuple[int, str], float] = {}
-    for part in path:
-        totals[part.rank, part.op] = totals.get((part.rank, part.op), 0.0) + part.seconds
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+    return totals(((part.rank, part.op), part.seconds) for part in path)

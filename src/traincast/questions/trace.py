@@ -7,7 +7,8 @@ from pathlib import Path
 
 from traincast.errors import TraincastError
 from traincast.platform.platform import Platform, load_platform
-from traincast.replay.analysis import TraceQuestion, TraceReport, analyse_traces
+from traincast.replay.analysis import TraceQuestion, analyse_traces
+from traincast.replay.results import TraceReport
 
 
 def trace(

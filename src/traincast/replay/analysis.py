@@ -1,4 +1,4 @@
-"""Everything that measured traces say, put together: steps, overheads, replay, all ranks."""
+"""Trace files read, measured, replayed and, on a platform, predicted."""
 
 from __future__ import annotations
 
@@ -8,68 +8,28 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.arrays import IntArray
 from traincast.errors import TraincastError
 from traincast.host.overheads import Overheads, measure_overheads
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
 from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
 from traincast.replay.notes import replay_notes
-from traincast.replay.path import PathReport, path_report
-from traincast.replay.path_together import RanksPath, ranks_path
-from traincast.replay.predicted_together import RanksPrediction, predict_ranks
-from traincast.replay.timeline import Replay, TimelineInstructions, rewalk, timeline_instructions
-from traincast.replay.together import RanksReplay, replay_ranks
-from traincast.traces.breakdown import RanksBreakdown, StepBreakdown, breakdown, over_ranks
-from traincast.traces.collectives import Collective, collectives
+from traincast.replay.path import path_report
+from traincast.replay.path_together import ranks_path
+from traincast.replay.predicted_together import predict_ranks
+from traincast.replay.results import RankReport, TogetherReport, TraceReport
+from traincast.replay.steps import rewalk
+from traincast.replay.timeline import TimelineInstructions, timeline_instructions
+from traincast.replay.together import replay_ranks
+from traincast.traces.breakdown import breakdown, over_ranks
+from traincast.traces.collectives import collectives
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked, join_execution, link
 from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.ranks import read_ranks
 from traincast.traces.signatures import SignatureReader
-from traincast.traces.slowdowns import Slowdown, slowdowns
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RankReport:
-    """One rank: its linked timeline, its instructions and what follows from them. `joined` is the share of ops that
-    were found in the execution trace (None without one), `node` where; `attribution` the prediction on a platform."""
-
-    rank: int
-    linked: Linked
-    execution: ExecutionTrace | None
-    node: IntArray | None
-    instructions: TimelineInstructions
-    steps: tuple[StepBreakdown, ...]
-    overheads: Overheads
-    replay: Replay
-    path: PathReport
-    attribution: Attribution | None
-    collectives: tuple[Collective, ...]
-    slowdowns: dict[str, Slowdown]
-    joined: float | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class TogetherReport:
-    """Several ranks together. `replay` and `path` are None where their collectives could not be matched (`notes` say
-    why), `prediction` without a platform too."""
-
-    breakdown: RanksBreakdown
-    replay: RanksReplay | None
-    path: RanksPath | None
-    prediction: RanksPrediction | None
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class TraceReport:
-    """All ranks that were given, and the figures over them (None for a single rank)."""
-
-    ranks: tuple[RankReport, ...]
-    together: TogetherReport | None
+from traincast.traces.slowdowns import slowdowns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +57,7 @@ def analyse_traces(paths: Sequence[str | Path], question: TraceQuestion | None =
 
 
 def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherReport:
-    linked = [report.linked for report in ranks]
+    numbers, linked = tuple(report.rank for report in ranks), [report.linked for report in ranks]
     matches = match_collectives(linked, [report.collectives for report in ranks])
     notes = list(matches.notes)
     replayed = replay_ranks(
@@ -105,10 +65,10 @@ def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherR
     )
     path, prediction = None, None
     if replayed is None:
-        found = "contradict each other" if matches.collectives else "have no collective in common"
-        notes.append(f"the ranks cannot be replayed together: they {found}")
+        why = "contradict each other" if matches.collectives else "have no collective in common"
+        notes.append(f"the ranks cannot be replayed together: they {why}")
     else:
-        path = ranks_path([report.rank for report in ranks], linked, replayed.walked, question.twice)
+        path = ranks_path(numbers, linked, replayed.walked, question.twice)
         attributions = [report.attribution for report in ranks if report.attribution is not None]
         if question.platform is not None:
             platform = with_links(question.platform)
@@ -116,6 +76,7 @@ def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherR
             if platform.topology is not None:
                 prediction = predict_ranks(linked, attributions, replayed, platform.topology)
     return TogetherReport(
+        numbers=numbers,
         breakdown=over_ranks([report.steps for report in ranks]),
         replay=replayed,
         path=path,
@@ -152,7 +113,7 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
         steps=tuple(breakdown(linked)),
         overheads=overheads,
         replay=replayed,
-        path=path_report(linked, instructions, question.twice),
+        path=path_report(rank, linked, instructions, question.twice),
         attribution=attribution,
         collectives=tuple(collectives(linked)),
         slowdowns=slowdowns(linked),

@@ -6,7 +6,9 @@ overheads. Each difference is one share, so the shares add up to the error of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,43 +17,45 @@ from traincast.host.overheads import Overheads
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.platform import Platform
 from traincast.replay.host import KEPT, TYPES, TracedHost, pooled_host
-from traincast.replay.kernels import TracedKernels, predict_kernels
-from traincast.replay.timeline import Replay, TimelineInstructions, rewalk
+from traincast.replay.kernels import KEPT as KEPT_KERNELS
+from traincast.replay.kernels import Known, TracedKernels, predict_kernels
+from traincast.replay.shares import StepShares, gmae
+from traincast.replay.steps import Replay, rewalk
+from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.walk.schedule import Code
 
-FALLBACK_PROFILE = "study-2022"
+FALLBACK_PROFILE = "study-2022"  # pooled from the tables of a study, so that no trace is in it
+Pair = tuple[float, float]
+"""Measured and predicted seconds."""
+
 _OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the same kind of host, from other traces
 
+_SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
 
-@dataclass(frozen=True, slots=True)
-class StepShares:
-    """One step, all in seconds. `full - measured = walk + kernels + overheads`.
 
-    `unscaled` is the full prediction with the host profile as it is, not scaled to this host.
+@dataclass(frozen=True, kw_only=True)
+class TracedShares(StepShares):
+    """One step of a rank, replayed and predicted alone. Stages: walk, kernels, overheads.
+
+    `unscaled` is the full prediction with the host profile as it is, not scaled to this host; seconds.
     """
 
-    number: int
-    measured: float
-    replayed: float
-    with_kernels: float
-    full: float
     unscaled: float
 
-    @property
-    def error(self) -> float:
-        """Signed relative error of the full prediction."""
-        return self.full / self.measured - 1.0 if self.measured else 0.0
-
-    def share(self, name: str) -> float:
-        """What "walk", "kernels" or "overheads" adds to the relative error."""
-        before, after = {
-            "walk": (self.measured, self.replayed),
-            "kernels": (self.replayed, self.with_kernels),
-            "overheads": (self.with_kernels, self.full),
-        }[name]
-        return (after - before) / self.measured if self.measured else 0.0
+    def to_dict(self) -> dict[str, Any]:
+        """The step in milliseconds; shares are relative to the measured step."""
+        return {
+            "number": self.number,
+            "measured_ms": 1e3 * self.measured,
+            "replayed_ms": 1e3 * self.replayed,
+            "with_predicted_kernels_ms": 1e3 * self.stages["kernels"],
+            "predicted_ms": 1e3 * self.full,
+            "error": self.error,
+            "unscaled_ms": 1e3 * self.unscaled,
+            "shares": self.shares(),
+        }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,8 +63,8 @@ class Attribution:
     """The prediction of a traced run and where its error comes from.
 
     `circular` says that the host profile was measured in this very trace, so that the overheads' share means little.
-    `by_family` and `by_type` are what replacing only that kernel family, or only that type of overhead after all
-    kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
+    `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
+    after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
     `predicted` are the instructions with predicted kernels, `complete` those with pooled overheads too.
     """
 
@@ -70,12 +74,77 @@ class Attribution:
     circular: bool
     kernels: TracedKernels
     host: TracedHost
-    steps: tuple[StepShares, ...]
+    steps: tuple[TracedShares, ...]
     predicted: TimelineInstructions
     complete: TimelineInstructions
     full: Replay
-    by_family: dict[str, float]
-    by_type: dict[str, float]
+    change_by_family: dict[str, float]
+    change_by_type: dict[str, float]
+
+    @property
+    def gmae(self) -> float:
+        """Geometric mean of the absolute relative errors of the steps."""
+        return gmae([step.error for step in self.steps])
+
+    def by_family(self) -> dict[str, Pair]:
+        """(measured, predicted) kernel seconds per step by family of the measured kernel, largest first."""
+        return self._kernel_totals(self.kernels.family)
+
+    def by_op(self) -> dict[str, Pair]:
+        """(measured, predicted) kernel seconds per step by the op that was lowered, largest first."""
+        return self._kernel_totals([op or "(no op)" for op in self.kernels.op])
+
+    def by_type(self) -> dict[str, Pair]:
+        """(measured, pooled) host seconds per step by overhead type."""
+        sums: dict[str, Pair] = dict.fromkeys(TYPES, (0.0, 0.0))
+        for (kind, _), pair in self.host_ops().items():
+            sums[kind] = (sums[kind][0] + pair[0], sums[kind][1] + pair[1])
+        return sums
+
+    def host_ops(self) -> dict[tuple[str, str], Pair]:
+        """(measured, pooled) host seconds per step by overhead type and op, the largest differences first."""
+        n = len(self.steps)
+        return {key: (measured / n, pooled / n) for key, (measured, pooled) in self.host.totals().items()}
+
+    def _kernel_totals(self, names: Sequence[str]) -> dict[str, Pair]:
+        sums: dict[str, Pair] = {}
+        n = len(self.steps)
+        for name, m, p in zip(names, self.kernels.measured.tolist(), self.kernels.predicted.tolist(), strict=True):
+            measured, predicted = sums.get(name, (0.0, 0.0))
+            sums[name] = (measured + m / n, predicted + p / n)
+        return dict(sorted(sums.items(), key=lambda item: -item[1][0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in milliseconds per step; shares are relative to the measured step."""
+        n = len(self.steps)
+        return {
+            "platform": self.platform,
+            "host_profile": self.host_profile,
+            "host_scale": self.host_scale,
+            "host_profile_measured_here": self.circular,
+            "framework_version": self.kernels.framework_version,
+            "gmae": self.gmae,
+            "steps": [step.to_dict() for step in self.steps],
+            "kernels_by_family": _in_ms(self.by_family()),
+            "kernels_by_op": _in_ms(self.by_op()),
+            "step_change_by_family_ms": {name: 1e3 * s for name, s in self.change_by_family.items()},
+            "overheads_by_type": _in_ms(self.by_type()),
+            "step_change_by_overhead_ms": {name: 1e3 * s for name, s in self.change_by_type.items()},
+            "overheads_by_op": [
+                {"type": kind, "op": op, "measured_ms": 1e3 * m / n, "predicted_ms": 1e3 * p / n}
+                for (kind, op), (m, p) in self.host.totals().items()
+            ],
+            "kernels_by_source": {known.name.lower(): self._source(known) for known in Known},
+        }
+
+    def _source(self, known: Known) -> dict[str, Any]:
+        chosen = self.kernels.known == known
+        milliseconds = 1e3 * float(self.kernels.measured[chosen].sum()) / len(self.steps)
+        return {"count": int(chosen.sum()), "measured_ms": milliseconds, "kept": known in KEPT_KERNELS}
+
+
+def _in_ms(pairs: dict[str, Pair]) -> dict[str, dict[str, float]]:
+    return {name: {"measured_ms": 1e3 * m, "predicted_ms": 1e3 * p} for name, (m, p) in pairs.items()}
 
 
 def measured_here(profile: HostProfile, linked: Linked) -> bool:
@@ -99,7 +168,7 @@ def host_scale(overheads: Overheads, profile: HostProfile) -> float:
     launches = overheads.table.get(("T4", "launch"))
     if launches is None or profile.t4["launch"] <= 0:
         return 1.0
-    return min(max(launches.robust()[0] / profile.t4["launch"], 0.1), 10.0)
+    return min(max(launches.robust()[0] / profile.t4["launch"], _SCALES[0]), _SCALES[1])
 
 
 def attribute(
@@ -129,18 +198,23 @@ def attribute(
         kernels=kernels,
         host=host,
         steps=tuple(
-            StepShares(a.number, a.measured, a.walked, b.walked, d.walked, c.walked)
-            for a, b, c, d in zip(*(walked.steps for walked in walks), strict=True)
+            TracedShares(
+                number=replayed.number,
+                measured=replayed.measured,
+                stages={"walk": replayed.walked, "kernels": with_kernels.walked, "overheads": full.walked},
+                unscaled=as_shipped.walked,
+            )
+            for replayed, with_kernels, as_shipped, full in zip(*(walked.steps for walked in walks), strict=True)
         ),
         predicted=predicted,
         complete=complete,
         full=walks[-1],
-        by_family=_changes(
+        change_by_family=_changes(
             linked,
             walks[0],
             {f: replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, f)) for f in families},
         ),
-        by_type=_changes(
+        change_by_type=_changes(
             linked,
             walks[1],
             {t: replace(predicted, host_seconds=host.replaced(instructions.host_seconds, t)) for t in types},
@@ -175,9 +249,6 @@ def _replaced(
 
 def _changes(linked: Linked, base: Replay, variants: dict[str, TimelineInstructions]) -> dict[str, float]:
     """Mean change of a step, in seconds, for each variant; the largest first."""
-    before = np.mean([step.walked for step in base.steps])
-    changes = {
-        name: float(np.mean([step.walked for step in rewalk(linked, variant).steps]) - before)
-        for name, variant in variants.items()
-    }
+    before = np.mean(base.walked)
+    changes = {name: float(np.mean(rewalk(linked, variant).walked) - before) for name, variant in variants.items()}
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincast.errors import TraincastError
-from traincast.replay.analysis import RankReport, TraceReport
 from traincast.replay.predicted_together import message_bytes
+from traincast.replay.results import RankReport, TraceReport
 from traincast.traces.collectives import Collective
 from traincast.traces.matched_collectives import Match
 from traincast.workload.collectives import BARRIER_BYTES, COLLECTIVES, UNEVEN_FORM

@@ -10,6 +10,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.host.names import current_name, issuer
+from traincast.host.overheads import TYPES as OVERHEAD_TYPES
 from traincast.host.overheads import ProfilerCost, profiler_cost, runtime_class
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
 from traincast.replay.timeline import TimelineInstructions
@@ -20,7 +21,7 @@ from traincast.walk.schedule import Code
 # what no profile of ops knows: reading the next batch takes as long as the user's loader does
 _KEPT = re.compile(r"enumerate\(DataLoader\)")
 KEPT = "kept"
-TYPES = ("T1", "T2", "T3", "T4", "T5", "alone", KEPT)
+TYPES = (*OVERHEAD_TYPES, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,10 @@ class _Cutter:
         self.linked, self.instructions, self.profile, self.cost = linked, instructions, profile, cost
         self.pieces: list[HostPiece] = []
         self.launched: set[int] = set()
-        scopes = linked.scopes
-        self.scopes = {int(t): scopes[linked.thread[scopes] == t] for t in np.unique(linked.thread[scopes])}
+        self.scopes = linked.scopes_by_thread
         self.next = dict.fromkeys(self.scopes, 0)
         self.records = self._record_starts()
-        names = list(dict.fromkeys(linked.name(row) for row in scopes.tolist()))
+        names = list(dict.fromkeys(linked.name(row) for row in linked.scopes.tolist()))
         self.parts: Mapping[str, FloatArray] = dict(
             zip(names, profile.scope_seconds([current_name(name) for name in names]), strict=True)
         )
@@ -89,14 +89,14 @@ class _Cutter:
         ops = inside & ((kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
         stacks = under & (linked.events["frames"] > 0)  # a scope's own stack too is recorded inside of it
         calls = inside & (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise
-        found = {}
+        records = {}
         for thread in self.scopes:
             rows = np.flatnonzero((ops | calls | stacks) & (linked.thread == thread))
             rows = rows[np.argsort(linked.events["start"][rows], kind="stable")]
             cost = self.cost.op * ops[rows] + self.cost.call * calls[rows]
             cost = cost + self.cost.frame * linked.events["frames"][rows]
-            found[thread] = (linked.events["start"][rows], np.concatenate(([0.0], np.cumsum(cost))))
-        return found
+            records[thread] = (linked.events["start"][rows], np.concatenate(([0.0], np.cumsum(cost))))
+        return records
 
     def run(self) -> None:
         instructions = self.instructions

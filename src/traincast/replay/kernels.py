@@ -15,7 +15,6 @@ from traincast.kernels.registry import LoweringContext
 from traincast.kernels.streaming import MEMCPY
 from traincast.platform.device import Device
 from traincast.replay.ops import OpFinder, framework_version, version_context
-from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
@@ -41,11 +40,11 @@ KEPT = (Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP)
 class TracedKernels:
     """The kernels of a timeline with their measured and predicted durations in seconds (`KEPT` ones are equal).
 
-    `row` is the event, `op` the event of the op that was lowered (-1 for none), `family` that of the measured kernel.
+    `row` is the event, `op` the name of the op that was lowered ("" for none), `family` that of the measured kernel.
     """
 
     row: IntArray
-    op: IntArray
+    op: tuple[str, ...]
     family: tuple[str, ...]
     measured: FloatArray
     predicted: FloatArray
@@ -62,8 +61,8 @@ def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> 
     measured = 1e-9 * linked.events["duration"][rows]
     return TracedKernels(
         row=rows,
-        op=matcher.op,
-        family=tuple(kernel_family(linked.name(row)) for row in rows.tolist()),
+        op=tuple(linked.name(op) if op >= 0 else "" for op in matcher.op.tolist()),
+        family=tuple(linked.families(rows).tolist()),
         measured=measured,
         predicted=matcher.seconds(measured, device),
         known=matcher.known,
@@ -83,8 +82,10 @@ class _Matcher:
 
     def run(self) -> None:
         by_op: dict[int, list[int]] = {}
-        for index, row in enumerate(self.rows.tolist()):
-            if kernel_family(self.linked.name(row)) == COMMUNICATION:
+        for index, (row, exchanges) in enumerate(
+            zip(self.rows.tolist(), self.linked.communicates(self.rows), strict=True)
+        ):
+            if exchanges:
                 self.known[index] = Known.COMMUNICATION
                 continue
             anchor = self.finder.anchor(int(self.linked.launch[row]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.replay.timeline import Replay
+from traincast.replay.steps import Replay
 from traincast.traces.link import Linked
 
-_WELL = 0.03
+_WELL = 0.03  # steps of one run differ by about as much among themselves
 
 
 def replay_notes(linked: Linked, replayed: Replay) -> list[str]:
@@ -26,8 +26,8 @@ def replay_notes(linked: Linked, replayed: Replay) -> list[str]:
         lag = replayed.kernel_start[mine] - measured
         jump = np.diff(lag)
         worst = int(np.argmax(np.abs(jump)))
-        row, launch = int(rows[worst + 1]), int(linked.launch[rows[worst + 1]])
-        scope = int(linked.scope[launch]) if launch >= 0 else -1
+        row = int(rows[worst + 1])
+        scope = linked.scope_of_kernel(row)
         place = f" of {linked.name(scope)}" if scope >= 0 else ""
         notes.append(
             f"{text}; {1e3 * jump[worst]:+.2f} ms of it arise before kernel '{linked.name(row)[:60]}'{place}: "

@@ -60,13 +60,7 @@ class OpFinder:
 
     def chain(self, launch: int) -> list[int]:
         """The ops that enclose a launch, innermost first."""
-        chain = []
-        above = int(self.linked.parent[launch])
-        while above >= 0:
-            if self.linked.events["kind"][above] == Kind.OP:
-                chain.append(above)
-            above = int(self.linked.parent[above])
-        return chain
+        return [row for row in self.linked.enclosing(launch) if self.linked.events["kind"][row] == Kind.OP]
 
     def _lowered(self, op: int) -> bool:
         name = self.linked.name(op)

@@ -92,13 +92,10 @@ class _Cutter:
         self.by_anchor: dict[int, Piece] = {}
         self.waiting: set[int] = set()  # ops whose lowering makes the host wait by itself
         self.last_stream: dict[int, int] = {}  # thread -> stream of its last launch
-        self.device: dict[int, list[int]] = {}
-        for row in linked.device[linked.launch[linked.device] >= 0].tolist():
-            self.device.setdefault(int(linked.launch[row]), []).append(row)
 
     def call(self, call: int) -> None:
         """Adds what one runtime call did."""
-        rows = self.device.get(call, [])
+        rows = self.linked.kernels_of.get(call, [])
         for row in rows:
             self._kernel(call, row)
             if kernel_family(self.linked.name(row)) != COMMUNICATION:
@@ -216,9 +213,4 @@ def _find_waits(linked: Linked, pieces: list[Piece], step: int) -> None:
 
 def _under_collective(linked: Linked, call: int) -> bool:
     """Whether a call belongs to the launch of a collective."""
-    above = int(linked.parent[call])
-    while above >= 0:
-        if linked.name(above).startswith(("c10d::", "nccl:", "_c10d_functional::")):
-            return True
-        above = int(linked.parent[above])
-    return False
+    return any(linked.name(row).startswith(("c10d::", "nccl:", "_c10d_functional::")) for row in linked.enclosing(call))

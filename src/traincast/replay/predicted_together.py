@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,39 +18,23 @@ from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.collective import COLLECTIVE
 from traincast.platform.topology import Topology
 from traincast.replay.attribution import Attribution
-from traincast.replay.timeline import Replay, compare
-from traincast.replay.together import RankReplay, RanksReplay, RanksSchedule, exposed, walk_together
+from traincast.replay.shares import StepShares, gmae
+from traincast.replay.steps import Replay
+from traincast.replay.together import RankReplay, RanksReplay, compared_ranks, walk_together
 from traincast.traces.link import Linked
 from traincast.traces.matched_collectives import Match
 from traincast.workload.collectives import COLLECTIVES, UNEVEN_FORM
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankShares:
-    """One step of one rank, in seconds: measured, replayed with all ranks, and as more and more of it is predicted.
+@dataclass(frozen=True, kw_only=True)
+class TogetherShares(StepShares):
+    """One step of one rank, replayed and predicted with all ranks. Stages: walk, kernels, collectives, overheads.
 
-    `full - measured` is the sum of the differences. Exposed communication is measured and fully predicted.
+    `exposed_measured` and `exposed` are the seconds of exposed communication, measured and predicted.
     """
 
-    number: int
-    measured: float
-    replayed: float
-    with_kernels: float
-    with_collectives: float
-    full: float
     exposed_measured: float
     exposed: float
-
-    @property
-    def error(self) -> float:
-        """Signed relative error of the full prediction."""
-        return self.full / self.measured - 1.0 if self.measured else 0.0
-
-    def share(self, name: str) -> float:
-        """What "walk", "kernels", "collectives" or "overheads" adds to the relative error."""
-        stages = (self.measured, self.replayed, self.with_kernels, self.with_collectives, self.full)
-        place = ("walk", "kernels", "collectives", "overheads").index(name)
-        return (stages[place + 1] - stages[place]) / self.measured if self.measured else 0.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,9 +42,34 @@ class RanksPrediction:
     """All ranks predicted together. `transfers` are (kind, bytes, measured, predicted seconds) by collective."""
 
     topology: str
-    steps: tuple[tuple[RankShares, ...], ...]
+    steps: tuple[tuple[TogetherShares, ...], ...]
     transfers: tuple[tuple[str, int, float, float], ...]
     full: tuple[Replay, ...]
+
+    @property
+    def gmae(self) -> float:
+        """Geometric mean of the absolute relative errors of all steps of all ranks."""
+        return gmae([step.error for steps in self.steps for step in steps])
+
+    def to_dict(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """In milliseconds and microseconds, as the names say; `numbers` are those of the ranks."""
+        return {
+            "topology": self.topology,
+            "gmae": self.gmae,
+            "steps": [
+                {
+                    "rank": number, "number": s.number, "measured_ms": 1e3 * s.measured, "predicted_ms": 1e3 * s.full,
+                    "error": s.error, "shares": s.shares(),
+                    "exposed_comm_ms": 1e3 * s.exposed_measured, "predicted_exposed_comm_ms": 1e3 * s.exposed,
+                }
+                for number, steps in zip(numbers, self.steps, strict=True)
+                for s in steps
+            ],
+            "transfers": [
+                {"kind": kind, "message_bytes": size, "measured_us": 1e6 * measured, "predicted_us": 1e6 * predicted}
+                for kind, size, measured, predicted in self.transfers
+            ],
+        }  # fmt: skip
 
 
 def predict_ranks(
@@ -70,14 +80,11 @@ def predict_ranks(
 ) -> RanksPrediction:
     """Walks all ranks with predicted kernels, then predicted transfers, then pooled overheads too."""
     base = replayed.walked.schedule
-    measured, seconds = base.seconds, _transfers(replayed.matches.collectives, topology)
-    kernels = tuple(found.predicted for found in attributions)
-    stages = (
-        replace(base, instructions=kernels),
-        replace(base, instructions=kernels, seconds=seconds),
-        replace(base, instructions=tuple(found.complete for found in attributions), seconds=seconds),
-    )
-    walks = [_compared(ranks, stage) for stage in stages]
+    measured, seconds = base.meetings.seconds, _transfers(replayed.matches.collectives, topology)
+    kernels = replace(base, timelines=tuple(attribution.predicted for attribution in attributions))
+    collectives = kernels.with_seconds(seconds)
+    full = replace(collectives, timelines=tuple(attribution.complete for attribution in attributions))
+    walks = [compared_ranks(ranks, walk_together(stage)) for stage in (kernels, collectives, full)]
     return RanksPrediction(
         topology=topology.key,
         steps=tuple(_shares(rank, [walk[i] for walk in walks]) for i, rank in enumerate(replayed.ranks)),
@@ -89,27 +96,20 @@ def predict_ranks(
     )
 
 
-def _compared(ranks: Sequence[Linked], schedule: RanksSchedule) -> list[tuple[Replay, list[float]]]:
-    """Every rank's steps, and its exposed communication by step."""
-    walked = walk_together(schedule)
-    rows = zip(ranks, schedule.instructions, walked.times, schedule.begin.tolist(), strict=True)
-    return [
-        (compare(linked, instructions, times, begin), exposed(linked, instructions, times))
-        for linked, instructions, times, begin in rows
-    ]
-
-
-def _shares(rank: RankReplay, walks: Sequence[tuple[Replay, list[float]]]) -> tuple[RankShares, ...]:
-    (kernels, _), (collectives, _), (full, communication) = walks
+def _shares(rank: RankReplay, walks: Sequence[tuple[Replay, list[float]]]) -> tuple[TogetherShares, ...]:
+    kernels, collectives, full = (replay.steps for replay, _ in walks)
     return tuple(
-        RankShares(
-            number=step.number, measured=step.measured, replayed=step.walked, with_kernels=a.walked,
-            with_collectives=b.walked, full=c.walked, exposed_measured=measured, exposed=predicted,
+        TogetherShares(
+            number=step.number,
+            measured=step.measured,
+            stages={"walk": step.walked, "kernels": a.walked, "collectives": b.walked, "overheads": c.walked},
+            exposed_measured=measured,
+            exposed=predicted,
         )
         for step, a, b, c, (measured, _), predicted in zip(
-            rank.replay.steps, kernels.steps, collectives.steps, full.steps, rank.exposed, communication, strict=True
+            rank.replay.steps, kernels, collectives, full, rank.exposed, walks[-1][1], strict=True
         )
-    )  # fmt: skip
+    )
 
 
 def _transfers(matches: Sequence[Match], topology: Topology) -> FloatArray:

@@ -1,8 +1,7 @@
-"""A measured timeline as instructions for the walk, and what the walk makes of them.
+"""A measured timeline as instructions for the walk.
 
 Host segments, launch calls and kernels keep their measured lengths. What is simulated is everything that waits:
-kernels for their stream, streams for each other, the host for the device, threads for each other. Comparing the
-walked steps with the measured ones shows the walk's own error.
+kernels for their stream, streams for each other, the host for the device, threads for each other.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ from traincast.arrays import FloatArray, IntArray
 from traincast.traces.events import Kind
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
-from traincast.walk.one_rank import Clocks, RankTimes, walk
 from traincast.walk.schedule import Code, Schedule
 
 _NS = 1e-9
-_MARKER = -2
+STEP_EDGE = -2
+"""The `row` of an instruction that stands for the start or end of a step."""
+
 _NOTHING = np.empty(0, dtype=np.int64)
-_CROWDED_NS = 10_000
-_JOIN_NS = 20_000  # a thread silent for longer than this while another works is taken to wait for it
+# a launched kernel starts within a few microseconds; one that waited longer than this on a full device was crowded out
+_CROWDED_NS, _CROWDED_SHARE = 10_000, 0.9
+JOIN_NS = 20_000
+"""A thread silent for longer than this (nanoseconds) while another works is taken to wait for it: an op that launches
+nothing takes less."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,34 +48,6 @@ class TimelineInstructions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayedStep:
-    """A step measured and walked, in seconds."""
-
-    number: int
-    measured: float
-    walked: float
-
-    @property
-    def error(self) -> float:
-        """Signed relative error of the walk."""
-        return self.walked / self.measured - 1.0 if self.measured else 0.0
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Replay:
-    """What the walk made of a timeline: its steps, and when each kernel (event `kernel_row`) ran.
-
-    Kernel times are seconds from `origin`, a moment in nanoseconds on the trace's clock.
-    """
-
-    steps: tuple[ReplayedStep, ...]
-    origin: int
-    kernel_row: IntArray
-    kernel_start: FloatArray
-    kernel_end: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
 class _Point:
     """Something a host thread does at one moment: a call, or the start or end of a step."""
 
@@ -82,40 +57,9 @@ class _Point:
     row: int
 
 
-def replay(linked: Linked) -> Replay:
-    """Walks the whole timeline and compares each step between its markers."""
-    return rewalk(linked, timeline_instructions(linked))
-
-
 def timeline_instructions(linked: Linked) -> TimelineInstructions:
     """The timeline as instructions, with all times as measured."""
-    return _Compiler(linked).compile(_points(linked))
-
-
-def walk_instructions(instructions: TimelineInstructions) -> RankTimes:
-    """When every instruction of a timeline is done, from all clocks at zero."""
-    return walk(
-        instructions.schedule,
-        instructions.host_seconds,
-        instructions.kernel_seconds,
-        Clocks.at_zero(instructions.schedule),
-    )
-
-
-def rewalk(linked: Linked, instructions: TimelineInstructions) -> Replay:
-    """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
-    return compare(linked, instructions, walk_instructions(instructions))
-
-
-def compare(linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float = 0.0) -> Replay:
-    """What a walk that began at `begin` made of the timeline, each step against the measured one."""
-    return Replay(
-        steps=_compare(linked, instructions, times, begin),
-        origin=instructions.origin,
-        kernel_row=instructions.row[instructions.schedule.code == Code.LAUNCH],
-        kernel_start=times.kernel_start - begin,
-        kernel_end=times.kernel_end - begin,
-    )
+    return _Builder(linked).build(_points(linked))
 
 
 def _points(linked: Linked) -> list[_Point]:
@@ -132,7 +76,7 @@ def _points(linked: Linked) -> list[_Point]:
     return sorted(points, key=lambda point: (point.start, point.end))
 
 
-class _Compiler:
+class _Builder:
     """Emits instructions for points; every gap between two points of a thread is host time."""
 
     def __init__(self, linked: Linked) -> None:
@@ -141,9 +85,6 @@ class _Compiler:
         self.rows: list[tuple[int, int, int, int, float, float, int, int, int, int]] = []
         self.point = -1
         self.last: dict[int, int] = {}  # thread -> end of its last point
-        self.device: dict[int, list[int]] = {}
-        for row in linked.device[linked.launch[linked.device] >= 0].tolist():
-            self.device.setdefault(int(linked.launch[row]), []).append(row)
         streams = np.unique(linked.events["stream"][linked.device])
         self.stream = {int(stream): number for number, stream in enumerate(streams)}
         sources = np.unique(linked.waited_for[linked.waited_for >= 0])
@@ -151,17 +92,16 @@ class _Compiler:
         self.busy_device = Intervals.union(linked.events["start"][linked.device], linked.end[linked.device])
         self.free = _stream_free(linked)
         self.queues = _queues(linked)
-        self.busy = _busy(linked)
         self.begin = 0
 
-    def compile(self, points: list[_Point]) -> TimelineInstructions:
+    def build(self, points: list[_Point]) -> TimelineInstructions:
         self.begin = points[0].start
         self._backlog(points[0].start)
         for point in points:
             self.point = point.row
             self._gap(point)
             if point.row < 0:
-                self._emit(Code.HOST, point.thread, row=_MARKER)
+                self._emit(Code.HOST, point.thread, row=STEP_EDGE)
             elif self.linked.is_synchronise[point.row]:
                 self._synchronise(point)
             else:
@@ -198,7 +138,7 @@ class _Compiler:
         """Host time since the thread's last point; after a silence, it waited for the thread that worked last."""
         previous = self.last.get(point.thread, self.begin)
         others = {t: end for t, end in self.last.items() if t != point.thread and end <= point.start}
-        if others and point.start - previous > _JOIN_NS:
+        if others and point.start - previous > JOIN_NS:
             other = max(others, key=lambda t: others[t])
             if others[other] > previous and self._silent(point.thread, previous, point.start):
                 self._emit(Code.JOIN, point.thread, target=other)
@@ -208,14 +148,14 @@ class _Compiler:
 
     def _silent(self, thread: int, begin: int, end: int) -> bool:
         """Whether the thread ran no op for most of this time."""
-        starts, ends = self.busy.get(thread, (_NOTHING, _NOTHING))
+        starts, ends = self.linked.scope_spans.get(thread, (_NOTHING, _NOTHING))
         first, last = int(np.searchsorted(ends, begin)), int(np.searchsorted(starts, end))
         worked = np.minimum(ends[first:last], end) - np.maximum(starts[first:last], begin)
         return float(np.maximum(worked, 0).sum()) < 0.5 * (end - begin)
 
     def _launch(self, point: _Point) -> None:
         """A call and its kernels."""
-        rows = self.device.get(point.row, [])
+        rows = self.linked.kernels_of.get(point.row, [])
         length = point.end - point.start
         if not rows:
             self._emit(Code.HOST, point.thread, host=length)
@@ -236,7 +176,7 @@ class _Compiler:
         """The host is held for as much of the copy as lies inside the call."""
         start, end = int(self.linked.events["start"][row]), int(self.linked.end[row])
         stream = self.stream[int(self.linked.events["stream"][row])]
-        free = self._stream_free(row)
+        free = self.free[row]
         inside = min(end, point.end) - start
         self._kernel(point.thread, row, host=max(start - max(point.start, free), 0), length=inside)
         self._emit(Code.STREAM_SYNCHRONIZE, point.thread, target=stream, row=point.row)
@@ -247,16 +187,12 @@ class _Compiler:
     def _crowded_out(self, row: int) -> int:
         """How long a kernel that could have started waited while other streams filled the device, nanoseconds."""
         start, waited = int(self.linked.events["start"][row]), int(self.linked.waited_for[row])
-        ready = max(int(self.linked.end[self.linked.launch[row]]), self._stream_free(row))
+        ready = max(int(self.linked.end[self.linked.launch[row]]), self.free[row])
         ready = max(ready, int(self.linked.end[waited])) if waited >= 0 else ready
         if start - ready < _CROWDED_NS:
             return 0
         covered = self.busy_device.clip(ready, start).total
-        return start - ready if covered > 0.9 * (start - ready) else 0
-
-    def _stream_free(self, row: int) -> int:
-        """When the stream had done what was before this on it."""
-        return self.free.get(row, 0)
+        return start - ready if covered > _CROWDED_SHARE * (start - ready) else 0
 
     def _kernel(self, thread: int, row: int, *, host: int, length: int | None = None) -> None:
         """Puts one kernel on its stream, behind the kernel it waited for elsewhere."""
@@ -323,43 +259,13 @@ def _stream_free(linked: Linked) -> dict[int, int]:
     return free
 
 
-def _busy(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
-    """Starts and ends of every thread's top-level ops."""
-    scopes = linked.scopes
-    threads = linked.thread[scopes]
-    return {
-        int(thread): (linked.events["start"][scopes[threads == thread]], linked.end[scopes[threads == thread]])
-        for thread in np.unique(threads)
-    }
-
-
 def _queues(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
     """For every stream the times of its launches, and when all up to each of them had ended."""
     launched = linked.device[linked.launch[linked.device] >= 0]
     issued = linked.events["start"][linked.launch[launched]]
     queues = {}
     for stream in np.unique(linked.events["stream"][launched]).tolist():
-        own = np.flatnonzero(linked.events["stream"][launched] == stream)
-        own = own[np.argsort(issued[own], kind="stable")]
-        queues[stream] = (issued[own], np.maximum.accumulate(linked.end[launched[own]]))
+        queued = np.flatnonzero(linked.events["stream"][launched] == stream)
+        queued = queued[np.argsort(issued[queued], kind="stable")]
+        queues[stream] = (issued[queued], np.maximum.accumulate(linked.end[launched[queued]]))
     return queues
-
-
-def step_edges(instructions: TimelineInstructions, times: RankTimes) -> FloatArray:
-    """When the walk came to each step's start and to the last one's end, in seconds."""
-    edges: FloatArray = times.host_after[instructions.row == _MARKER]
-    return edges
-
-
-def _compare(
-    linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float
-) -> tuple[ReplayedStep, ...]:
-    """Walked step = host time between its markers; without markers, until host and device are done."""
-    if not linked.marked:
-        walked = max(float(times.host_after.max()), float(times.kernel_end.max(initial=0.0))) - begin
-        return (ReplayedStep(0, linked.steps[0].seconds, walked),)
-    edges = step_edges(instructions, times)
-    return tuple(
-        ReplayedStep(step.number, step.seconds, float(walked))
-        for step, walked in zip(linked.steps, np.diff(edges), strict=True)
-    )

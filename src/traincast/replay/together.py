@@ -11,46 +11,48 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.arrays import BoolArray, FloatArray, IntArray
-from traincast.replay.timeline import Replay, TimelineInstructions, compare, step_edges
+from traincast.arrays import FloatArray, IntArray
+from traincast.replay.steps import Replay, compare, exposed_communication
+from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.breakdown import StepBreakdown
-from traincast.traces.classify import COMMUNICATION, kernel_family
-from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 from traincast.traces.matched_collectives import Matches
-from traincast.walk.one_rank import Clocks, RankTimes
-from traincast.walk.ranks import Crew, CrewWalk, Meetings, Stuck, walk_ranks
+from traincast.walk.clocks import Clocks, RankTimes
+from traincast.walk.crew import Crew, CrewWalk
+from traincast.walk.ranks import Meetings, Stuck, walk_ranks
 from traincast.walk.schedule import Code
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RanksSchedule:
-    """The instructions of all ranks, when each rank begins (seconds on a common clock), and its collectives.
+    """The instructions of all ranks, when each rank begins (seconds on a common clock), and where they meet: every rank
+    is a crew of its own."""
 
-    Entry i says that launch `instruction[i]` of rank `rank[i]` takes part in collective `meeting[i]`, which lasts
-    `seconds[meeting[i]]` from the last arrival.
-    """
-
-    instructions: tuple[TimelineInstructions, ...]
+    timelines: tuple[TimelineInstructions, ...]
     begin: FloatArray
-    meeting: IntArray
-    rank: IntArray
-    instruction: IntArray
-    seconds: FloatArray
+    meetings: Meetings
+
+    def with_seconds(self, seconds: FloatArray) -> RanksSchedule:
+        """The same with other lengths of the collectives' transfers, in seconds."""
+        return replace(self, meetings=replace(self.meetings, seconds=seconds))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RanksWalk:
-    """What the walk made of all ranks: one crew a rank, on the common clock."""
+    """What the walk made of all ranks: one crew per rank, on the common clock."""
 
     schedule: RanksSchedule
-    meetings: Meetings
     walks: tuple[CrewWalk, ...]
 
     @property
     def times(self) -> list[RankTimes]:
         """When every instruction of each rank was done."""
-        return [each.times(0) for each in self.walks]
+        return [walk.times(0) for walk in self.walks]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the begin of the first rank to the end of the last."""
+        return max(float(walk.latest().max()) for walk in self.walks) - float(self.schedule.begin.min())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,17 +78,17 @@ class RanksReplay:
     def slowest(self) -> tuple[float, float]:
         """Measured and walked seconds of the slowest rank: the longest of the ranks' median steps."""
         steps = [[(s.measured, s.walked) for s in rank.replay.steps] for rank in self.ranks]
-        measured, walked = (max(float(np.median([s[i] for s in each])) for each in steps) for i in (0, 1))
+        measured, walked = (max(float(np.median([s[i] for s in rank])) for rank in steps) for i in (0, 1))
         return measured, walked
 
 
-def compile_ranks(
-    ranks: Sequence[Linked], instructions: Sequence[TimelineInstructions], matches: Matches
+def schedule_ranks(
+    ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions], matches: Matches
 ) -> RanksSchedule:
     """Puts the instructions of all ranks on one clock and finds their collectives among them."""
-    first = min(each.origin for each in instructions)
-    begin = np.array([float(each.origin - first) for each in instructions]) - matches.offset
-    places = _launches(ranks, instructions)
+    first = min(timeline.origin for timeline in timelines)
+    begin = np.array([float(timeline.origin - first) for timeline in timelines]) - matches.offset
+    places = _launches(ranks, timelines)
     entries = [
         (number, member, int(places[member][call.row]))
         for number, match in enumerate(matches.collectives)
@@ -95,119 +97,99 @@ def compile_ranks(
     meeting, rank, instruction = np.array(entries, dtype=np.int64).reshape(-1, 3).T
     # what kept a kernel that was ready from starting is part of its length: that of the last rank counts too
     seconds = np.full(len(matches.collectives), np.inf)
-    lengths = [instructions[r].kernel_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
+    lengths = [timelines[r].kernel_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
     np.minimum.at(seconds, meeting, lengths)
     return RanksSchedule(
-        instructions=tuple(instructions),
+        timelines=tuple(timelines),
         begin=1e-9 * (begin - begin.min()),
-        meeting=meeting,
-        rank=rank,
-        instruction=instruction,
-        seconds=seconds,
+        meetings=Meetings(meeting, rank, np.zeros_like(rank), instruction, seconds),
     )
 
 
-def _launches(ranks: Sequence[Linked], instructions: Sequence[TimelineInstructions]) -> list[IntArray]:
+def _launches(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions]) -> list[IntArray]:
     """For every rank the instruction that launches each event; -1 for none."""
     places = []
-    for linked, own in zip(ranks, instructions, strict=True):
+    for linked, timeline in zip(ranks, timelines, strict=True):
         place = np.full(len(linked.events), -1, dtype=np.int64)
-        launches = np.flatnonzero((own.schedule.code == Code.LAUNCH) & (own.point >= 0))
-        place[own.row[launches]] = launches
+        launches = np.flatnonzero((timeline.schedule.code == Code.LAUNCH) & (timeline.point >= 0))
+        place[timeline.row[launches]] = launches
         places.append(place)
     return places
 
 
-def _launched(ranks: Sequence[Linked], instructions: Sequence[TimelineInstructions], matches: Matches) -> Matches:
+def _launched(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions], matches: Matches) -> Matches:
     """The collectives that every member launched by a call that the walk knows; others stay as measured."""
-    places = _launches(ranks, instructions)
-    found = tuple(
+    places = _launches(ranks, timelines)
+    kept = tuple(
         match
         for match in matches.collectives
         if all(places[member][call.row] >= 0 for member, call in zip(match.members, match.calls, strict=True))
     )
-    return replace(matches, collectives=found)
+    return replace(matches, collectives=kept)
 
 
 def walk_together(schedule: RanksSchedule) -> RanksWalk:
     """Walks all ranks; raises `Stuck` if the collectives cannot be as they were matched."""
-    crews = [Crew(c.schedule, c.host_seconds[None], c.kernel_seconds[None]) for c in schedule.instructions]
-    meetings = Meetings(
-        schedule.meeting, schedule.rank, np.zeros_like(schedule.rank), schedule.instruction, schedule.seconds
-    )
-    walks = walk_ranks(crews, meetings, clocks=[[clocks] for clocks in _clocks(schedule)])
-    return RanksWalk(schedule=schedule, meetings=meetings, walks=tuple(walks))
+    crews = [Crew(t.schedule, t.host_seconds[None], t.kernel_seconds[None]) for t in schedule.timelines]
+    clocks = [
+        [Clocks([begin] * s.num_threads, [begin] * s.num_streams, [begin] * s.num_events)]
+        for s, begin in zip((crew.schedule for crew in crews), schedule.begin.tolist(), strict=True)
+    ]
+    return RanksWalk(schedule=schedule, walks=tuple(walk_ranks(crews, schedule.meetings, clocks=clocks)))
 
 
-def _clocks(schedule: RanksSchedule) -> list[Clocks]:
-    clocks = []
-    for each, begin in zip(schedule.instructions, schedule.begin.tolist(), strict=True):
-        s = each.schedule
-        clocks.append(Clocks([begin] * s.num_threads, [begin] * s.num_streams, [begin] * s.num_events))
-    return clocks
+def compared_ranks(ranks: Sequence[Linked], walked: RanksWalk) -> list[tuple[Replay, list[float]]]:
+    """Every rank's steps against the measured ones, and its exposed communication by step in seconds."""
+    schedule = walked.schedule
+    rows = zip(ranks, schedule.timelines, walked.times, schedule.begin.tolist(), strict=True)
+    return [
+        (compare(linked, timeline, times, begin), exposed_communication(linked, timeline, times))
+        for linked, timeline, times, begin in rows
+    ]
 
 
 def replay_ranks(
     ranks: Sequence[Linked],
-    instructions: Sequence[TimelineInstructions],
+    timelines: Sequence[TimelineInstructions],
     matches: Matches,
     steps: Sequence[Sequence[StepBreakdown]],
 ) -> RanksReplay | None:
     """Replays all ranks together, or gives None where no collective could be matched or they contradict each other."""
-    matches = _launched(ranks, instructions, matches)
+    matches = _launched(ranks, timelines, matches)
     if not matches.collectives:
         return None
-    schedule = compile_ranks(ranks, instructions, matches)
     try:
-        walked = walk_together(schedule)
+        walked = walk_together(schedule_ranks(ranks, timelines, matches))
     except Stuck:
         return None
     waited, last = _waits(walked)
-    rows = zip(ranks, schedule.instructions, walked.times, steps, strict=True)
     return RanksReplay(
         matches=matches,
         walked=walked,
         ranks=tuple(
             RankReplay(
-                replay=compare(linked, own, times, float(schedule.begin[i])),
-                exposed=tuple(zip((s.exposed_comm for s in measured), exposed(linked, own, times), strict=True)),
+                replay=replay,
+                exposed=tuple(zip((step.exposed_comm for step in measured), exposed, strict=True)),
                 waited=float(waited[i]),
                 last=int(last[i]),
             )
-            for i, (linked, own, times, measured) in enumerate(rows)
+            for i, ((replay, exposed), measured) in enumerate(zip(compared_ranks(ranks, walked), steps, strict=True))
         ),
     )
 
 
 def _waits(walked: RanksWalk) -> tuple[FloatArray, IntArray]:
     """Seconds each rank waited for others, and how often it came last."""
-    schedule, start = walked.schedule, np.empty(len(walked.schedule.meeting))
-    for number, (own, times) in enumerate(zip(schedule.instructions, walked.times, strict=True)):
-        launch = np.cumsum(own.schedule.code == Code.LAUNCH) - 1
-        mine = schedule.rank == number
-        start[mine] = times.kernel_start[launch[schedule.instruction[mine]]]
-    latest = np.full(len(schedule.seconds), -np.inf)
-    np.maximum.at(latest, schedule.meeting, start)
-    size = len(schedule.instructions)
-    waited = np.zeros(size)
-    np.add.at(waited, schedule.rank, latest[schedule.meeting] - start)
-    last = np.zeros(size, dtype=np.int64)
-    np.add.at(last, schedule.rank[start == latest[schedule.meeting]], 1)
+    timelines, m = walked.schedule.timelines, walked.schedule.meetings
+    start = np.empty(len(m.meeting))
+    for number, (timeline, times) in enumerate(zip(timelines, walked.times, strict=True)):
+        launch = np.cumsum(timeline.schedule.code == Code.LAUNCH) - 1
+        mine = m.crew == number
+        start[mine] = times.kernel_start[launch[m.instruction[mine]]]
+    latest = np.full(len(m.seconds), -np.inf)
+    np.maximum.at(latest, m.meeting, start)
+    waited = np.zeros(len(timelines))
+    np.add.at(waited, m.crew, latest[m.meeting] - start)
+    last = np.zeros(len(timelines), dtype=np.int64)
+    np.add.at(last, m.crew[start == latest[m.meeting]], 1)
     return waited, last
-
-
-def exposed(linked: Linked, instructions: TimelineInstructions, times: RankTimes) -> list[float]:
-    """Seconds of every walked step in which a collective ran and nothing else did."""
-    rows = instructions.row[instructions.schedule.code == Code.LAUNCH]
-    family = np.array([kernel_family(name) == COMMUNICATION for name in linked.trace.names])
-    communicates: BoolArray = family[linked.events["name"][rows]]
-    start, end = (np.rint(1e9 * moment).astype(np.int64) for moment in (times.kernel_start, times.kernel_end))
-    compute = Intervals.union(start[~communicates], end[~communicates])
-    comm = Intervals.union(start[communicates], end[communicates])
-    if linked.marked:
-        edges = np.rint(1e9 * step_edges(instructions, times)).astype(np.int64).tolist()
-    else:
-        edges = [int(min(start.min(initial=0), 0)), int(end.max(initial=0))]
-    return [
-        1e-9 * comm.clip(low, high).minus(compute.clip(low, high)) for low, high in zip(edges, edges[1:], strict=False)
-    ]

@@ -11,10 +11,11 @@ import numpy as np
 
 from traincast.errors import TraincastError, unknown
 from traincast.host.names import current_name
-from traincast.replay.analysis import RankReport, TraceReport
 from traincast.replay.collectives import collective_ops, world_of
 from traincast.replay.ops import framework_version, version_context
 from traincast.replay.pieces import Piece, step_pieces
+from traincast.replay.results import RankReport, TraceReport
+from traincast.replay.timeline import JOIN_NS
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.workload.builder import ProgramBuilder
@@ -24,7 +25,6 @@ from traincast.workload.workload import Workload
 
 RIGID = "it was made from a trace, which shows one size only"
 _LOADER = "enumerate(DataLoader)"
-_JOIN_NS = 20_000  # a thread silent for longer than this while another works is taken to wait for it
 _PRODUCTS = re.compile(r"aten::(?:addmm|mm|convolution|_convolution|cudnn_convolution|conv2d)$")
 _TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
 _BACKWARD = re.compile(r"Backward\d*$|AccumulateGrad|CppNode|autograd::")
@@ -164,7 +164,7 @@ def _after(last: dict[int, tuple[int, int]], thread: int, start: int) -> int:
     """The scope of another thread that a silent thread waited for, or -1."""
     before = last.get(thread, (0, -1))[0]
     others = [(end, scope) for other, (end, scope) in last.items() if other != thread and before < end <= start]
-    return max(others)[1] if others and start - before > _JOIN_NS else -1
+    return max(others)[1] if others and start - before > JOIN_NS else -1
 
 
 def _batch_size(ranks: Sequence[_Rank]) -> int:

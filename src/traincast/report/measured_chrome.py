@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from traincast.replay.analysis import RankReport, TraceReport
 from traincast.replay.path_together import RanksPath
-from traincast.replay.timeline import Replay
+from traincast.replay.results import RankReport, TraceReport
+from traincast.replay.steps import Replay
 from traincast.replay.together import RanksReplay
 
 _HOST, _MEASURED, _REPLAYED = "host, measured", "device, measured", "device, replayed"

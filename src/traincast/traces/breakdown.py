@@ -8,11 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.arrays import IntArray
-from traincast.traces.classify import COMMUNICATION, kernel_family
+from traincast.totals import totals
 from traincast.traces.intervals import Intervals
-from traincast.traces.link import Linked, Step
+from traincast.traces.link import Linked
 
 _SLACK_NS = 2_000  # a kernel starts this long after the call that launched it at the earliest
+
+PARTS = ("compute", "exposed_comm", "host_bound", "synchronised", "event_wait", "launch_latency")
+"""What a step is made of: attributes of `StepBreakdown` that add up to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,64 +55,41 @@ class StepBreakdown:
 
 def breakdown(linked: Linked) -> list[StepBreakdown]:
     """Every step of a rank's timeline."""
-    families = np.array([kernel_family(name) for name in linked.trace.names])
-    device = linked.device
-    communicates = families[linked.events["name"][device]] == COMMUNICATION
-    compute = _covered(linked, device[~communicates])
-    comm = _covered(linked, device[communicates])
-    everything = _covered(linked, device)
-    return [_step(linked, index, families, compute, comm, everything) for index in range(len(linked.steps))]
+    device, exchanging = linked.device, linked.communicates(linked.device)
+    compute, comm, everything = (_covered(linked, rows) for rows in (device[~exchanging], device[exchanging], device))
+    return [_step(linked, index, compute, comm, everything) for index in range(len(linked.steps))]
 
 
 def _covered(linked: Linked, rows: IntArray) -> Intervals:
     return Intervals.union(linked.events["start"][rows], linked.end[rows])
 
 
-def _step(
-    linked: Linked,
-    index: int,
-    families: np.ndarray[tuple[int], np.dtype[np.str_]],
-    compute: Intervals,
-    comm: Intervals,
-    everything: Intervals,
-) -> StepBreakdown:
+def _step(linked: Linked, index: int, compute: Intervals, comm: Intervals, everything: Intervals) -> StepBreakdown:
     step = linked.steps[index]
     inside, comm_inside = compute.clip(step.start, step.end), comm.clip(step.start, step.end)
-    exposed = comm_inside.minus(inside)
-    idle = _idle_reasons(linked, everything.gaps(step.start, step.end), step)
+    idle = _idle_reasons(linked, everything.gaps(step.start, step.end))
     rows = linked.device[linked.step[linked.device] == index]
-    seconds = 1e-9 * linked.events["duration"][rows]
+    seconds = (1e-9 * linked.events["duration"][rows]).tolist()
     return StepBreakdown(
         number=step.number,
         step=step.seconds,
         compute=1e-9 * inside.total,
         communication=1e-9 * comm_inside.total,
-        exposed_comm=1e-9 * exposed,
+        exposed_comm=1e-9 * comm_inside.minus(inside),
         idle=1e-9 * sum(idle.values()),
-        host_bound=1e-9 * idle["host_bound"],
-        synchronised=1e-9 * idle["synchronised"],
-        event_wait=1e-9 * idle["event_wait"],
-        launch_latency=1e-9 * idle["launch_latency"],
-        by_family=_totals(families[linked.events["name"][rows]].tolist(), seconds.tolist()),
-        by_op=_totals([_op_name(linked, row) for row in rows.tolist()], seconds.tolist()),
+        **{reason: 1e-9 * nanoseconds for reason, nanoseconds in idle.items()},
+        by_family=totals(zip(linked.families(rows).tolist(), seconds, strict=True)),
+        by_op=totals(zip((_op_name(linked, row) for row in rows.tolist()), seconds, strict=True)),
         kernels=len(rows),
     )
 
 
 def _op_name(linked: Linked, row: int) -> str:
-    launch = linked.launch[row]
-    scope = linked.scope[launch] if launch >= 0 else -1
-    return linked.name(int(scope)) if scope >= 0 else "(no op)"
+    scope = linked.scope_of_kernel(row)
+    return linked.name(scope) if scope >= 0 else "(no op)"
 
 
-def _totals(names: Sequence[str], seconds: Sequence[float]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for name, value in zip(names, seconds, strict=True):
-        totals[name] = totals.get(name, 0.0) + value
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
-def _idle_reasons(linked: Linked, gaps: Intervals, step: Step) -> dict[str, int]:
+def _idle_reasons(linked: Linked, gaps: Intervals) -> dict[str, int]:
     """Nanoseconds of idle device time by reason. What ends a gap tells why it was there."""
     reasons = {"host_bound": 0, "synchronised": 0, "event_wait": 0, "launch_latency": 0}
     events, device = linked.events, linked.device

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.link import Linked
 from traincast.workload.collectives import COLLECTIVES, named_in_trace
 
@@ -48,11 +47,7 @@ class Collective:
 def collectives(linked: Linked) -> list[Collective]:
     """Every collective kernel in order of start."""
     parsed: dict[int, dict[str, Any]] = {}
-    return [
-        _collective(linked, row, parsed)
-        for row in linked.device.tolist()
-        if kernel_family(linked.name(row)) == COMMUNICATION
-    ]
+    return [_collective(linked, row, parsed) for row in linked.device[linked.communicates(linked.device)].tolist()]
 
 
 def _collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> Collective:

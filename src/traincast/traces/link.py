@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.arrays import BoolArray, IntArray
 from traincast.errors import TraincastError
+from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
 from traincast.traces.nodes import ExecutionTrace, rows_of
 from traincast.traces.tables import Table
@@ -91,6 +94,50 @@ class Linked:
         """Rows of the top-level ops, by start."""
         scopes: IntArray = self.host[self.scope[self.host] == self.host]
         return scopes
+
+    @cached_property
+    def scopes_by_thread(self) -> dict[int, IntArray]:
+        """Rows of every thread's top-level ops, by start."""
+        threads = self.thread[self.scopes]
+        return {thread: self.scopes[threads == thread] for thread in np.unique(threads).tolist()}
+
+    @cached_property
+    def scope_spans(self) -> dict[int, tuple[IntArray, IntArray]]:
+        """Starts and ends of every thread's top-level ops, nanoseconds."""
+        threads = self.scopes_by_thread.items()
+        return {thread: (self.events["start"][rows], self.end[rows]) for thread, rows in threads}
+
+    @cached_property
+    def kernels_of(self) -> dict[int, list[int]]:
+        """Rows of the kernels, copies and memsets that every runtime call launched, by start."""
+        launched: dict[int, list[int]] = {}
+        for row in self.device[self.launch[self.device] >= 0].tolist():
+            launched.setdefault(int(self.launch[row]), []).append(row)
+        return launched
+
+    @cached_property
+    def _family_of_name(self) -> npt.NDArray[np.str_]:
+        return np.array([kernel_family(name) for name in self.trace.names])
+
+    def families(self, rows: IntArray) -> npt.NDArray[np.str_]:
+        """The kernel family of each of these kernels."""
+        return np.asarray(self._family_of_name[self.events["name"][rows]])
+
+    def communicates(self, rows: IntArray) -> BoolArray:
+        """Which of these kernels exchange data with other ranks."""
+        return np.asarray(self.families(rows) == COMMUNICATION)
+
+    def enclosing(self, row: int) -> Iterator[int]:
+        """The host events around a host event, innermost first."""
+        above = int(self.parent[row])
+        while above >= 0:
+            yield above
+            above = int(self.parent[above])
+
+    def scope_of_kernel(self, row: int) -> int:
+        """The top-level op that launched a kernel; -1 for none."""
+        launch = int(self.launch[row])
+        return int(self.scope[launch]) if launch >= 0 else -1
 
     def runtime_rows(self, pattern: re.Pattern[str]) -> BoolArray:
         """Which events are runtime calls of this name."""
@@ -174,13 +221,13 @@ def _tree(trace: TimelineTrace, thread: IntArray) -> tuple[IntArray, IntArray]:
         stack = stacks.setdefault(t, [])
         while stack and stack[-1][0] <= start:
             stack.pop()
-        above, own = (stack[-1][1], stack[-1][2]) if stack else (-1, -1)
-        if own < 0 and kind != Kind.RUNTIME and allowed[name][kind]:
-            own = row
+        above, top = (stack[-1][1], stack[-1][2]) if stack else (-1, -1)
+        if top < 0 and kind != Kind.RUNTIME and allowed[name][kind]:
+            top = row
         parents.append(above)
-        scopes.append(own)
+        scopes.append(top)
         if kind != Kind.RUNTIME:
-            stack.append((start + duration, row, own))
+            stack.append((start + duration, row, top))
     parent[host], scope[host] = parents, scopes
     return parent, scope
 

@@ -135,12 +135,7 @@ class SignatureReader:
         return Signature(name, inputs, outputs, scalars)
 
     def _under_gradient(self, row: int) -> bool:
-        above = int(self.linked.parent[row])
-        while above >= 0:
-            if _GRADIENT.search(self.linked.name(above)):
-                return True
-            above = int(self.linked.parent[above])
-        return False
+        return any(_GRADIENT.search(self.linked.name(above)) for above in self.linked.enclosing(row))
 
     def _with_order(
         self, name: str, inputs: tuple[TensorSpec, ...], scope: int, backward: bool

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.traces.arguments import parse_arguments
-from traincast.traces.classify import COMMUNICATION, kernel_family
+from traincast.traces.classify import COMMUNICATION
 from traincast.traces.events import Kind
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 
-_BESIDE, _ALONE = 0.9, 0.05  # share of a kernel's time with and without company
-_LEAST_ALONE = 2
-Names = npt.NDArray[np.str_]
+_BESIDE, _ALONE = 0.9, 0.05  # shares of a kernel's time with company that count as beside a collective, and as alone
+_LEAST_ALONE = 2  # one kernel alone may have been an outlier itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +39,21 @@ class Pair:
 
 def slowdowns(linked: Linked) -> dict[str, Slowdown]:
     """By family, for families in which some kernel ran both ways."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_family: dict[str, list[tuple[float, float]]] = {}
     for pair in pairs_beside(linked):
-        found.setdefault(pair.family, []).append((pair.alone, pair.took))
-    return {name: _summary(pairs) for name, pairs in sorted(found.items())}
+        by_family.setdefault(pair.family, []).append((pair.alone, pair.took))
+    return {name: _summary(pairs) for name, pairs in sorted(by_family.items())}
 
 
 def pairs_beside(linked: Linked) -> list[Pair]:
     """Every kernel that ran beside a collective and of which equal ones ran alone."""
     rows = linked.device[(linked.launch[linked.device] >= 0) & (linked.step[linked.device] >= 0)]
-    families = np.array([kernel_family(name) for name in linked.trace.names])
-    family = families[linked.events["name"][rows]]
-    own = (family != COMMUNICATION) & (linked.events["kind"][rows] == Kind.KERNEL)
-    beside, elsewhere = _company(linked, rows, families)
+    family = linked.families(rows)
+    computes = (family != COMMUNICATION) & (linked.events["kind"][rows] == Kind.KERNEL)
+    beside, elsewhere = _company(linked, rows)
     length = np.maximum(linked.events["duration"][rows].astype(np.float64), 1.0)
-    alone = own & (beside + elsewhere < _ALONE * length)
-    with_comm = own & (beside > _BESIDE * length) & (elsewhere < (1.0 - _BESIDE) * length)
+    alone = computes & (beside + elsewhere < _ALONE * length)
+    with_comm = computes & (beside > _BESIDE * length) & (elsewhere < (1.0 - _BESIDE) * length)
     parent = linked.parent[linked.launch[rows]]
     arguments = np.where(parent >= 0, linked.events["details"][parent], 0)
     # without the sizes of all its arguments it is not known which kernels are equal
@@ -81,11 +78,11 @@ def _told(details: bytes) -> bool:
     return recorded is not None and not recorded.incomplete
 
 
-def _company(linked: Linked, rows: IntArray, families: Names) -> tuple[FloatArray, FloatArray]:
+def _company(linked: Linked, rows: IntArray) -> tuple[FloatArray, FloatArray]:
     """For every kernel the nanoseconds that collectives, and that anything else on other streams, ran beside it."""
     device = linked.device
     start, end, stream = linked.events["start"][device], linked.end[device], linked.events["stream"][device]
-    communicates = families[linked.events["name"][device]] == COMMUNICATION
+    communicates = linked.communicates(device)
     first, last = linked.events["start"][rows], linked.end[rows]
     beside = _covered(Intervals.union(start[communicates], end[communicates]), first, last)
     elsewhere = np.zeros(len(rows))

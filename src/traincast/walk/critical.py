@@ -37,6 +37,27 @@ class Segment:
         return self.end - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """A stretch of the path in words: on rank `rank`, in seconds on the walk's clock.
+
+    `what` is "host" or the kernel family, `op` the top-level host op or the op that launched the kernel ("" for none),
+    `name` what a timeline calls it.
+    """
+
+    rank: int
+    what: str
+    op: str
+    name: str
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Length of the stretch."""
+        return self.end - self.start
+
+
 def critical_path(walks: Sequence[CrewWalk], meetings: Meetings | None = None) -> list[Segment]:
     """The segments from the start of the step to its end over all ranks, in order; adjacent ones touch."""
     return _Backtrace(walks, meetings or Meetings.none()).follow()[::-1]
@@ -54,18 +75,18 @@ class _Backtrace:
         self.members = {int(meetings.meeting[part[0]]): part for part in np.split(order, edges) if len(part)}
 
     def follow(self) -> list[Segment]:
-        found: list[Segment] = []
+        path: list[Segment] = []
         crew, row, column = self._end()
         while self.walks[crew].blocks.owner[column] >= 0:
             crew, row, column, segment = self._step(crew, row, column)
             if segment is not None and segment.end > segment.start:
-                found.append(segment)
-        return found
+                path.append(segment)
+        return path
 
     def _end(self) -> tuple[int, int, int]:
         """The value that was there last; of equal ones that of the first rank, and the host's before the device's."""
         latest = [walk.latest() for walk in self.walks]
-        crew = int(np.argmax([own.max() for own in latest]))
+        crew = int(np.argmax([moments.max() for moments in latest]))
         row = int(np.argmax(latest[crew]))
         blocks = self.walks[crew].blocks
         columns = [*blocks.threads, *(column for stream in blocks.streams for column in stream)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray, Int32Array
 from traincast.kernels.call import KernelCall
+from traincast.totals import totals
 from traincast.walk.clocks import RankTimes
 from traincast.walk.schedule import Code, Schedule
 from traincast.workload.program import Program
@@ -48,13 +49,11 @@ class Timeline:
 
     def seconds_by_family(self) -> dict[str, float]:
         """Kernel seconds by family, largest first (streams may overlap, so the sum can exceed the active time)."""
-        totals: dict[str, float] = {}
         per_call = np.bincount(
             self.schedule.call[self.launches], weights=self.kernel_seconds, minlength=len(self.calls)
         )
-        for call, seconds in zip(self.calls, per_call.tolist(), strict=True):
-            totals[call.family.name] = totals.get(call.family.name, 0.0) + seconds
-        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+        families = (call.family.name for call in self.calls)
+        return totals(zip(families, per_call.tolist(), strict=True))
 
 
 def covered_seconds(start: FloatArray, end: FloatArray) -> FloatArray:

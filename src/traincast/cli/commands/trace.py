@@ -15,7 +15,7 @@ from pathlib import Path
 from traincast.api import trace
 from traincast.cli.output import print_json, print_text, write_json_file
 from traincast.replay.workload import trace_workload
-from traincast.report.measured import measured_json, measured_text
+from traincast.report.measured import measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
 from traincast.workload.file import save_workload
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         written = trace_workload(report, name=args.workload_out.stem)
         save_workload(written, args.workload_out)
     if args.json:
-        print_json(measured_json(report) | ({"workload": dict(written.meta)} if written else {}))
+        print_json(report.to_dict() | ({"workload": dict(written.meta)} if written else {}))
     else:
         print_text(measured_text(report))
         if written:

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from tests.traces.test_linking import event, kernel, launch, linked, step
+from tests.traces.timelines import event, kernel, launch, linked, rank_events, step
 from traincast.cli.main import main
 from traincast.evaluation.replay import replay_rows, replayed_ranks
 from traincast.platform.platform import load_platform
 from traincast.replay.analysis import TraceQuestion, analyse_traces
-from traincast.replay.timeline import rewalk, timeline_instructions
+from traincast.replay.steps import rewalk
+from traincast.replay.timeline import timeline_instructions
 from traincast.replay.together import replay_ranks
 from traincast.traces.breakdown import breakdown
 from traincast.traces.collectives import collectives
@@ -21,23 +22,6 @@ from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.slowdowns import slowdowns
 
 CLOCK_OFF_US = 5_000_000
-
-
-def rank_events(work_us, *, clock=0, size=1024, kind="all_reduce", wait_us=0, collectives=1):
-    """A rank whose host works for `work_us`, all-reduces in 50 us (plus `wait_us` for others) and waits for it."""
-    at, events, tensor = 10, [], {"Input Dims": [[size]], "Input type": ["float"]}
-    for number in range(collectives):
-        begin = at + work_us
-        events += [
-            event("cpu_op", "aten::mm", at, work_us - 5),
-            event("cpu_op", "c10d::allreduce_", begin, 15, **tensor),
-            event("user_annotation", f"nccl:{kind}", begin + 1, 13, **tensor),
-            launch(number + 1, begin + 5),
-            kernel(number + 1, begin + 10, 50 + wait_us, stream=20, name="ncclKernel_AllReduce_RING"),
-            event("cuda_runtime", "cudaStreamSynchronize", begin + 20, 45 + wait_us, correlation=90 + number),
-        ]
-        at = begin + 70 + wait_us
-    return [{**e, "ts": e["ts"] + clock} for e in step(*events, length=at + 5)]
 
 
 @pytest.fixture
@@ -134,9 +118,8 @@ def test_the_page_the_json_and_the_timeline_tell_it(two_ranks, capsys, tmp_path)
 def test_frames_over_ranks(two_ranks):
     pytest.importorskip("polars")
     import traincast
-    from traincast.report.frames import trace_frames
 
-    frames = trace_frames(traincast.trace(two_ranks, on="dgx1-v100"))
+    frames = traincast.trace(two_ranks, on="dgx1-v100").frames()
     assert frames["together"]["rank"].to_list() == [0, 1]
     assert frames["together"]["replay_error"].abs().max() < 1e-9
     assert "overheads" in frames["together"].columns
@@ -165,7 +148,8 @@ def test_eight_ranks_are_predicted_together(shared_data):
     assert prediction.topology == "dgx1-v100"
     for steps in prediction.steps:
         (s,) = steps
-        assert sum(s.share(name) for name in ("walk", "kernels", "collectives", "overheads")) == pytest.approx(s.error)
+        assert list(s.shares()) == ["walk", "kernels", "collectives", "overheads"]
+        assert sum(s.shares().values()) == pytest.approx(s.error)
         assert abs(s.error) < 0.12
     assert all(predicted < 300e-6 for _, _, _, predicted in prediction.transfers)
     assert report.together.path.segments[0].rank == 7  # it began last

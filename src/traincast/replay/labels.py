@@ -1,0 +1,92 @@
+"""What each instruction of a timeline belongs to, and the timeline with half the time for something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.arrays import FloatArray, IntArray
+from traincast.replay.timeline import TimelineInstructions
+from traincast.traces.link import Linked
+from traincast.walk.schedule import Code
+
+HOST = "host"
+"""What the path and the gains call all work of the host."""
+
+BACKLOG = "launched before the trace"
+"""What the path calls kernels whose launch was not recorded."""
+
+
+class Labels:
+    """What each instruction belongs to."""
+
+    def __init__(self, linked: Linked, instructions: TimelineInstructions) -> None:
+        self.linked, self.instructions = linked, instructions
+        launches = instructions.schedule.code == Code.LAUNCH
+        self.family = np.full(len(instructions.row), "", dtype=object)
+        self.family[launches] = linked.families(instructions.row[launches])
+        self.family[launches & (instructions.point < 0)] = BACKLOG
+        self.gap = instructions.gap_end >= 0
+        called = np.where(instructions.point >= 0, linked.scope[instructions.point], -1)
+        scope = np.where(self.gap, _main_scope(linked, instructions), called)
+        names = np.array([*linked.trace.names, ""], dtype=object)
+        self.op = names[np.where(scope >= 0, linked.events["name"][scope], len(names) - 1)]
+        self.families = sorted(set(self.family[launches]) - {BACKLOG})
+        self.ops = sorted({linked.name(row) for row in linked.scopes.tolist()})
+
+    def of(self, instruction: int, where: str) -> tuple[str, str, str]:
+        """(what, op, name) of an instruction on the path."""
+        op = str(self.op[instruction])
+        if self.family[instruction] == BACKLOG:
+            return BACKLOG, BACKLOG, self.linked.name(int(self.instructions.row[instruction]))
+        if where == "device":
+            return str(self.family[instruction]), op, self.linked.name(int(self.instructions.row[instruction]))
+        return HOST, op, op or "between ops"
+
+    def halved(self, name: str) -> TimelineInstructions:
+        """The instructions with half the time for a family, for an op (its kernels and its own host time), or for
+        all of the host's work."""
+        instructions = self.instructions
+        host, kernels = instructions.host_seconds.copy(), instructions.kernel_seconds.copy()
+        if name == HOST:
+            host *= 0.5
+        elif name in self.families:
+            kernels[self.family == name] *= 0.5
+        else:
+            mine = (self.op == name) & ~self.gap
+            kernels[mine] *= 0.5
+            host[mine] *= 0.5
+            host -= 0.5 * self._inside(name)
+        return replace(instructions, host_seconds=np.maximum(host, 0.0), kernel_seconds=kernels)
+
+    def _inside(self, name: str) -> FloatArray:
+        """Seconds of each way to a call that the host spent inside of ops of this name."""
+        linked, instructions = self.linked, self.instructions
+        inside = np.zeros(len(instructions.row))
+        named = linked.scopes[[linked.name(row) == name for row in linked.scopes.tolist()]]
+        for thread in np.unique(linked.thread[named]):
+            rows = named[linked.thread[named] == thread]
+            edges = np.stack([linked.events["start"][rows], linked.end[rows]], axis=1)
+            spent = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
+            at, value = edges.ravel(), np.stack([spent[:-1], spent[1:]], axis=1).ravel()
+            mine = self.gap & (instructions.schedule.thread == thread)
+            begin, end = (
+                np.interp(moment[mine], at, value) for moment in (instructions.gap_begin, instructions.gap_end)
+            )
+            inside[mine] = 1e-9 * (end - begin)
+        return np.minimum(inside, instructions.host_seconds)
+
+
+def _main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:
+    """For each way to a call the top-level op that takes most of it, or -1 where the time between ops is longer."""
+    main = np.full(len(instructions.row), -1, dtype=np.int64)
+    for thread, rows in linked.scopes_by_thread.items():
+        starts, ends = linked.scope_spans[thread]
+        for i in np.flatnonzero((instructions.gap_end >= 0) & (instructions.schedule.thread == thread)).tolist():
+            begin, end = int(instructions.gap_begin[i]), int(instructions.gap_end[i])
+            some = slice(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(starts, end)))
+            spent = np.minimum(ends[some], end) - np.maximum(starts[some], begin)
+            if len(spent) and spent.max() >= end - begin - spent.sum():
+                main[i] = rows[some][int(np.argmax(spent))]
+    return main
