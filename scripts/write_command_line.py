@@ -65,10 +65,10 @@ def _row(action: argparse.Action) -> str:
 
 
 def _prose(text: str) -> str:
-    """A docstring as Markdown: paragraphs filled, indented examples as blocks, quoted commands as code."""
+    """A docstring as Markdown: paragraphs filled, examples as blocks, quoted commands as code."""
     parts = []
     for paragraph in textwrap.dedent(text).strip().split("\n\n"):
-        if paragraph.startswith("  "):
+        if paragraph.startswith(("  ", "traincast ")):
             parts.append(f"```text\n{textwrap.dedent(paragraph)}\n```")
         else:
             marked = re.sub(r"(?<!\w)'([^']+)'(?!\w)", r"`\1`", paragraph)
