@@ -7,12 +7,7 @@ import sys
 from pathlib import Path
 
 from traincast.errors import TraincastError
-from traincast.evaluation.collectives import evaluate_collectives
-from traincast.evaluation.distributed_embeddings import distributed_embeddings_cases
-from traincast.evaluation.embedding_access import evaluate_embedding_access
-from traincast.evaluation.iterations import SUITES, run_cases, summarise
-from traincast.evaluation.kernels import evaluate_kernels
-from traincast.evaluation.multi_gpu import multi_gpu_cases, summarise_multi_gpu
+from traincast.evaluation.suites import evaluate
 from traincast.report.evaluation import cases_text, summary_text
 
 PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "accuracy.md"
@@ -50,12 +45,8 @@ walks the eight traced ranks of a DLRM together.""",
     "distributed-embeddings": """\
 TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([parallel](parallel.md)).""",
 }
-CASES = {**SUITES, "multi-gpu": multi_gpu_cases, "distributed-embeddings": distributed_embeddings_cases}
-TABLES = {
-    "kernels": evaluate_kernels,
-    "collectives": evaluate_collectives,
-    "embedding-access": evaluate_embedding_access,
-}
+TABLES = ("kernels", "collectives", "embedding-access")
+"""Suites without a list of cases, which speak for themselves."""
 
 
 def main() -> int:
@@ -64,13 +55,12 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True)
     folder = parser.parse_args().data
     parts = [INTRODUCTION]
-    for suite, cases in CASES.items():
-        outcomes = run_cases(cases(folder))
-        rows = summarise_multi_gpu(outcomes, folder) if suite == "multi-gpu" else summarise(suite, outcomes)
-        table = f"{cases_text(outcomes)}\n\n{summary_text(rows)}"
-        parts.append(f"## `evaluate {suite}`\n\n{NOTES[suite]}\n\n```\n{table}\n```\n")
-    for suite, evaluate in TABLES.items():
-        parts.append(f"## `evaluate {suite}`\n\n```\n{summary_text(evaluate(folder))}\n```\n")
+    for suite, note in NOTES.items():
+        result = evaluate(suite, folder)
+        table = f"{cases_text(result.outcomes)}\n\n{summary_text(result.summary)}"
+        parts.append(f"## `evaluate {suite}`\n\n{note}\n\n```\n{table}\n```\n")
+    for suite in TABLES:
+        parts.append(f"## `evaluate {suite}`\n\n```\n{summary_text(evaluate(suite, folder).summary)}\n```\n")
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     return 0
 

@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
+from traincast.evaluation.cases import run_cases
 from traincast.evaluation.distributed_embeddings import distributed_embeddings_cases
-from traincast.evaluation.iterations import run_cases
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from traincast.evaluation import multi_gpu
-from traincast.evaluation.iterations import Case, Outcome, run_cases
+from traincast.evaluation.cases import Case, Outcome, run_cases
 from traincast.evaluation.multi_gpu_dlrm import GROUPS
 from traincast.questions.predict import Question
 from traincast.questions.variant import Variant
@@ -43,9 +43,9 @@ def test_only_pytorch_counts_among_all(monkeypatch):
         case = Case(name=group, group=group, question=Question(workload="dlrm-default", on="v100"), measured_ms=10.0)
         return Outcome(case=case, predicted_ms=predicted, low_ms=1.0, high_ms=20.0, active_ms=1.0)
 
-    monkeypatch.setattr(multi_gpu, "replay_rows", lambda data: [])
+    monkeypatch.setattr(multi_gpu, "replay_rows", lambda suite, data: [])
     outcomes = [outcome(GROUPS["dle"], 11.0), outcome(GROUPS["mlperf"], 9.0), outcome(GROUPS["hugectr"], 4.0)]
-    rows = multi_gpu.summarise_multi_gpu(outcomes, Path())
+    rows = multi_gpu.summarise_multi_gpu("multi-gpu", outcomes, Path())
     assert [(row.group, row.n, round(row.mape)) for row in rows] == [
         ("all PyTorch: step", 2, 10),
         (GROUPS["dle"], 1, 10),

@@ -25,7 +25,7 @@ def test_rows_keep_their_place_in_the_file_when_some_are_set_aside(tmp_path):
 
 
 def test_a_missing_or_damaged_file_is_one_clear_line(tmp_path):
-    with pytest.raises(TraincastError, match="--data"):
+    with pytest.raises(TraincastError, match="`data`"):
         read_table(tmp_path, "kernels/vector_fp32.parquet", (), ())
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(TraincastError, match=r"broken\.parquet") as caught:

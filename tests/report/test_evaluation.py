@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.evaluation.iterations import Case, Outcome, summarise
+from traincast.evaluation.cases import Case, Outcome, summarise
 from traincast.evaluation.suites import Evaluation
 from traincast.questions.predict import Question
 from traincast.report.evaluation import cases_text, evaluation_text, summary_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from traincast.evaluation.iterations import Case
+from traincast.evaluation.cases import Case
 from traincast.evaluation.published import rows_of
 from traincast.platform.catalog import load_device
 from traincast.platform.platform import load_platform
@@ -14,26 +14,33 @@ from traincast.questions.predict import Question
 from traincast.questions.published import tensorflow_host
 from traincast.questions.variant import Variant
 
+_PREFIX = "distributed-embeddings-"
+
 
 def distributed_embeddings_cases(data: Path) -> list[Case]:
     """Every row of `distributed_embeddings.csv`, from the program's published sizes."""
     folder = data / "iterations"
     node = replace(load_platform("dgx-a100"), device=load_device("a100-80gb"))
     host = tensorflow_host()
+    programs = {
+        name.removeprefix(_PREFIX): program
+        for name, program in published_programs().items()
+        if name.startswith(_PREFIX)
+    }
     cases = []
     for row in rows_of(folder / "distributed_embeddings.csv"):
-        gpus, program = int(row["num_gpus"]), published_programs()[f"distributed-embeddings-{row['model']}"]
+        gpus, program = row.count("num_gpus"), row.known("model", programs)
         cases.append(
             Case(
                 name=f"{row['model']} x{gpus}",
                 group="DGX A100",
                 question=Question(
-                    workload=program.step(gpus=gpus, global_batch=int(row["global_batch"]), dtype="tf32"),
+                    workload=program.step(gpus=gpus, global_batch=row.count("global_batch"), dtype="tf32"),
                     on=node if gpus > 1 else replace(node, topology=None, gpus_per_node=1),
                     variant=Variant(dtype="tf32"),
                     host=host,
                 ),
-                measured_ms=float(row["iteration_ms"]),
+                measured_ms=row.positive("iteration_ms"),
             )
         )
     return cases

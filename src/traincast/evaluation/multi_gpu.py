@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from traincast.errors import TraincastError
-from traincast.evaluation.iterations import Case, Outcome, outcomes_row
+from traincast.evaluation.cases import Case, Outcome, outcomes_row
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
+from traincast.evaluation.published import Row, rows_of
 from traincast.evaluation.replay import replay_rows
+from traincast.evaluation.single_gpu import TRANSFORMERS
 from traincast.measurements.metrics import ErrorRow
 from traincast.questions.predict import Question
 from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
 _NODES = {"NVIDIA A100-SXM4-40GB": "dgx-a100"}
-_TRANSFORMERS = {"gpt2_large": "gpt2-large"}
 _NOT_PYTORCH = (GROUPS["dle_tf"], GROUPS["hugectr"], GROUPS["pcie"])
 
 
@@ -40,26 +39,26 @@ def transformer_cases(data: Path) -> list[Case]:
     for row in rows_of(data / "iterations" / "transformers_4gpu.csv"):
         if row["strategy"] != "dp" and not _torch_is_there():
             continue
-        measured = float(row["iteration_ms"])
+        measured = row.positive("iteration_ms")
         cases.append(
             Case(
                 name=f"{row['model']} {row['strategy']} {row['num_gpus']}, batch {row['global_batch']}",
                 group=f"Transformers, {row['device']}",
                 question=_divided(row),
                 measured_ms=measured,
-                others={"NeuSight": 100 * (float(row["neusight_pred_iteration_ms"]) / measured - 1)},
+                others={"NeuSight": 100 * (row.positive("neusight_pred_iteration_ms") / measured - 1)},
             )
         )
     return cases
 
 
-def _divided(row: dict[str, str]) -> Question:
+def _divided(row: Row) -> Question:
     """The row's model divided over its GPUs."""
-    gpus, batch, length = int(row["num_gpus"]), int(row["global_batch"]), int(row["seq_len"])
-    node = _NODES[row["device"]]
+    gpus, batch, length = row.count("num_gpus"), row.count("global_batch"), row.count("seq_len")
+    node = row.known("device", _NODES)
     if row["strategy"] == "dp":
         variant = Variant(batch_size=batch // gpus, seq_len=length, optimizer="none")
-        return Question(workload=_TRANSFORMERS[row["model"]], on=node, gpus=gpus, variant=variant)
+        return Question(workload=row.known("model", TRANSFORMERS), on=node, gpus=gpus, variant=variant)
     return Question(workload=_captured(row["strategy"], gpus, batch, length), on=node)
 
 
@@ -86,21 +85,12 @@ def _torch_is_there() -> bool:
     return find_spec("torch") is not None
 
 
-def summarise_multi_gpu(outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
+def summarise_multi_gpu(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
     """All PyTorch steps together, then group by group, then eight traced ranks replayed together.
 
     Steps of other frameworks are lower bounds or stand-ins and do not count among all.
     """
-    suite = "multi-gpu"
     rows = [outcomes_row(suite, "all PyTorch: step", [o for o in outcomes if o.case.group not in _NOT_PYTORCH])]
     for group in dict.fromkeys(o.case.group for o in outcomes):
         rows.append(outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]))
-    return [*rows, *replay_rows(data)]
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a table of measurements."""
-    if not path.is_file():
-        raise TraincastError(f"'{path}' is missing; point `data` at the folder of measurements")
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return [*rows, *replay_rows(suite, data)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from traincast.evaluation.iterations import Case
+from traincast.evaluation.cases import Case
 from traincast.evaluation.published import rows_of
 from traincast.platform.catalog import device_by_name, load_device
 from traincast.platform.platform import Platform, load_platform
@@ -36,18 +36,18 @@ def dlrm_cases(data: Path) -> list[Case]:
 def _dle_cases(data: Path) -> list[Case]:
     cases = []
     for row in rows_of(data / "iterations" / "dle_dlrm.csv"):
-        gpus, batch, dtype = int(row["num_gpus"]), int(row["global_batch"]), _DTYPES[row["precision"]]
+        gpus, batch, dtype = row.count("num_gpus"), row.count("global_batch"), row.known("precision", _DTYPES)
         group = "dle_tf" if row["framework"] != "pytorch" else "dle_old" if row["readme_date"] < "2021" else "dle"
         cases.append(
             Case(
                 name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row['readme_date']})",
                 group=GROUPS[group],
                 question=Question(
-                    workload=_workload(_SIZES[row["model_size"]], gpus, batch, dtype),
-                    on=_platform(_NODES[row["system"]], row["device"], gpus),
+                    workload=_workload(row.known("model_size", _SIZES), gpus, batch, dtype),
+                    on=_platform(row.known("system", _NODES), row["device"], gpus),
                     variant=Variant(dtype="tf32" if dtype == "tf32" else "fp32"),
                 ),
-                measured_ms=float(row["iteration_ms"]),
+                measured_ms=row.positive("iteration_ms"),
             )
         )
     return cases
@@ -57,7 +57,7 @@ def _mlperf_cases(data: Path) -> list[Case]:
     """PyTorch's rows as its published code runs them; of the others only the dense part is predicted."""
     cases = []
     for row in rows_of(data / "iterations" / "mlperf_dlrm.csv"):
-        gpus, batch = int(row["num_gpus"]), int(row["global_batch"])
+        gpus, batch = row.count("num_gpus"), row.count("global_batch")
         card = "40" if "40GB" in row["accelerator"] or row["accelerator"] == "NVIDIA A100" else "80"
         pcie = "PCI" in row["accelerator"].upper()
         key = f"a100-{card}gb-pcie" if pcie else f"a100-{card}gb"
@@ -74,7 +74,7 @@ def _mlperf_cases(data: Path) -> list[Case]:
                 name=f"{row['mlperf_round']} {row['submitter']} {row['system']} x{gpus}",
                 group=GROUPS[group],
                 question=question,
-                measured_ms=float(row["iteration_ms"]),
+                measured_ms=row.positive("iteration_ms"),
             )
         )
     return cases

@@ -64,17 +64,15 @@ def replayed_ranks(data: Path) -> list[ReplayedRank]:
     ]
 
 
-def replay_rows(data: Path) -> list[ErrorRow]:
+def replay_rows(suite: str, data: Path) -> list[ErrorRow]:
     """The replay's error tables: the slowest rank, every rank, and exposed communication of every rank."""
     *ranks, slowest = replayed_ranks(data)
     names = [rank.name for rank in ranks]
     return [
-        error_row("multi-gpu", "replay, slowest rank", [slowest.replayed_ms], [slowest.measured_ms], ["slowest"]),
+        error_row(suite, "replay, slowest rank", [slowest.replayed_ms], [slowest.measured_ms], ["slowest"]),
+        error_row(suite, "replay, each rank", [r.replayed_ms for r in ranks], [r.measured_ms for r in ranks], names),
         error_row(
-            "multi-gpu", "replay, each rank", [r.replayed_ms for r in ranks], [r.measured_ms for r in ranks], names
-        ),
-        error_row(
-            "multi-gpu",
+            suite,
             "replay, exposed communication",
             [r.exposed_replayed_ms for r in ranks],
             [r.exposed_measured_ms for r in ranks],

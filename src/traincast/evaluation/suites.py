@@ -6,29 +6,40 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traincast.errors import TraincastError, unknown
-from traincast.evaluation.iterations import Outcome, run_cases, summarise
-from traincast.evaluation.multi_gpu import multi_gpu_notes, summarise_multi_gpu
+from traincast.evaluation.cases import Outcome, run_cases
 from traincast.measurements.metrics import ErrorRow
 from traincast.results import Records, Result, flat
 
-CASES = {
-    "dlrm": "iterations:dlrm_cases",
-    "cnn": "iterations:cnn_cases",
-    "transformers": "iterations:transformer_cases",
-    "multi-gpu": "multi_gpu:multi_gpu_cases",
-    "distributed-embeddings": "distributed_embeddings:distributed_embeddings_cases",
+
+class Suite(NamedTuple):
+    """Where a suite stands, as `module:function` of this room, imported when it is asked for.
+
+    `cases(data)` gives measured steps, which `summary(suite, outcomes, data)` adds up and `notes()` comments on.
+    Where cases are too many to list, `table(data, progress)` gives error rows and nothing else.
+    """
+
+    cases: str = ""
+    summary: str = "cases:summarise"
+    notes: str = ""
+    table: str = ""
+
+
+SUITES = {
+    "cnn": Suite("single_gpu:cnn_cases"),
+    "collectives": Suite(table="collectives:evaluate_collectives"),
+    "distributed-embeddings": Suite("distributed_embeddings:distributed_embeddings_cases"),
+    "dlrm": Suite("single_gpu:dlrm_cases"),
+    "embedding-access": Suite(table="embedding_access:evaluate_embedding_access"),
+    "kernels": Suite(table="kernels:evaluate_kernels"),
+    "multi-gpu": Suite(
+        "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
+    ),
+    "transformers": Suite("single_gpu:transformer_cases"),
 }
-"""Suites of whole steps: `module:function(data)` gives the cases."""
-TABLES = {
-    "collectives": "collectives:evaluate_collectives",
-    "embedding-access": "embedding_access:evaluate_embedding_access",
-    "kernels": "kernels:evaluate_kernels",
-}
-"""Suites whose cases are too many to list: `module:function(data, progress)` gives error rows and nothing else."""
-SUITES = tuple(sorted({*CASES, *TABLES}))
+"""Every suite by name, in the order in which they are offered."""
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -68,18 +79,17 @@ def evaluate(
     suite: str, data: Path, *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
 ) -> Evaluation:
     """Evaluates a suite on a folder of measurements; `progress` hears the fraction done."""
-    if suite in CASES:
-        cases = _function(CASES[suite])(data)
-        outcomes = run_cases(cases, roofline_only=roofline_only, progress=progress)
-        many = suite == "multi-gpu"
-        summary = summarise_multi_gpu(outcomes, data) if many else summarise(suite, outcomes)
-        notes = multi_gpu_notes() if many else ()
-        return Evaluation(suite=suite, summary=tuple(summary), outcomes=tuple(outcomes), notes=notes)
-    if suite not in TABLES:
+    if suite not in SUITES:
         raise unknown("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
-    if roofline_only:
-        raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
-    return Evaluation(suite=suite, summary=tuple(_function(TABLES[suite])(data, progress)))
+    parts = SUITES[suite]
+    if parts.table:
+        if roofline_only:
+            raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
+        return Evaluation(suite=suite, summary=tuple(_function(parts.table)(data, progress)))
+    outcomes = run_cases(_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
+    summary = _function(parts.summary)(suite, outcomes, data)
+    notes = _function(parts.notes)() if parts.notes else ()
+    return Evaluation(suite=suite, summary=tuple(summary), outcomes=tuple(outcomes), notes=notes)
 
 
 def _function(place: str) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.display.text import table
-from traincast.evaluation.iterations import Outcome
+from traincast.evaluation.cases import Outcome
 from traincast.evaluation.suites import Evaluation
 from traincast.measurements.metrics import ErrorRow
 

@@ -14,7 +14,7 @@ from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
 from traincast.errors import TraincastError
-from traincast.evaluation.suites import SUITES, TABLES
+from traincast.evaluation.suites import SUITES
 from traincast.report.evaluation import evaluation_text
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates a suite."""
-    if args.max_mape is not None and args.suite in TABLES:
+    if args.max_mape is not None and SUITES[args.suite].table:
         raise TraincastError(f"evaluate {args.suite} has no steps that --max-mape could check; leave it out")
     with progress_bar(f"evaluate {args.suite}") as progress:
         result = evaluate(args.suite, data=args.data, roofline_only=args.roofline_only, progress=progress)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from traincast.cli.main import main
-from traincast.evaluation.iterations import cnn_cases, dlrm_cases, run_cases, summarise, transformer_cases
+from traincast.evaluation.cases import run_cases, summarise
+from traincast.evaluation.single_gpu import cnn_cases, dlrm_cases, transformer_cases
 
 
 def test_dlrm_steps(shared_data):

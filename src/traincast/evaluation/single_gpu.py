@@ -1,0 +1,86 @@
+"""Whole steps on one GPU as published: the DLRM and CNN study, and NeuSight's Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from traincast.evaluation.cases import Case
+from traincast.evaluation.published import Row, rows_of
+from traincast.platform.catalog import device_by_name
+from traincast.questions.predict import Question
+from traincast.questions.variant import Variant
+
+# MHz at which the study locked the SM clocks of its machines, as its notes on them say
+_STUDY_CLOCK_MHZ = {"Tesla V100-SXM2-16GB": 1297.0, "Tesla P100-PCIE-16GB": 1189.0, "NVIDIA TITAN Xp": 1404.0}
+TRANSFORMERS = {
+    "bert_large": "bert-large", "gpt2_large": "gpt2-large", "gpt3_xl": "gpt3-xl", "gpt3_27": "gpt3-2.7b",
+    "opt_13": "opt-1.3b", "switchxl4": "switch-xl4",
+}  # fmt: skip
+"""Built-in models by NeuSight's names."""
+
+
+def dlrm_cases(data: Path) -> list[Case]:
+    """The DLRM study: three models at four batch sizes."""
+    names = {"DLRM_default": "dlrm-default", "DLRM_MLPerf": "dlrm-mlperf", "DLRM_DDP": "dlrm-ddp"}
+    return [
+        Case(
+            name=f"{row['model']} {row['batch']}",
+            group=row["device"],
+            question=_study(row, names),
+            measured_ms=row.positive("iteration_ms"),
+            measured_active_ms=row.positive("gpu_active_ms_implied"),
+            others={"reference": row.signed("ref_err_e2e_pct"), "kernels only": row.signed("ref_err_kernel_only_pct")},
+        )
+        for row in rows_of(data / "iterations" / "dlrm_single_gpu.csv")
+    ]
+
+
+def cnn_cases(data: Path) -> list[Case]:
+    """The CNN part of the study: ResNet-50 and Inception-v3, timed from forward to the end of the update."""
+    names = {"ResNet50": "resnet50", "Inception-V3": "inception-v3"}
+    return [
+        Case(
+            name=f"{row['model']} {row['batch']}",
+            group=row["device"],
+            question=_study(row, names),
+            measured_ms=row.positive("iteration_ms"),
+            others={"|reference|": row.signed("ref_abs_err_pct"), "|Habitat|": row.signed("habitat_abs_err_pct")},
+            stops_at="Optimizer.zero_grad#SGD.zero_grad",
+        )
+        for row in rows_of(data / "iterations" / "cnn_single_gpu.csv")
+    ]
+
+
+def transformer_cases(data: Path) -> list[Case]:
+    """NeuSight's Transformers; four of them ran under torch.compile."""
+    cases = []
+    for row in rows_of(data / "iterations" / "transformers_single_gpu.csv"):
+        measured = row.positive("e2e_ms")
+        others = {
+            name: 100 * (row.positive(column) / measured - 1)
+            for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
+            if row[column]
+        }
+        variant = Variant(
+            batch_size=row.count("batch"),
+            seq_len=row.count("seq_len"),
+            mode="inference" if row["mode"] == "inf" else "training",
+            optimizer=None if row["mode"] == "inf" else "none",
+            compiled=row["compiled"] == "true",
+        )
+        question = Question(
+            workload=row.known("model", TRANSFORMERS), on=device_by_name(row["device"]).key, variant=variant
+        )
+        name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * variant.compiled
+        cases.append(Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others))
+    return cases
+
+
+def _study(row: Row, names: Mapping[str, str]) -> Question:
+    return Question(
+        workload=row.known("model", names),
+        on=device_by_name(row["device"]).key,
+        variant=Variant(batch_size=row.count("batch")),
+        clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
+    )
