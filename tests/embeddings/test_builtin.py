@@ -8,7 +8,7 @@ from traincast.embeddings.access import row_classes
 from traincast.embeddings.builtin import BUILTIN_SETS
 from traincast.embeddings.classes import NUM_BINS
 from traincast.embeddings.synthesis import Recipe, synthesise
-from traincast.fitting.embedding_sets import read_locality
+from traincast.evaluation.embedding_locality import read_locality
 
 SYNTHESISED = [("dlrm-2021-856", "locality_2021.csv", 16), ("dlrm-2022-788", "locality_2022.csv", 16)]
 

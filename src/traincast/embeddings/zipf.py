@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from traincast.arrays import FloatArray
@@ -41,14 +39,3 @@ def _power_sums(edges: FloatArray, exponent: float) -> FloatArray:
     integral = growth if slope == 0.0 else np.expm1(slope * growth) / slope
     single = np.diff(edges) == 1.0
     return np.asarray(np.where(single, edges[:-1] ** -exponent, first**slope * integral))
-
-
-@lru_cache(maxsize=4096)
-def zipf_like(rows: int, lookups: float, unique_rows: float) -> RowClasses:
-    """The Zipf table of `rows` in which `lookups` are expected to want `unique_rows` different ones."""
-    low, high = 0.0, _STEEPEST
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        fewer = zipf_classes(rows, middle).unique_rows(lookups) < unique_rows
-        low, high = (low, middle) if fewer else (middle, high)
-    return zipf_classes(rows, 0.5 * (low + high))

@@ -29,7 +29,7 @@ from traincast.evaluation.embedding_draws import (
     draw_part,
     draw_zipf,
 )
-from traincast.fitting.embedding_sets import Locality, read_locality
+from traincast.evaluation.embedding_locality import Locality, read_locality
 from traincast.measurements.metrics import ErrorRow, error_row
 
 SUITE = "embedding-access"

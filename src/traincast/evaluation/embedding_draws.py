@@ -14,7 +14,7 @@ import numpy as np
 from traincast.arrays import IntArray
 from traincast.embeddings.classes import BIN_EDGES, NUM_BINS
 from traincast.embeddings.lru import LruCounter
-from traincast.fitting.embedding_sets import Locality
+from traincast.evaluation.embedding_locality import Locality
 
 CACHES = tuple(4**power for power in range(2, 10))  # rows
 FEWEST_EVENTS = 10_000  # an exact count of fewer says little to 3 %

@@ -12,8 +12,8 @@ from traincast.fitting.collectives_data import Points
 TOLERANCE = 0.02  # log time that dropping a point may change
 _SPIKE = 0.15  # log time by which one size may stand out from both neighbours before it counts as a disturbance
 _BINS_PER_OCTAVE = 4  # sizes closer than this are pooled
-_LEAST_SIGMA = 0.02
-_UNMEASURED_FLOOR = 0.4
+_LEAST_SIGMA = 0.02  # at least: what `TOLERANCE` lets a curve change
+_UNMEASURED_FLOOR = 0.4  # log-sigma of a floor that nobody measured: assumed, a factor of 1.5
 
 
 def curve_sets(points: Points) -> dict[str, CurveSet]:

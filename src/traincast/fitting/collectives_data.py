@@ -15,7 +15,7 @@ from traincast.arrays import BoolArray, FloatArray
 from traincast.collectives.calls import bus_factor
 from traincast.errors import TraincastError, unknown
 from traincast.kernels.collective import COLLECTIVE
-from traincast.measurements.tables import Table, held_out, read_table
+from traincast.measurements.tables import MeasuredTable, held_out, read_table
 
 FOLDER = "collectives"
 SINGLE = f"{FOLDER}/nccl_single_node.parquet"
@@ -153,12 +153,12 @@ def check_links(points: Points, node: str) -> None:
         )
 
 
-def _read(data: Path, file: str, text: list[str], time: str, more: Sequence[str] = ()) -> Table:
+def _read(data: Path, file: str, text: list[str], time: str, more: Sequence[str] = ()) -> MeasuredTable:
     numbers = ["num_gpus", "message_bytes", time, *more]
     return read_table(data, file, text, numbers, positive=numbers, among={"collective": _COLLECTIVES})
 
 
-def _machines(table: Table) -> npt.NDArray[Any]:
+def _machines(table: MeasuredTable) -> npt.NDArray[Any]:
     for row, name in enumerate(table.text("device")):
         if name not in MACHINES:
             problem = unknown("machine", str(name), MACHINES, "Add it to the table of machines.")
@@ -166,13 +166,13 @@ def _machines(table: Table) -> npt.NDArray[Any]:
     return np.array([MACHINES[name][0] for name in table.text("device")], dtype=object)
 
 
-def _same(table: Table, value: str) -> npt.NDArray[Any]:
+def _same(table: MeasuredTable, value: str) -> npt.NDArray[Any]:
     return np.full(len(table), value, dtype=object)
 
 
 def _points(
-    table: Table, names: npt.NDArray[Any], machine: npt.NDArray[Any], kind: npt.NDArray[Any], dtype: npt.NDArray[Any],
-    time: str, *, pair: npt.NDArray[Any] | None = None, nodes: FloatArray | None = None,
+    table: MeasuredTable, names: npt.NDArray[Any], machine: npt.NDArray[Any], kind: npt.NDArray[Any],
+    dtype: npt.NDArray[Any], time: str, *, pair: npt.NDArray[Any] | None = None, nodes: FloatArray | None = None,
 ) -> Points:  # fmt: skip
     ranks, size = table.number("num_gpus"), table.number("message_bytes")
     nodes = np.ones(len(table)) if nodes is None else nodes

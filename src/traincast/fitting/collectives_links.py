@@ -27,7 +27,7 @@ from traincast.platform.topology import Topology
 NODES = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200"}
 KINDS = tuple(kind for kind in COLLECTIVE.kinds if measured_kind(kind) == kind)
 NETWORK_SET, NETWORK_NODE = "cluster01", "dgx-h100"
-_SPANS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)
+_SPANS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0)  # `NetworkCoefficients.span`, tried one by one
 
 
 def fit_links(points: Points, sets: dict[str, CurveSet]) -> LinkModel:

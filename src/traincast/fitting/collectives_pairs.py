@@ -13,7 +13,7 @@ SLOW = 1.15  # times slower than the healthy quarter; healthy pairs differ by a 
 
 def slow_pairs(points: Points) -> dict[str, list[dict[str, Any]]]:
     """By set: pairs whose median time over sizes exceeds the cluster's lower quartile by 15 % or more."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    entries: dict[str, list[dict[str, Any]]] = {}
     paired = points.take(points.pair != "")
     groups = sorted(set(zip(paired.set, paired.kind, paired.ranks, strict=True)))
     for name, kind, ranks in groups:
@@ -23,8 +23,8 @@ def slow_pairs(points: Points) -> dict[str, list[dict[str, Any]]]:
             slowdown = float(np.median(ratio[group.pair == pair]))
             if slowdown > SLOW:
                 entry = {"pair": str(pair), "kind": str(kind), "ranks": int(ranks), "slowdown": round(slowdown, 3)}
-                found.setdefault(str(name), []).append(entry)
-    return found
+                entries.setdefault(str(name), []).append(entry)
+    return entries
 
 
 def is_slow(points: Points, slow: dict[str, list[dict[str, Any]]]) -> np.ndarray[Any, np.dtype[np.bool_]]:

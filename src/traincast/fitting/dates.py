@@ -20,7 +20,7 @@ def date_profiles(made: Path, shipped: Path) -> None:
 
     It is that of the profile of this name in `shipped` where nothing but the date differs, and today's elsewhere.
     """
-    day = today()
+    day = fitting_date()
     for path in sorted(made.glob("*.json")):
         text = _LINE.sub("", path.read_text(encoding="utf-8"))
         date = _shipped_date(path, text, shipped / path.name) or day
@@ -30,7 +30,7 @@ def date_profiles(made: Path, shipped: Path) -> None:
         path.write_text(text[: place.end()] + line + text[place.end() :], encoding="utf-8")
 
 
-def today() -> str:
+def fitting_date() -> str:
     """This day as YYYY-MM-DD in UTC, or the one of SOURCE_DATE_EPOCH (seconds since 1970) where that is set."""
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if text is None:

@@ -17,7 +17,7 @@ from traincast.traces.slowdowns import Pair, pairs_beside
 
 TRACE = "hta_recsys_a100_rank3of8/kineto_rank3.json.gz"
 SOURCE = "facebookresearch/HolisticTraceAnalysis @ f4d0062c (MIT): recommender, rank 3 of 8, A100 40 GB"
-_CANDIDATES = np.arange(0.0, 10.05e-6, 0.1e-6)
+_CANDIDATES = np.arange(0.0, 10.05e-6, 0.1e-6)  # seconds, tried one by one
 
 
 def fit_overlap(data: Path, out: Path, progress: Callable[[str, float], None]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from traincast.kernels.record import Progress, Training
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ProfileFit:
     """A fitted profile: the package folder it lives in, and what imports the function that writes it."""
 
     folder: str
@@ -38,11 +38,11 @@ def _here(module: str, function: str) -> Callable[[], Training]:
 
 
 PIECES = {
-    **{record.profile: Piece("kernels/profiles", record.train) for record in RECORDS if record.training},
-    "collectives": Piece("collectives/profiles", _here("collectives", "fit_collectives")),
-    "host": Piece("host/data", _here("host", "fit_host")),
-    "host-traces": Piece("host/data", _here("host_traces", "fit_host_from_traces")),
-    "overlap": Piece("walk/data", _here("overlap", "fit_overlap")),
+    **{record.profile: ProfileFit("kernels/profiles", record.train) for record in RECORDS if record.training},
+    "collectives": ProfileFit("collectives/profiles", _here("collectives", "fit_collectives")),
+    "host": ProfileFit("host/data", _here("host", "fit_host")),
+    "host-traces": ProfileFit("host/data", _here("host_traces", "fit_host_from_traces")),
+    "overlap": ProfileFit("walk/data", _here("overlap", "fit_overlap")),
 }
 
 

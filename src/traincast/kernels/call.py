@@ -10,7 +10,7 @@ import numpy as np
 from traincast.arrays import BoolArray, FloatArray, IndexArray, IntArray
 
 COMPUTE_TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int64", "int32", "int16", "int8", "bool")
-COMPUTE_BYTES = dict(zip(COMPUTE_TYPES, (4, 4, 2, 2, 1, 8, 8, 4, 2, 1, 1), strict=True))
+COMPUTE_BYTES = dict(zip(COMPUTE_TYPES, (4, 4, 2, 2, 1, 8, 8, 4, 2, 1, 1), strict=True))  # tf32 is stored as fp32
 _COMPUTE_CODE = {name: code for code, name in enumerate(COMPUTE_TYPES)}
 
 

@@ -16,6 +16,8 @@ from traincast.kernels.roofline import Roofline
 from traincast.kernels.shipped import shipped_model
 from traincast.platform.device import Device
 
+_ESTIMATED_SIGMA = 0.7  # log-sigma, a factor of two: assumed of an op that nobody modelled, costed from its bytes
+
 
 class Source(IntEnum):
     """Where a duration came from."""
@@ -65,5 +67,5 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
         seconds[rows], sigma[rows], in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
         source[rows] = origin
     source[lowered.estimated] = Source.ESTIMATED
-    sigma[lowered.estimated] = np.maximum(sigma[lowered.estimated], 0.7)
+    sigma[lowered.estimated] = np.maximum(sigma[lowered.estimated], _ESTIMATED_SIGMA)
     return Costs(seconds, sigma, in_domain, source)

@@ -51,7 +51,7 @@ class _Form:
 
 
 @dataclass(slots=True)
-class _Group:
+class _FusedOps:
     """Ops of one kernel; `closed` once an op outside has used a result."""
 
     elements: int
@@ -128,12 +128,12 @@ class _Ops:
                 for storage in {self.storage[t] for t in tensors}:
                     self.readers[storage].append(op)
 
-    def groups(self) -> list[_Group]:
+    def groups(self) -> list[_FusedOps]:
         """Which ops run together. Every group runs where its last op ran: an op joins those that made what it reads
         as long as nothing else has used their results."""
-        group_of: dict[int, _Group] = {}
+        group_of: dict[int, _FusedOps] = {}
         writer: dict[int, int] = {}
-        found: list[_Group] = []
+        groups: list[_FusedOps] = []
         for op, form in enumerate(self.forms):
             if form.role is _Role.FREE:
                 continue
@@ -143,15 +143,15 @@ class _Ops:
             for group in makers.values():
                 group.closed = group.closed or not any(group is other for other in joined)
             if form.role is _Role.FUSING:
-                own = _Group(form.elements, form.rows)
-                own.members = sorted([op, *(member for group in joined for member in group.members)])
-                own.elements = max(own.elements, *(group.elements for group in joined), 0)
-                own.rows = max(own.rows, *(group.rows for group in joined), 0)
-                found = [group for group in found if not any(group is other for other in joined)] + [own]
-                group_of.update(dict.fromkeys(own.members, own))
+                merged_group = _FusedOps(form.elements, form.rows)
+                merged_group.members = sorted([op, *(member for group in joined for member in group.members)])
+                merged_group.elements = max(merged_group.elements, *(group.elements for group in joined), 0)
+                merged_group.rows = max(merged_group.rows, *(group.rows for group in joined), 0)
+                groups = [group for group in groups if not any(group is other for other in joined)] + [merged_group]
+                group_of.update(dict.fromkeys(merged_group.members, merged_group))
             for tensor in self.writes[op]:
                 writer[self.storage[tensor]] = op
-        return found
+        return groups
 
     @cached_property
     def folded(self) -> frozenset[int]:
@@ -167,7 +167,7 @@ class _Ops:
             )
         )
 
-    def merged(self, group: _Group) -> Merged:
+    def merged(self, group: _FusedOps) -> Merged:
         """The kernel of a group: what it reads from outside and what is wanted outside."""
         inside = set(group.members)
         inputs: dict[int, tuple[TensorSpec, TensorSpec]] = {}  # with symbolic and with plain sizes

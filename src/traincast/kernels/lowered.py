@@ -62,13 +62,13 @@ def lower_programs(programs: Sequence[Program], context: LoweringContext) -> tup
     lowering = _Lowering(context, several=len(templates) > 1)
     plain: dict[int, tuple[int, ...]] = {}
     for members in templates.values():
-        own = [programs[number] for number in members]
-        plain.update(zip(members, _numbers(own, lowering), strict=True))
+        alike = [programs[number] for number in members]
+        plain.update(zip(members, _numbers(alike, lowering), strict=True))
     calls, controls, signatures = tuple(lowering.calls), tuple(lowering.controls), tuple(lowering.signatures)
     estimated = np.array([call.estimated for call in calls], dtype=np.bool_)
     return tuple(
-        LoweredProgram(calls, controls, tuple([lowering.items[n] for n in own]), estimated, signatures, own)
-        for own in (plain[number] for number in range(len(programs)))
+        LoweredProgram(calls, controls, tuple([lowering.items[n] for n in numbers]), estimated, signatures, numbers)
+        for numbers in (plain[number] for number in range(len(programs)))
     )
 
 
@@ -114,7 +114,7 @@ def _numbers(programs: Sequence[Program], lowering: _Lowering) -> list[tuple[int
     symbolic, first = programs[0].symbolic, values[0].tolist()
     used = [np.array(sizes_used(signature), dtype=np.int64) for signature in symbolic]
     numbers = [lowering.number(*with_plain_sizes((signature,), first)) for signature in symbolic]
-    differ = [n for n, own in enumerate(used) if np.any(varies[own])]
+    differ = [n for n, sizes in enumerate(used) if np.any(varies[sizes])]
     known = {n: {_key(values[0, used[n]]): numbers[n]} for n in differ}
     result = [tuple(numbers)]
     for row in values[1:]:

@@ -29,8 +29,8 @@ def on_device(spec: TensorSpec) -> bool:
 def operand(signature: Signature, name: str, position: int) -> TensorSpec | None:
     """The tensor passed as argument `name`; by position among the inputs when argument names are unknown."""
     if signature.groups:
-        found = signature.tensors(name)
-        return found[0] if found else None
+        named = signature.tensors(name)
+        return named[0] if named else None
     return signature.inputs[position] if position < len(signature.inputs) else None
 
 

@@ -43,7 +43,7 @@ class FamilyRecord:
     package: str
     lowering: tuple[str, ...] = ("lowering",)
     roofline: str = ""
-    roofline_sigma: float = 0.25  # log-sigma: the mean error of rooflines on the kernels of the V100 and A100 traces
+    roofline_sigma: float = 0.25  # log-sigma; assumed where a family has no figure of its own
     model: str = ""
     profile: str = ""
     training: str = ""

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 HELD_OUT_SHARE = 0.2
+"""Of the rows: what no fit may see."""
 HASH_SEED = 0x9E3779B97F4A7C15
-_MAX_ROWS = 5_000_000
+"""2**64 over the golden ratio, the increment of SplitMix64; the multipliers of `held_out` are that generator's too."""
+_MAX_ROWS = 5_000_000  # more is taken for a mistake: no public table has as many, and memory would not hold them
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Table:
+class MeasuredTable:
     """A measured table: its file name for messages, and its columns. Text columns are object arrays.
 
     `row` says where in the file each row stands, counted from 0 (None: as they are).
@@ -44,10 +46,10 @@ class Table:
         """A numeric column as float64."""
         return self.columns[name].astype(np.float64)
 
-    def take(self, rows: BoolArray) -> Table:
+    def take(self, rows: BoolArray) -> MeasuredTable:
         """A selection of rows, which keep their place in the file."""
         row = np.arange(len(self)) if self.row is None else self.row
-        return Table(self.file, {name: column[rows] for name, column in self.columns.items()}, row[rows])
+        return MeasuredTable(self.file, {name: column[rows] for name, column in self.columns.items()}, row[rows])
 
     def where(self, index: int, column: str) -> str:
         """The file, row and column of a value, for messages."""
@@ -58,7 +60,7 @@ class Table:
 def read_table(
     data: Path, file: str, text: Sequence[str], numbers: Sequence[str], *, positive: Sequence[str] = (),
     among: Mapping[str, Collection[str]] | None = None,
-) -> Table:  # fmt: skip
+) -> MeasuredTable:  # fmt: skip
     """Columns of a Parquet or CSV table under `data`. `positive` columns must hold finite numbers above zero, those of
     `among` one of these words."""
     frame = _read_frame(data, file)
@@ -66,7 +68,7 @@ def read_table(
         if name not in frame.columns:
             raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
     columns: dict[str, npt.NDArray[Any]] = {name: frame[name].to_numpy().astype(object) for name in text}
-    table = Table(file, columns)
+    table = MeasuredTable(file, columns)
     for name, known in (among or {}).items():
         check_among(table, name, known)
     for name in numbers:
@@ -99,9 +101,9 @@ def _numbers(frame: pl.DataFrame, file: str, name: str) -> FloatArray:
     try:
         return frame[name].cast(pl.Float64).to_numpy()
     except pl.exceptions.PolarsError:
-        found = frame[name].cast(pl.String, strict=False).to_list()
-        row = next((row for row, value in enumerate(found) if not _is_number(value)), 0)
-        raise TraincastError(f"'{file}', row {row}, column '{name}': {found[row]!r} is not a number") from None
+        texts = frame[name].cast(pl.String, strict=False).to_list()
+        row = next((row for row, value in enumerate(texts) if not _is_number(value)), 0)
+        raise TraincastError(f"'{file}', row {row}, column '{name}': {texts[row]!r} is not a number") from None
 
 
 def _is_number(value: str | None) -> bool:
@@ -112,7 +114,7 @@ def _is_number(value: str | None) -> bool:
     return True
 
 
-def check_positive(table: Table, column: str) -> None:
+def check_positive(table: MeasuredTable, column: str) -> None:
     """Refuses a table with anything but finite numbers above zero in this column."""
     values = table.number(column)
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
@@ -120,7 +122,7 @@ def check_positive(table: Table, column: str) -> None:
         raise TraincastError(f"{table.where(bad[0], column)}: {values[bad[0]]} is not a positive number")
 
 
-def check_among(table: Table, column: str, known: Collection[str]) -> None:
+def check_among(table: MeasuredTable, column: str, known: Collection[str]) -> None:
     """Refuses a table with a word in this column that nobody knows what to do with."""
     for index, value in enumerate(table.text(column)):
         if value not in known:
@@ -128,7 +130,7 @@ def check_among(table: Table, column: str, known: Collection[str]) -> None:
             raise TraincastError(f"{table.where(index, column)}: {problem}")
 
 
-def devices_in(table: Table, column: str = "device") -> list[Device]:
+def devices_in(table: MeasuredTable, column: str = "device") -> list[Device]:
     """The devices named in a column, sorted by key; a name no platform file knows is an error."""
     names, first = np.unique(table.text(column).astype(str), return_index=True)
     devices = []
@@ -140,7 +142,7 @@ def devices_in(table: Table, column: str = "device") -> list[Device]:
     return sorted(devices, key=lambda device: device.key)
 
 
-def device_rows(table: Table, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
+def device_rows(table: MeasuredTable, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
     """Position in `devices` of every row's device."""
     position = {device.name: i for i, device in enumerate(devices)}
     return np.array([position[str(name)] for name in table.text(column)], dtype=np.int64)
@@ -154,7 +156,9 @@ def only_present(
     return [devices[i] for i in present], renumbered.reshape(-1).astype(np.int64)
 
 
-def check_possible(table: Table, least_seconds: FloatArray, seconds: FloatArray, column: str = "latency_us") -> None:
+def check_possible(
+    table: MeasuredTable, least_seconds: FloatArray, seconds: FloatArray, column: str = "latency_us"
+) -> None:
     """Refuses a table with a row three times faster than the data sheet allows (`least_seconds`)."""
     bad = np.flatnonzero(seconds * 3 < least_seconds)
     if len(bad):

@@ -15,7 +15,7 @@ from traincast.platform.device import Device
 
 _SAME_KERNEL = 16.0  # how much more a device with the same kernel says about one never measured
 _TOWARDS_POOL = 0.1  # decides only what a device's own rows leave open, such as head dimensions it lacks
-_KNEE = 0.1
+_KNEE = 0.1  # relative error beyond which a sample counts linearly (Huber); set by hand
 
 
 def fit_weights(data: Measurements) -> AttentionParameters:

@@ -9,6 +9,7 @@ from traincast.kernels.call import Calls
 from traincast.kernels.physics import flop_rate, memory_seconds
 from traincast.platform.device import Device
 
+# of the sustained rate; set by hand, see the record's sigma
 _ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42}
 
 

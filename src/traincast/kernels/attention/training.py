@@ -15,7 +15,7 @@ from traincast.kernels.attention.model import AttentionModel
 from traincast.kernels.call import Calls
 from traincast.kernels.samples import Samples
 from traincast.kernels.training import FamilyTraining, Predictor, device_spreads, unseen_spread
-from traincast.measurements.tables import Table, check_possible, device_rows, devices_in, held_out, read_table
+from traincast.measurements.tables import MeasuredTable, check_possible, device_rows, devices_in, held_out, read_table
 
 FILE = "kernels/attention_mixed.parquet"
 FRAMEWORK = "vllm"  # calls the FlashAttention kernels that PyTorch also carries; the others use kernels of their own
@@ -93,7 +93,7 @@ def read_attention(data: Path) -> AttentionSamples:
     return AttentionSamples(devices, device, calls, seconds, held_out(batch, length, heads, kv_heads, dim))
 
 
-def _check(table: Table) -> None:
+def _check(table: MeasuredTable) -> None:
     """All rows, those of other frameworks too: causal products of queries, keys and values at the sheet's peak."""
     devices = devices_in(table)
     peak = np.array([device.peak("bf16") for device in devices])[device_rows(table, devices)]

@@ -26,9 +26,10 @@ from traincast.kernels.model import Measurements
 from traincast.kernels.solve import relative_fit
 from traincast.platform.device import Device
 
+# set by hand: they only say which way is fastest in the first round
 _START = np.array([1.5, 1.0, 0.6, 2.0, 1.2, 0.6, 2.0, 1.0, 1.2, 1.35, 0.6, 3.0, 1.1, 2.0, 3.0, 5.0])
-_MODEL_ERROR = 0.05
-_ROUNDS = 8
+_MODEL_ERROR = 0.05  # what the physics misses even of a perfect reading, relative
+_ROUNDS = 8  # of giving samples to ways and refitting; set by hand
 _TIE = 0.002  # how strongly a device is tied to the pooled weights, against its own rows
 
 
@@ -45,7 +46,7 @@ def fit_weights(data: Measurements) -> ConvParameters:
     size = len(data.devices)
     g = Geometry.of(data.calls)
     limits = np.array([part.max() for part in (g.batch, g.channels, g.filters, g.height)])
-    spread = np.full(size, 0.15)
+    spread = np.full(size, 0.15)  # a placeholder, as 0.3 for other chips: `with_spread` sets both
     return ConvParameters(
         Chips.of(data.devices), np.array(plain), np.array(tensor), plain_pool, tensor_pool, spread, 0.3, limits
     )
@@ -124,7 +125,7 @@ def _tied_fit(
     )
 
 
-_MOST_RESIDUAL = 1.0
+_MOST_RESIDUAL = 1.0  # log error beyond which a reading is taken for a mistake
 _ENOUGH_ROWS = 1000  # of 3x3 forward in fp32, for a chip to have trees of its own
 
 
@@ -133,7 +134,7 @@ def fit_trees(parameters: ConvParameters, data: Measurements, tensor: BoolArray)
     g = Geometry.of(data.calls)
     plentiful = g.winograd & data.calls.is_kind("forward")
     wanted = certainty(data)
-    own, devices = [], []
+    trees, devices = [], []
     shared, others, fast = [], [], []
     for index, device in enumerate(data.devices):
         mine = data.device == index
@@ -142,7 +143,7 @@ def fit_trees(parameters: ConvParameters, data: Measurements, tensor: BoolArray)
             devices.append(device)
             _, some, seconds = _ways(parameters, data, rows, device, tensor)
             target = _left(data.seconds[rows], seconds)
-            own.append(boost(own_features(some, device, seconds), target, wanted[rows]))
+            trees.append(boost(own_features(some, device, seconds), target, wanted[rows]))
             mine &= ~plentiful
         rows = np.flatnonzero(mine)
         if len(rows):
@@ -152,7 +153,7 @@ def fit_trees(parameters: ConvParameters, data: Measurements, tensor: BoolArray)
             features = shared_features(calls, some, device, seconds)
             shared.append((features, _left(data.seconds[rows], seconds), wanted[rows]))
     matrix, target, weight = (np.concatenate([part[column] for part in shared]) for column in range(3))
-    return ConvTrees(Chips.of(devices), tuple(own), Chips.of(others), np.array(fast), boost(matrix, target, weight))
+    return ConvTrees(Chips.of(devices), tuple(trees), Chips.of(others), np.array(fast), boost(matrix, target, weight))
 
 
 def _ways(

@@ -22,10 +22,10 @@ _SHORTEST_KERNEL_SECONDS = 10e-6  # in the quickest rows, which show a device's 
 _SHORT = 0.3  # of a device's median time: rows that show the delay best
 _SHARE_VARIANCE = 1 / 12  # of a share anywhere between none and all
 _COMMON_ERROR = 0.08  # log-sigma of the physics for a shape on all devices, and on one
-_OWN_ERROR = 0.08
-_JITTER_SECONDS = 15e-6
+_OWN_ERROR = 0.08  # as above; both set by hand
+_JITTER_SECONDS = 15e-6  # of a host's delay; assumed
 _SURE_VARIANCE = 0.002  # of the shares that tell the typical one
-_ROUNDS = 3
+_ROUNDS = 3  # of shares and weights found in turn; set by hand
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from traincast.kernels.call import Calls
 from traincast.kernels.conv import CONV
 from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
-    Table,
+    MeasuredTable,
     check_positive,
     check_possible,
     device_rows,
@@ -85,7 +85,7 @@ def read_convolutions(data: Path) -> ConvSamples:
     return ConvSamples(ordered, device, calls, seconds, held_out(*shape), timed, nothing, nothing)
 
 
-def _deepbench(data: Path) -> Table:
+def _deepbench(data: Path) -> MeasuredTable:
     sizes = ("batch", "in_channels", "in_h", "in_w", "out_channels", "kernel_h", "kernel_w")
     table = read_table(
         data, DEEPBENCH_FILE, ("device", "op", "precision"),
@@ -101,13 +101,13 @@ def _deepbench(data: Path) -> Table:
     return table
 
 
-def _columns(table: Table, stride: tuple[str, str], pad: tuple[str, str]) -> FloatArray:
+def _columns(table: MeasuredTable, stride: tuple[str, str], pad: tuple[str, str]) -> FloatArray:
     names = ("batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w", *stride, *pad)
     ones = np.ones(len(table))
     return np.stack([*(table.number(name) for name in names), ones, ones, ones], axis=1)
 
 
-def _check(wide: Table, bench: Table, devices: tuple[Device, ...], calls: Calls) -> None:
+def _check(wide: MeasuredTable, bench: MeasuredTable, devices: tuple[Device, ...], calls: Calls) -> None:
     """Winograd does a quarter of the products at best; nothing explains more than that."""
     start = 0
     for table in (wide, bench):

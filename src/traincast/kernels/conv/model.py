@@ -18,7 +18,7 @@ from traincast.kernels.model import KernelModel, Measurements, State
 from traincast.platform.device import AMPERE, Device
 
 _LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
-_PIECE = 8192
+_PIECE = 8192  # calls at once: their features stay in the CPU's cache
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
 
 
@@ -27,7 +27,7 @@ class ConvModel(KernelModel):
 
     family: ClassVar[Family] = CONV
     UNMEASURED: ClassVar[float] = 0.2  # log-sigma added off 3x3 forward in fp32, where data is thin
-    _DEPTHWISE: ClassVar[float] = 0.6
+    _DEPTHWISE: ClassVar[float] = 0.6  # log-sigma: assumed, there is no data for it
     _UNSEARCHED: ClassVar[float] = 1.0  # time of a plain implicit GEMM over that of the fastest one
 
     def __init__(self, parameters: ConvParameters | None = None, residual: ConvTrees | None = None) -> None:
@@ -69,12 +69,12 @@ class ConvModel(KernelModel):
     ) -> BoolArray:
         """Multiplies `seconds` by what the trees say, in place; which calls were measured by the thousand."""
         trees = self.residual_
-        own = trees.find(device) if trees is not None else None
-        learned = self._in_learned_domain(calls, g) & (own is not None)
+        chip_trees = trees.find(device) if trees is not None else None
+        learned = self._in_learned_domain(calls, g) & (chip_trees is not None)
         for rows in _pieces(learned):
-            assert own is not None
+            assert chip_trees is not None
             features = own_features(Geometry.of(calls.take(rows)), device, ways[rows])
-            seconds[rows] *= np.exp(own.predict(features))
+            seconds[rows] *= np.exp(chip_trees.predict(features))
         if trees is not None:
             for rows in _pieces(~learned & trees.shares(calls, g, device, tensor)):
                 part = calls.take(rows)

@@ -19,9 +19,9 @@ FITTED = (
 _SHARES = np.array([name.endswith("_share") for name in FITTED])
 _KNEE = 0.1  # residuals beyond count linearly (Huber): bags of the smallest job are not known
 _TOWARDS_START = 0.02  # decides only what the rows leave open
-_STEP = 1e-4
-_LONGEST_STEP = 0.3
-_ROUNDS = 60
+_STEP = 1e-4  # of log rates, either side, for a slope
+_LONGEST_STEP = 0.3  # of log rates: no rate changes by more than a third at once
+_ROUNDS = 60  # of the method, set by hand: later steps change nothing
 
 
 def fitted_rates(data: Measurements, start: Rates) -> Rates:

@@ -22,7 +22,7 @@ from traincast.kernels.embedding.tables import uniform_tables
 from traincast.kernels.embedding.traffic import L2_SHARE, Rates
 from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
-    Table,
+    MeasuredTable,
     check_among,
     check_positive,
     check_possible,
@@ -42,7 +42,7 @@ _BLOCK_KERNEL, _WARP_KERNEL = "kernel_cta_per_row_1", "kernel_warp_per_row_1"
 # what rates are fitted to: lookups a bag and dims of the microbenchmark, steps of the A100 job
 _FIT_LOOKUPS, _FIT_DIMS = (16, 38), (32, 128, 256)
 _A100_JOB, _FIT_STEPS = "hta_recsys_a100_rank3of8", (1009, 1010)
-_MANY_LOOKUPS = 1_000_000
+_MANY_LOOKUPS = 1_000_000  # from here on the longest bag of a lookup hardly decides its time; set by hand
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -148,7 +148,7 @@ def _warm(call: KernelCall, device: Device) -> KernelCall:
     return EMBEDDING.call(call.kind, call.compute, estimated=False, **(sizes | resident))
 
 
-def _read_jobs(data: Path) -> Table:
+def _read_jobs(data: Path) -> MeasuredTable:
     """Rows of FBGEMM's own lookup and update kernels. Dense gradients are left out: their tables have a few rows."""
     sizes = ("rank", "step", "batch", "num_tables", "num_indices", "total_dim", "weight_elements", "duration_us")
     table = read_table(
@@ -171,12 +171,12 @@ def _read_jobs(data: Path) -> Table:
     return table
 
 
-def _check_bags(table: Table, pooled_bytes: FloatArray, rate: FloatArray, column: str) -> None:
+def _check_bags(table: MeasuredTable, pooled_bytes: FloatArray, rate: FloatArray, column: str) -> None:
     """Rows may come from a cache; the pooled result has to go somewhere."""
     check_possible(table, pooled_bytes / rate, 1e-6 * table.number(column), column)
 
 
-def _job_samples(table: Table) -> Iterator[_Sample]:
+def _job_samples(table: MeasuredTable) -> Iterator[_Sample]:
     devices = devices_in(table)
     device = device_rows(table, devices)
     updates: dict[tuple[Any, ...], list[int]] = {}
@@ -186,12 +186,14 @@ def _job_samples(table: Table) -> Iterator[_Sample]:
         else:
             key = tuple(table.columns[field][i] for field in ("trace", "rank", "step", "weighted"))
             updates.setdefault(key, []).append(i)
-    for own in updates.values():
-        kind = f"tbe_backward_{table.text('optimizer')[own[0]]}"
-        yield _job_sample(table, own[0], kind, devices[device[own[0]]], float(table.number("duration_us")[own].sum()))
+    for launches in updates.values():
+        kind = f"tbe_backward_{table.text('optimizer')[launches[0]]}"
+        yield _job_sample(
+            table, launches[0], kind, devices[device[launches[0]]], float(table.number("duration_us")[launches].sum())
+        )
 
 
-def _job_sample(table: Table, i: int, kind: str, device: Device, measured_us: float) -> _Sample:
+def _job_sample(table: MeasuredTable, i: int, kind: str, device: Device, measured_us: float) -> _Sample:
     integers = ("num_tables", "step", "rank", "num_indices", "batch")
     count, step, rank, lookups, batch = (int(table.number(name)[i]) for name in integers)
     dim = float(table.number("total_dim")[i]) / count

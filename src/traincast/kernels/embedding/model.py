@@ -18,11 +18,11 @@ from traincast.kernels.embedding.traffic import Rates, embedding_seconds
 from traincast.kernels.model import KernelModel, Measurements, State
 from traincast.platform.device import Device
 
-_LONG_SECONDS = 50e-6
+_LONG_SECONDS = 50e-6  # a kernel this long is mostly memory, not its start
 _UNMEASURED = 0.25  # a kind, type or size that was never measured: what the roofline allows itself
 _IN_HOST = 0.35  # rows or optimizer state behind PCIe, which no row has
-_SLACK = 1e-6
-_FP32_BYTES = 4
+_SLACK = 1e-6  # beside the limits of what was measured, against rounding
+_FP32_BYTES = 4  # the only type that was measured
 _FBGEMM = np.array([kind.startswith("tbe_") for kind in EMBEDDING.kinds])
 
 
@@ -110,11 +110,11 @@ def _distinct_chips(devices: Sequence[Device]) -> tuple[Chips, IntArray]:
     cards: list[Device] = []
     chip = []
     for device in devices:
-        found = Chips.of(cards).find(device)
-        if found < 0:
-            found = len(cards)
+        position = Chips.of(cards).find(device)
+        if position < 0:
+            position = len(cards)
             cards.append(device)
-        chip.append(found)
+        chip.append(position)
     return Chips.of(cards), np.array(chip, dtype=np.int64)
 
 

@@ -22,13 +22,13 @@ L2_SHARE = 0.9  # of the L2 that rows can occupy
 LOOKUP_SECONDS = 0.6e-6  # FBGEMM's forward waits for one row before it asks for the next
 BAG_LOOKUP_SECONDS = 0.2e-6  # other kernels, at most: 8 more lookups a bag cost them 1.9 us where rows are in L2
 HOST_GBS = {3: 12.4, 4: 24.0, 5: 48.0}  # rows in pinned host memory, one direction, by PCIe generation
-_LOOKUPS_PER_BLOCK = 16
-_LOOKUPS_PER_LONG_BLOCK = 1024
-_SECTOR = 32
-_SECTORS_PER_LINE = 4.0
+_LOOKUPS_PER_BLOCK = 16  # warps of a block of FBGEMM's warp-per-row kernel, one lookup each
+_LOOKUPS_PER_LONG_BLOCK = 1024  # that FBGEMM gives one block of its block-per-row kernel
+_SECTOR = 32  # bytes: the least that NVIDIA's L2 and DRAM move
+_SECTORS_PER_LINE = 4.0  # a line of NVIDIA's L2 has 128 bytes
 _FP32_BYTES = 4.0
-_THREADS_PER_SM = 2048
-_ROWS_IN_HOST, _STATE_IN_HOST = 1, 2
+_THREADS_PER_SM = 2048  # resident at most, on all data-centre cards (CUDA programming guide)
+_ROWS_IN_HOST, _STATE_IN_HOST = 1, 2  # values of the field `host`
 
 # optimizer state that a fused backward reads and writes
 _STATE = {f"tbe_backward_{optimizer}": state for optimizer, state in OPTIMIZER_STATE.items()}
@@ -49,7 +49,7 @@ class Rates:
     sorted_write_share: float = 0.606  # the same where neighbouring rows are evicted together
     l2_bytes_per_clock: float = 21.0  # per SM
     long_row_seconds: float = 2.6e-6  # FBGEMM's block-per-row kernel: what the warps of a block do together, per row
-    long_row_l2_share: float = 0.583
+    long_row_l2_share: float = 0.583  # of the L2's rate, in that kernel
     empty_block_cycles: float = 185.0  # per SM: its warp-per-row kernel launches a warp a lookup, most return at once
 
 
@@ -206,8 +206,8 @@ def _backward(calls: Calls, device: Device) -> _Traffic:
     The table-batched kernel updates a row at every lookup; the others have sorted the lookups and touch it once.
     State of every element is where the rows are, or in host memory behind a cache.
     """
-    each, dense = calls.is_kind("batched_backward_sgd"), calls.is_kind(*_DENSE)
-    rows = np.where(each, _missing_bytes(calls, device), calls["touched_bytes"])
+    per_lookup, dense = calls.is_kind("batched_backward_sgd"), calls.is_kind(*_DENSE)
+    rows = np.where(per_lookup, _missing_bytes(calls, device), calls["touched_bytes"])
     states = [_STATE.get(kind, _NO_STATE) for kind in calls.family.kinds]
     rows_of_state = np.array([float(state.per_weight) for state in states])[calls.kind]
     scalars = np.array([float(state.per_row) for state in states])[calls.kind]
@@ -220,13 +220,13 @@ def _backward(calls: Calls, device: Device) -> _Traffic:
     one_table = pooled / np.maximum(calls["tables"], 1.0)  # all rows of a table meet its gradients before the next one
     spilled = np.clip(1.0 - L2_SHARE * device.l2_bytes / np.maximum(one_table, 1.0), 0.0, 1.0)
     fetched = calls["row_bytes"] * _FP32_BYTES / np.maximum(calls["row_item_bytes"], 1.0)
-    gradients = np.where(each, pooled, np.maximum(pooled, fetched * spilled))
-    keys = calls["lookups"] * (calls["index_bytes"] + np.where(each, 0.0, 4.0))
+    gradients = np.where(per_lookup, pooled, np.maximum(pooled, fetched * spilled))
+    keys = calls["lookups"] * (calls["index_bytes"] + np.where(per_lookup, 0.0, 4.0))
     return _Traffic(
         dram_read=gradients + keys + np.where(dense, 0.0, updated),
         streamed=np.zeros(len(calls)),
         scattered=updated,
-        l2=keys + np.where(each, 2.0 * calls["row_bytes"], calls["slot_bytes"]) + gradients,
+        l2=keys + np.where(per_lookup, 2.0 * calls["row_bytes"], calls["slot_bytes"]) + gradients,
         host_read=np.where(dense, 0.0, on_host),
         host_written=on_host,
     )

@@ -66,9 +66,12 @@ class Engine:
         return 0.75 * self.start_seconds
 
 
+# that the library offers
 _SIMT_TILES = ((128, 32), (32, 128), (64, 64), (128, 64), (128, 128), (32, 32))
+# that the library offers
 _TENSOR_TILES = ((32, 16), (64, 16), (64, 32), (64, 64), (128, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 
+# numbers set by hand and on validation shapes, see docs/evidence/gemm.md
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (

@@ -23,6 +23,7 @@ from traincast.measurements.metrics import ErrorRow, error_row
 PROFILE = PROFILES / "gemm"
 
 _TRAINED = ("Tesla P4", "Tesla P100-PCIE-16GB", "Tesla V100-PCIE-32GB", "Tesla T4", "NVIDIA A100-PCIE-40GB")
+# mean absolute errors that NeuSight publishes, percent, by kind and whether the GPU was in its training set
 _NEUSIGHT = {("bmm", True): 26.0, ("bmm", False): 13.8, ("linear", True): 20.0, ("linear", False): 13.9}
 
 

@@ -27,16 +27,17 @@ from traincast.kernels.record import Progress, silent
 from traincast.kernels.solve import spread_90
 from traincast.platform.device import Device
 
+# bounds on what `Engine.visits` asks for; set by hand
 _FEWEST_PASSES, _MOST_PASSES = 30, 300
 _TRIAL_SHARE = 0.6  # of a training's passes, for the fit that measures the spread
 _STRANGER_SHARE = 0.15  # the same, for fits without one of the chips
 _FEWEST_OWN = 2000  # measurements of a device, for a code of its own beside another card with its chip
-_UNKNOWN_SPREAD = 0.5
+_UNKNOWN_SPREAD = 0.5  # log-sigma where nothing can be judged: assumed, a factor of 1.6
 _FEWEST_ROWS = 25  # for a spread of its own
 _CLASSES = 3  # see `spread_class`
 _BINS = len(SIGMA_EDGES) + 1
 _LONG_SECONDS = 5e-4  # kernels that show how fast a device multiplies
-_FEWEST_LONG = 500
+_FEWEST_LONG = 500  # linear layers of a machine, for a 99 % quantile of them
 _FASTEST = 0.99  # quantile: single readings can be too short
 _DEVICE_SHARE = 0.6  # of a stopwatch's reading, for its error to be the kernel's
 
@@ -195,17 +196,17 @@ def _spreads(errors: FloatArray, base: FloatArray, preferred: Sequence[Sequence[
     """Log-sigma, beside `base`, of every bin of durations, from the first of its `preferred` selections that has
     enough measurements, else from the nearest bin."""
     known = np.isfinite(errors)
-    found = np.full(len(preferred), np.nan)
+    sigma = np.full(len(preferred), np.nan)
     for i, selections in enumerate(preferred):
         for selection in selections:
             use = selection & known
             if use.sum() >= _FEWEST_ROWS:
-                found[i] = spread_90(np.exp(errors[use]), np.ones(int(use.sum())), base[use])
+                sigma[i] = spread_90(np.exp(errors[use]), np.ones(int(use.sum())), base[use])
                 break
-    have = np.flatnonzero(np.isfinite(found))
+    have = np.flatnonzero(np.isfinite(sigma))
     if not len(have):
-        return np.full(len(found), _UNKNOWN_SPREAD)
-    return np.asarray(found[[have[np.argmin(np.abs(have - i))] for i in range(len(found))]])
+        return np.full(len(sigma), _UNKNOWN_SPREAD)
+    return np.asarray(sigma[[have[np.argmin(np.abs(have - i))] for i in range(len(sigma))]])
 
 
 def _unseen_spreads(task: _Task, box: FloatArray, watch: Stopwatch) -> list[list[FloatArray]]:

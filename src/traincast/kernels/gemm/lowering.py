@@ -1,4 +1,5 @@
-"""Matrix products. Under 2.x a bias vector is added in the product's epilogue; 1.x copies it into the result first."""
+"""Matrix products. A bias vector is added in the product's epilogue (`addmm` since PyTorch 1.12, `linear` since 2.0);
+before, it is copied into the result first."""
 
 from __future__ import annotations
 

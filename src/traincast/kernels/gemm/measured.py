@@ -16,7 +16,7 @@ from traincast.kernels.gemm import GEMM
 from traincast.kernels.model import Measurements
 from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
-    Table,
+    MeasuredTable,
     check_positive,
     check_possible,
     device_rows,
@@ -98,7 +98,7 @@ def _read_mixed(data: Path) -> GemmSamples:
     count = np.diff(np.concatenate([first, [len(latency)]]))
     median = 0.5 * (latency[first + (count - 1) // 2] + latency[first + count // 2])
     shape = shape[:, first]
-    merged = Table(table.file, {"device": names[shape[0].astype(int)].astype(object), "latency_us": median})
+    merged = MeasuredTable(table.file, {"device": names[shape[0].astype(int)].astype(object), "latency_us": median})
     one, zero = np.ones(len(median)), np.zeros(len(median))
     values = np.stack([one, shape[2], shape[3], shape[4], zero, one, zero], axis=1)
     compute = ["fp8" if flag else "bf16" for flag in shape[1]]
@@ -128,7 +128,7 @@ def _read_deepbench(data: Path) -> GemmSamples:
 
 
 def _samples(
-    source: str, table: Table, kinds: Sequence[str], compute: Sequence[str], values: FloatArray, test: BoolArray
+    source: str, table: MeasuredTable, kinds: Sequence[str], compute: Sequence[str], values: FloatArray, test: BoolArray
 ) -> GemmSamples:
     devices = tuple(devices_in(table))
     device = device_rows(table, devices)
@@ -141,7 +141,7 @@ def _samples(
     return GemmSamples(devices, device, calls, seconds, held_out(batch, m, n, k), machine, test)
 
 
-def _check(table: Table, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
+def _check(table: MeasuredTable, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
     """Refuses rows faster than three times the sheet's peak."""
     devices = devices_in(table)
     device = device_rows(table, devices)

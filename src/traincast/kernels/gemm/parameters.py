@@ -50,24 +50,24 @@ class EngineFit:
 
     def unseen_sigma(self, device: Device) -> FloatArray:
         """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
-        own = self.sigma[-2 if device.before(VOLTA) else -1]
-        return np.asarray(np.maximum(own, np.median(self.sigma[:-2], axis=0)))
+        spreads = self.sigma[-2 if device.before(VOLTA) else -1]
+        return np.asarray(np.maximum(spreads, np.median(self.sigma[:-2], axis=0)))
 
     def state(self, name: str) -> State:
         """Arrays whose names start with the engine's."""
-        own: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
+        arrays: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
         chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
         nets = {key: value for i, net in enumerate(self.nets) for key, value in net.state(f"{name}_net{i}").items()}
-        return {**own, **chips, **nets}
+        return {**arrays, **chips, **nets}
 
     @staticmethod
     def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
         """What `state` wrote."""
         chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
-        own = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
+        arrays = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
         count = sum(key.startswith(f"{name}_net") and key.endswith("_mean") for key in state)
         nets = tuple(ResidualNet.from_state(state, f"{name}_net{i}") for i in range(count))
-        return EngineFit(nets, Chips.from_state(chips), *own)
+        return EngineFit(nets, Chips.from_state(chips), *arrays)
 
 
 def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:

@@ -39,7 +39,8 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """How to train: layer widths, length of a device's code, passes over the data, batch, step, seed."""
+    """How to train: layer widths, length of a device's code, passes over the data, batch, step, decay of the weights,
+    seed. Chosen on validation shapes, see docs/evidence/gemm.md."""
 
     widths: tuple[int, ...] = (128, 96, 48)
     code_size: int = 8

@@ -21,8 +21,8 @@ from traincast.kernels.solve import relative_fit
 from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.platform.device import Device
 
-_SMOOTH, _SHRINK = 0.3, 0.01
-_MOST_RESIDUAL = 0.5
+_SMOOTH, _SHRINK = 0.3, 0.01  # weight, in samples, of the ties between neighbouring knots and towards zero; set by hand
+_MOST_RESIDUAL = 0.5  # log error beyond which a reading is taken for a mistake
 
 
 def fit_rows(data: Measurements, features: Features, passes: float) -> RowParameters:

@@ -18,7 +18,7 @@ from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.kernels.streaming.parameters import DeviceView, StreamParameters
 from traincast.platform.device import Device
 
-_START_SPREAD = 0.25
+_START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 
@@ -27,7 +27,7 @@ class SoftmaxModel(KernelModel):
     """Softmax and log-softmax over the last dimension. The backward reads two tensors where the forward reads one."""
 
     family: ClassVar[Family] = SOFTMAX
-    _BACKWARD_TRAFFIC: ClassVar[float] = 1.5
+    _BACKWARD_TRAFFIC: ClassVar[float] = 1.5  # three tensors through memory where the forward has two
 
     def __init__(self, parameters: RowParameters | None = None) -> None:
         self.parameters_ = parameters

@@ -17,7 +17,7 @@ from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.platform.device import Device
 
 ROW_STEP, COL_STEP = 1.0, 0.5  # of the residual map, in octaves
-ROW_KNOTS, COL_KNOTS = 23, 29
+ROW_KNOTS, COL_KNOTS = 23, 29  # up to 2**22 rows and 2**14 columns, what was measured
 LEAST_TRAFFIC = 1.8  # one read and one write, on a card that does better than its kind
 
 

@@ -24,7 +24,7 @@ from traincast.measurements.tables import held_out
 from traincast.platform.device import Device
 
 _LONGEST_HIDDEN = 30e-6  # the host is at most this far ahead of the kernel's start when it records the second event
-_LEAST_SPREAD = 0.01  # log-sigma: the residual map follows single measurements closer than they repeat
+_LEAST_SPREAD = 0.01  # log-sigma: set by hand, the residual map follows single readings closely
 
 
 class RowTraining(FamilyTraining[VectorSamples, RowParameters]):

@@ -54,9 +54,9 @@ def _read_bytes(spec: TensorSpec, shape: Sequence[int]) -> int:
     missing = len(shape) - len(spec.shape)
     block = total = spec.itemsize
     for i in reversed(range(len(shape))):
-        own, stride = (1, 0) if i < missing else (spec.shape[i - missing], spec.stride[i - missing])
-        if own > 1 and stride:
-            block, total = block * own, total * own
+        size, stride = (1, 0) if i < missing else (spec.shape[i - missing], spec.stride[i - missing])
+        if size > 1 and stride:
+            block, total = block * size, total * size
         elif block >= _LEAVES_L2:
             total *= shape[i]
     return total

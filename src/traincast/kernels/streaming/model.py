@@ -35,7 +35,7 @@ _STARTS = {
     "strided": 4e-6,
 }  # fmt: skip
 _OFFSET_CYCLES = 20.0  # an element's place in one of up to three such operands: integer divisions by multiplication
-_MOST_OFFSETS = 3.0
+_MOST_OFFSETS = 3.0  # operands whose offsets ATen's kernels compute: two inputs and a result
 _START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
 _UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind or type of kernel
 _BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/evidence/streaming.md
@@ -141,6 +141,7 @@ class ReductionModel(StreamingModel):
     """Sums and the like: one read of the input, then a tree over blocks through global memory."""
 
     family: ClassVar[Family] = REDUCTION
+    # smallest kernels of the V100 and A100 traces
     _START: ClassVar[dict[str, float]] = {"inner": 4e-6, "outer": 5.5e-6, "full": 5e-6}
     _MEETING: ClassVar[float] = 3.5e-6  # blocks that share a result meet in memory
     _ONE_BLOCK: ClassVar[float] = 8192.0  # elements up to which one block reduces everything
@@ -186,7 +187,7 @@ class IndexModel(StreamingModel):
     """Gathers, scatters, sorts and accumulating index writes."""
 
     family: ClassVar[Family] = INDEX
-    _SECTOR_BYTES: ClassVar[float] = 32.0
+    _SECTOR_BYTES: ClassVar[float] = 32.0  # the least that NVIDIA's L2 and DRAM move
     _START: ClassVar[dict[str, float]] = {  # smallest kernels of the traces: an index, then what it points at
         "gather": 5.5e-6, "scatter": 5.5e-6, "put": 5.5e-6, "sort": 11.5e-6,
     }  # fmt: skip
@@ -213,7 +214,9 @@ class MemcpyModel(StreamingModel):
     """Copies by the copy engines, over PCIe or inside the device, and memset."""
 
     family: ClassVar[Family] = MEMCPY
+    # by PCIe generation: 3 measured, the others by its share of the wire's rate
     _PINNED_RATE: ClassVar[dict[int, float]] = {3: 12.3e9, 4: 24.5e9, 5: 50e9}
+    # bound by the host's own copy; assumed
     _PAGEABLE_RATE: ClassVar[dict[int, float]] = {3: 6e9, 4: 8e9, 5: 10e9}
     _STAGED_BYTES: ClassVar[float] = float(1 << 20)  # a pageable copy this small leaves the staging buffer in one go
 

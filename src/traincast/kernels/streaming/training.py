@@ -18,7 +18,7 @@ from traincast.kernels.training import UNJUDGED_SPREAD, FamilyTraining, Predicto
 from traincast.measurements.tables import held_out
 from traincast.quantiles import Z90
 
-_LEAST_SPREAD = 0.005  # log-sigma: repeats of one measurement differ by as much
+_LEAST_SPREAD = 0.005  # log-sigma: set by hand, no card is claimed to be known better
 
 
 class StreamTraining(FamilyTraining[VectorSamples, ElementwiseModel]):

@@ -18,7 +18,7 @@ from traincast.kernels.call import Calls
 from traincast.kernels.rowwise import NORM, SOFTMAX
 from traincast.kernels.samples import Samples
 from traincast.kernels.streaming import ELEMENTWISE
-from traincast.measurements.tables import Table, check_possible, device_rows, devices_in, held_out, read_table
+from traincast.measurements.tables import MeasuredTable, check_possible, device_rows, devices_in, held_out, read_table
 from traincast.platform import Device
 
 FILES = ("kernels/vector_fp32.parquet", "kernels/vector_amd.parquet")
@@ -26,7 +26,7 @@ SOURCE = "sitar-lab/NeuSight @ 6945927d (MIT)"
 ABOVE_FLOOR = 1.3
 """A row is above the floor, and says something about its kernel, from this multiple of it."""
 
-_TENSORS_READ = {"add": 2, "mul": 2, "div": 2, "pow": 2}
+_TENSORS_READ = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # of NeuSight's ops with two operands
 _KINDS = {"addu": "add", "mulu": "mul", "divu": "div", "powu": "pow"}
 _ROW_OPS = ("softmax", "ln")
 _OPS = (*_TENSORS_READ, *_KINDS, "tanh", "relu", "gelu", *_ROW_OPS)
@@ -89,7 +89,7 @@ def read_vectors(data: Path, ops: str) -> VectorSamples:
     ordered = tuple(devices[key] for key in sorted(devices))
     for part in parts:
         _check(part, ordered)
-    merged = Table("vector", {n: np.concatenate([p.columns[n] for p in parts]) for n in parts[0].columns})
+    merged = MeasuredTable("vector", {n: np.concatenate([p.columns[n] for p in parts]) for n in parts[0].columns})
     wanted = merged.text("op") == ops if ops in _ROW_OPS else ~np.isin(merged.text("op").astype(str), _ROW_OPS)
     table = merged.take(np.asarray(wanted, dtype=np.bool_))
     zero = np.zeros(len(table))
@@ -101,7 +101,7 @@ def read_vectors(data: Path, ops: str) -> VectorSamples:
     return replace(samples, floor=_floors(samples))
 
 
-def _check(table: Table, devices: tuple[Device, ...]) -> None:
+def _check(table: MeasuredTable, devices: tuple[Device, ...]) -> None:
     rate = np.array([device.dram_bandwidth for device in devices])[device_rows(table, devices)]
     cached = np.array([device.l2_bytes for device in devices])[device_rows(table, devices)]
     moved = np.maximum(8 * table.number("rows") * table.number("cols") - 2 * cached, 0.0)

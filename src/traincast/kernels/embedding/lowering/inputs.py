@@ -75,9 +75,9 @@ def linearize(signature: Signature, context: LoweringContext) -> tuple[Item, ...
 @lowers("fbgemm::lxu_cache_lookup")
 def cache_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A warp compares each row number with the ways of its set: 8 bytes a way."""
-    given = signature.inputs[0]
+    indices = signature.inputs[0]
     ways = signature.scalar("ways", _WAYS)
-    return (_compare_tags(given.numel, ways if isinstance(ways, int) else _WAYS),)
+    return (_compare_tags(indices.numel, ways if isinstance(ways, int) else _WAYS),)
 
 
 def _compare_tags(rows: int, ways: int) -> KernelCall:
@@ -95,12 +95,12 @@ def _compare_tags(rows: int, ways: int) -> KernelCall:
 @lowers("fbgemm::lru_cache_populate")
 def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
-    given = required(signature, "linear_cache_indices", 1)
+    indices = required(signature, "linear_cache_indices", 1)
     rows, nbytes, distinct = (_whole(signature, name) for name in ("fetched_rows", "fetched_bytes", "unique_rows"))
     bits = index_bits(_whole(signature, "total_rows") or required(signature, "weights", 0).numel)
     return (
-        *radix_sort(given.numel, bits, 8, 8),
-        *prefix_sum(given),
+        *radix_sort(indices.numel, bits, 8, 8),
+        *prefix_sum(indices),
         _compare_tags(distinct, _WAYS),
         *radix_sort(distinct, 32, 4, 8),
         *((memcpy("h2d_pinned", nbytes),) if rows else ()),

@@ -19,7 +19,7 @@ from traincast.kernels.streaming.launches import (
 from traincast.workload.ops import Signature, TensorSpec
 
 _SINGLE_TILE = 3072  # keys that CUB sorts with one block, in one launch
-_RADIX_BITS = 8
+_RADIX_BITS = 8  # that one pass of CUB's radix sort orders
 
 
 def gather_call(elements: int, row_elements: int, item_bytes: int, index_bytes: int, compute: str) -> KernelCall:
@@ -116,8 +116,8 @@ def _masks(indices: Sequence[TensorSpec]) -> tuple[Item, ...]:
 
 def _run(signature: Signature, source: TensorSpec, indices: Sequence[TensorSpec]) -> int:
     """Elements that stay together: the dimensions behind the last indexed one."""
-    given = signature.scalar("indices_given")
-    indexed = [i for i, is_given in enumerate(given) if is_given] if isinstance(given, tuple) else range(len(indices))
+    which = signature.scalar("indices_given")
+    indexed = [i for i, is_given in enumerate(which) if is_given] if isinstance(which, tuple) else range(len(indices))
     return product(source.shape[max(indexed, default=-1) + 1 :])
 
 
@@ -149,8 +149,8 @@ def gather(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 def masked_select(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Positions of the set elements, then a gather."""
     source, mask = signature.inputs[:2]
-    found = signature.outputs[0].numel if signature.outputs else mask.numel
-    return (*_nonzero(mask), gather_call(found, 1, source.itemsize, 8 * found, compute_of(source)))
+    selected = signature.outputs[0].numel if signature.outputs else mask.numel
+    return (*_nonzero(mask), gather_call(selected, 1, source.itemsize, 8 * selected, compute_of(source)))
 
 
 @lowers("aten::nonzero")
@@ -246,17 +246,17 @@ def sort(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 
 @lowers("aten::topk", "aten::kthvalue")
 def topk(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Radix selection reads the rows once a radix digit; the few found are then sorted."""
-    source, found = signature.inputs[0], signature.outputs[0]
+    """Radix selection reads the rows once a radix digit; the few largest are then sorted."""
+    source, largest = signature.inputs[0], signature.outputs[0]
     select = REDUCTION.call(
         "inner",
         compute_of(source),
         elements=source.numel,
-        outputs=found.numel,
+        outputs=largest.numel,
         bytes_read=source.nbytes * source.itemsize,
         bytes_written=sum(spec.nbytes for spec in signature.outputs),
     )
-    return (select, *radix_sort(found.numel, 8 * found.itemsize, found.itemsize, 8)[:1])
+    return (select, *radix_sort(largest.numel, 8 * largest.itemsize, largest.itemsize, 8)[:1])
 
 
 @lowers("aten::one_hot")

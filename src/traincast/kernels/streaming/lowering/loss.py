@@ -7,14 +7,14 @@ from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import elementwise, fill, memcpy, reduction, small_kernel
 from traincast.workload.ops import Signature, TensorSpec
 
-_NONE, _MEAN = 0, 1
+_NONE, _MEAN = 0, 1  # values of ATen's `reduction`
 
 
-def _reduce(signature: Signature, each: TensorSpec) -> tuple[Item, ...]:
+def _reduce(signature: Signature, losses: TensorSpec) -> tuple[Item, ...]:
     """The reduction of a loss per element to its mean or sum."""
     if signature.scalar("reduction", _MEAN) == _NONE:
         return ()
-    return (reduction("full", each, signature.outputs[:1]),)
+    return (reduction("full", losses, signature.outputs[:1]),)
 
 
 @lowers(

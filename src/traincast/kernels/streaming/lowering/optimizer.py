@@ -13,8 +13,8 @@ from traincast.workload.ops import Signature, TensorSpec
 
 # ATen's multi_tensor_apply: how many tensors and blocks one launch takes, by number of tensor lists
 _MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
-_MAX_BLOCKS = 320
-_CHUNK = 65536
+_MAX_BLOCKS = 320  # of one launch of ATen's multi_tensor_apply
+_CHUNK = 65536  # elements of a tensor that one block takes there
 
 _FOREACH = {
     "add": "add sub neg abs sign maximum minimum clamp_max clamp_min lerp addcmul floor ceil round trunc frac",

@@ -1,10 +1,9 @@
-"""Published reuse statistics of public embedding data sets, and recipes of table sets made from them."""
+"""Published reuse statistics of public embedding data sets."""
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.embeddings.classes import NUM_BINS
-from traincast.embeddings.synthesis import Recipe
 from traincast.errors import TraincastError
 
 
@@ -50,20 +48,3 @@ def read_locality(path: Path) -> dict[str, Locality]:
             access_shares=np.array(accesses),
         )
     return batches
-
-
-def recipe_of(batches: Sequence[Locality], *, tables: int, seed: int) -> Recipe:
-    """The recipe of a set whose batches are, on average, those published."""
-    return Recipe(
-        tables=tables,
-        batch_size=batches[0].batch_size,
-        lookups=float(np.mean([batch.lookups for batch in batches])),
-        unique_rows=float(np.mean([batch.unique_rows for batch in batches])),
-        row_shares=_mean([batch.row_shares for batch in batches]),
-        access_shares=_mean([batch.access_shares for batch in batches]),
-        seed=seed,
-    )
-
-
-def _mean(shares: Sequence[FloatArray]) -> tuple[float, ...]:
-    return tuple(round(float(share), 4) for share in np.mean(shares, axis=0))
