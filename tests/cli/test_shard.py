@@ -124,8 +124,8 @@ def test_wrong_tables_are_refused_by_name(capsys, tmp_path, entry, message):
         (("--gpus", "2", "--seed", "-1"), "--seed -1"),
         (("--gpus", "2", "--time-limit", "-1"), "--time-limit -1"),
         (("--gpus", "2", "--time-limit", "nan"), "--time-limit nan"),
-        (("--gpus", "2", "--candidates", "nowhere.json"), "no file nowhere.json"),
-        (("--gpus", "2", "--dense", "nowhere.yaml"), "no file nowhere.yaml"),
+        (("--gpus", "2", "--candidates", "nowhere.json"), "nowhere.json: cannot be read"),
+        (("--gpus", "2", "--dense", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
     ],
 )
 def test_wrong_arguments_are_refused(capsys, tables, arguments, message):

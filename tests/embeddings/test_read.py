@@ -82,7 +82,7 @@ def test_wrong_raw_indices_are_refused_by_table_and_file(tmp_path, access, messa
     [
         ("tables: [{name: a, rows: 10, dim: 0}]", "table 'a': dim 0"),
         ("tables: [{name: a, rows: 10, dim: 2.5}]", "table 'a': dim 2.5; give a whole number"),
-        ("tables: [{name: a, rows: .nan, dim: 2}]", "table 'a': rows nan"),
+        ("tables: [{name: a, rows: .nan, dim: 2}]", "'rows' is nan"),
         ("tables: [{name: a, rows: true, dim: 2}]", "table 'a': rows True; give a number"),
         ("tables: [{name: a, rows: 10, dim: 2, pooling: -1}]", "table 'a': pooling -1"),
         ("tables: [{name: a, rows: 10, dim: 2, pooling: [1]}]", r"table 'a': pooling \[1\]"),
@@ -102,7 +102,7 @@ def test_wrong_raw_indices_are_refused_by_table_and_file(tmp_path, access, messa
         ("tables: []", "no tables"),
         ("tables: {}", "give one key, 'tables'"),
         ("[1, 2]", "give one key, 'tables'"),
-        ("tables: [", "not YAML"),
+        ("tables: [", "not valid YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, text, message):

@@ -128,9 +128,9 @@ def test_a_wrong_file_is_refused(content, message):
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
     for name, text in (("x.json", "{"), ("x.yaml", "a: [")):
         (tmp_path / name).write_text(text)
-        with pytest.raises(TraincastError, match=r"not (JSON|YAML)"):
+        with pytest.raises(TraincastError, match=r"not (JSON|valid YAML)"):
             load_plans(tmp_path / name)
-    with pytest.raises(TraincastError, match="no file"):
+    with pytest.raises(TraincastError, match="cannot be read"):
         load_plans(tmp_path / "none.json")
 
 

@@ -88,7 +88,7 @@ class TestFiles:
         with pytest.raises(TraincastError, match=r"unknown device 'a100-80'\. Did you mean a100-80gb"):
             load_platform(self.write(tmp_path, self.NODE.format("a100-80")))
 
-    @pytest.mark.parametrize(("text", "message"), [("a = ", "not valid TOML"), ("\xff", "not valid TOML")])
+    @pytest.mark.parametrize(("text", "message"), [("a = ", "not valid TOML"), ("\xff", "not UTF-8 text")])
     def test_what_is_no_toml(self, tmp_path, text, message):
         path = tmp_path / "node.toml"
         path.write_bytes(text.encode("latin-1"))

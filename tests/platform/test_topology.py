@@ -84,7 +84,7 @@ GOOD = "gpus_per_node: 8\nlink_gbs: 100\nnetwork_gbs_per_gpu: 10\n"
         (GOOD + "adapters: 0\n", "'adapters'"),
         (GOOD + "island: 1.5\n", "whole number for 'island'"),
         (GOOD + "link_latency_us: .nan\n", "'link_latency_us'"),
-        (GOOD + "link_latency_us: .inf\n", "finite number for 'link_latency_us'"),
+        (GOOD + "link_latency_us: .inf\n", "'link_latency_us' is inf"),
         (GOOD + "links: 3\n", "list of"),
         (GOOD + "links: [[0, 9, 1]]\n", "two GPUs below 8"),
         (GOOD + "links: [[0, 1, true]]\n", "is not"),

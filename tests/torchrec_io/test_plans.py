@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.torchrec_io.conftest import refusal
 from traincast.embeddings import Pooling, Table
 from traincast.errors import TraincastError
+from traincast.files.reading import parse_json
 from traincast.placement.plan import Placement, Plan
-from traincast.torchrec_io.fields import parse_json
 from traincast.torchrec_io.plans import load_plan, plan_from_json, plan_to_json
 from traincast.torchrec_io.tables import default_modules
 
@@ -177,10 +177,10 @@ def test_a_file_that_is_not_a_plan_is_refused(tables, tmp_path):
     file = tmp_path / "plan.json"
     for content, complaint in (
         ("{", "not JSON"),
-        ('{"plan": NaN}', "holds NaN"),
-        ('{"plan": {}, "plan": {}}', "key 'plan' appears twice"),
+        ('{"plan": NaN}', "'plan' is nan"),
+        ('{"plan": {}, "plan": {}}', "key 'plan' stands there twice"),
         ("[" * 100_000, "nested too deeply"),
-        ("1" * 10_000, "not JSON"),
+        ("1" * 10_000, "digits"),
         ("[]", "give an object"),
         ('{"plan": {}}', "has no modules"),
     ):
@@ -189,9 +189,9 @@ def test_a_file_that_is_not_a_plan_is_refused(tables, tmp_path):
             load_plan(file, tables, **WORLD)
         assert str(raised.value).count(str(file)) == 1
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TraincastError, match="cannot be read"):
+    with pytest.raises(TraincastError, match="not UTF-8 text|cannot be read"):
         load_plan(file, tables, **WORLD)
-    with pytest.raises(TraincastError, match="cannot be read"):
+    with pytest.raises(TraincastError, match="not UTF-8 text|cannot be read"):
         load_plan(tmp_path / "absent.json", tables, **WORLD)
 
 

@@ -39,7 +39,7 @@ def test_a_sequence_length_out_of_range_is_refused(seq: int) -> None:
 
 
 def test_a_model_without_sequences_takes_no_length() -> None:
-    with pytest.raises(TraincastError, match="'net' has no sequence length; leave out --seq-len"):
+    with pytest.raises(TraincastError, match="'net' has no sequence length; leave out `seq_len`"):
         general(8).resized(seq_len=128)
 
 

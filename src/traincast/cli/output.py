@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
-from traincast.errors import TraincastError
 from traincast.results import Result
 
 Shown = TypeVar("Shown", bound=Result)
@@ -32,15 +29,3 @@ def print_result(result: Shown, text: Callable[[Shown], str], *, as_json: bool) 
         print_json(result.to_dict())
     else:
         print_text(text(result))
-
-
-def write_json_file(path: Path, document: Any) -> None:
-    """A JSON file, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(document, file, separators=(",", ":"), allow_nan=False)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise TraincastError(f"cannot write '{path}': {error.strerror}") from None

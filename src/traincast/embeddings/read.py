@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from traincast.embeddings.measure import Measured, measure
 from traincast.embeddings.raw_files import from_npz, from_parquet
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.embeddings.table import Pooling, Table, check_tables
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError, shown, unknown
+from traincast.files.reading import read_csv, read_document
 
 MAX_BYTES = 1 << 25
 MAX_TABLES = 100_000
@@ -33,8 +33,6 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
     if path.suffix.lower() not in readers:
         raise unknown("table set", str(source), BUILTIN_SETS, "Give a built-in set or a .yaml, .csv or .parquet file.")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraincastError(f"{path}: larger than {MAX_BYTES >> 20} MB; a table set is a short list")
         tables = []
         for number, entry in enumerate(readers[path.suffix.lower()](path), start=1):
             if number > MAX_TABLES:
@@ -49,12 +47,7 @@ def load_tables(source: str | Path) -> tuple[Table, ...]:
 
 
 def _yaml(path: Path) -> Iterator[Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, RecursionError) as error:
-        raise TraincastError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
+    content = read_document(path, most=MAX_BYTES)
     tables = content.get("tables") if isinstance(content, dict) else None
     if not isinstance(tables, list) or set(content) != {"tables"}:
         raise TraincastError(f"{path}: give one key, 'tables', with a list of tables")
@@ -62,12 +55,8 @@ def _yaml(path: Path) -> Iterator[Any]:
 
 
 def _csv(path: Path) -> Iterator[Any]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            for row in csv.DictReader(file, strict=True):
-                yield {name: value for name, value in row.items() if value != ""}
-        except csv.Error as error:
-            raise TraincastError(f"{path}: not CSV ({error})") from error
+    for row in read_csv(path, most=MAX_BYTES):
+        yield {name: value for name, value in row.items() if value != ""}
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -91,7 +80,7 @@ def table_from_fields(entry: Any, label: str, folder: Path) -> Table:
     if "name" in entry:
         name = entry["name"]
         if isinstance(name, bool) or not isinstance(name, str | int | float) or not str(name).isprintable():
-            raise TraincastError(f"{label}: name {name!r}; give a printable word")
+            raise TraincastError(f"{label}: name {shown(name)}; give a printable word")
         label = f"{label.rpartition(' ')[0]} '{name}'"
     for field in entry:
         if field not in _FIELDS:
@@ -122,7 +111,7 @@ def access_from_field(value: Any, folder: Path, rows: int) -> tuple[Access, Meas
     if isinstance(value, str):
         return parse_access(value), None
     if not isinstance(value, Mapping) or len(value) == 0:
-        raise TraincastError(f"access {value!r}; {_ACCESS_HELP}")
+        raise TraincastError(f"access {shown(value)}; {_ACCESS_HELP}")
     if set(value) == {"reuse"} and isinstance(value["reuse"], Mapping):
         return Reuse(_histogram(value["reuse"])), None
     if "indices" not in value:
@@ -143,7 +132,7 @@ def _histogram(value: Mapping[Any, Any]) -> ReuseHistogram:
     shares = {name: value[name] for name in ("row_shares", "access_shares")}
     for name, listed in shares.items():
         if not isinstance(listed, list):
-            raise TraincastError(f"access reuse: {name} {listed!r}; give a list of shares")
+            raise TraincastError(f"access reuse: {name} {shown(listed)}; give a list of shares")
     return ReuseHistogram(
         lookups=_number(value["lookups"], "lookups"),
         unique_rows=_number(value["unique_rows"], "unique_rows"),
@@ -192,18 +181,18 @@ def _number(value: Any, name: str) -> float:
             return float(value)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise TraincastError(f"{name} {value!r}; give a number")
+    raise TraincastError(f"{name} {shown(value)}; give a number")
 
 
 def _whole(value: Any, name: str) -> int:
     number = _number(value, name)
     if number != number or number in (float("inf"), float("-inf")) or number != int(number):
-        raise TraincastError(f"{name} {value!r}; give a whole number")
+        raise TraincastError(f"{name} {shown(value)}; give a whole number")
     return int(number)
 
 
 def _flag(value: Any) -> bool:
     text = str(value).strip().lower()
     if text not in (*_TRUE, *_FALSE):
-        raise TraincastError(f"weighted {value!r}; give true or false")
+        raise TraincastError(f"weighted {shown(value)}; give true or false")
     return text in _TRUE

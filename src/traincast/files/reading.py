@@ -86,7 +86,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 def parse_json(text: str | bytes, where: str) -> Any:
     """The content of a JSON text; `where` begins every complaint. NaN and repeated keys are refused."""
     try:
-        content = json.loads(text, parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_repeats)
+        content = json.loads(text, parse_int=_whole, object_pairs_hook=_no_repeats)
     except TraincastError as error:
         raise TraincastError(f"{where}: {error}") from None
     except RecursionError:
@@ -141,29 +141,32 @@ def shown_names(names: list[str], most: int = 12) -> str:
 
 
 def _check_plain(content: Any, where: str) -> None:
-    """Refuses values that are not plain, and a whole that is too deep or too large."""
-    left, values = [(content, 0)], 0
+    """Refuses values that are not plain, named by their key, and a whole that is too deep or too large."""
+    left, values = [(content, "", 0)], 0
     while left:
-        value, depth = left.pop()
+        value, key, depth = left.pop()
         values += 1
         if depth > MAX_DEPTH:
             raise TraincastError(f"{where}: nested more than {MAX_DEPTH} deep")
         if values > MAX_VALUES:
             raise TraincastError(f"{where}: more than {MAX_VALUES:,} values; split it")
         if isinstance(value, Mapping):
-            left.extend((item, depth + 1) for item in value.values())
+            left.extend((item, name, depth + 1) for name, item in value.items())
         elif isinstance(value, list):
-            left.extend((item, depth + 1) for item in value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise TraincastError(f"{where}: {value} is no number that can be used; give a finite one")
-        elif isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
-            raise TraincastError(f"{where}: a number with more than {MAX_DIGITS} digits; give a shorter one")
-        elif value is not None and not isinstance(value, str | int | float):
-            raise TraincastError(f"{where}: {shown(str(value))} is a {type(value).__name__}; give text or a number")
+            left.extend((item, key, depth + 1) for item in value)
+        elif wrong := _wrong(value):
+            raise TraincastError(f"{where}: {f'{shown(key)} is ' if key else ''}{wrong}")
 
 
-def _no_constant(text: str) -> Any:
-    raise TraincastError(f"{text} is no number that can be used; give a finite one")
+def _wrong(value: Any) -> str:
+    """What is wrong with a single value ("" for nothing)."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else f"{value}; give a finite number"
+    if isinstance(value, int):
+        return "" if abs(value) < 10**MAX_DIGITS else f"a number with more than {MAX_DIGITS} digits; give a shorter one"
+    if value is None or isinstance(value, str):
+        return ""
+    return f"{shown(str(value))}, a {type(value).__name__}; give text or a number"
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

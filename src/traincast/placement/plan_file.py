@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
+from traincast.files.reading import read_document
 from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.plan import Placement, Plan
 
-MAX_BYTES = 64 << 20
 MAX_PLANS = 10_000
 _PLAN_FIELDS = ("world_size", "tables")
 _PLACEMENT_FIELDS = ("kind", "ranks", "kernel", "cache_fraction")
@@ -33,7 +32,7 @@ def plan_from_json(content: Any, label: str = "the plan") -> Plan:
         raise TraincastError(f"{label}: give 'world_size' and 'tables', and nothing else")
     size, tables = content["world_size"], content["tables"]
     if not (_whole(size) and size >= 1):
-        raise TraincastError(f"{label}: world_size {size!r}; give a whole number of ranks, 1 or more")
+        raise TraincastError(f"{label}: world_size {shown(size)}; give a whole number of ranks, 1 or more")
     if not isinstance(tables, Mapping) or not tables:
         raise TraincastError(f"{label}: 'tables' must map the name of each table to its placement")
     placements = tuple(_placement(entry, f"{label}, table '{name}'") for name, entry in tables.items())
@@ -45,9 +44,9 @@ def _placement(entry: Any, label: str) -> Placement:
         raise TraincastError(f"{label}: give kind and ranks, and where wanted kernel and cache_fraction")
     ranks, share = entry["ranks"], entry.get("cache_fraction", 0.0)
     if not isinstance(ranks, list) or not all(_whole(rank) for rank in ranks):
-        raise TraincastError(f"{label}: ranks {ranks!r}; give a list of whole numbers")
+        raise TraincastError(f"{label}: ranks {shown(ranks)}; give a list of whole numbers")
     if isinstance(share, bool) or not isinstance(share, int | float):
-        raise TraincastError(f"{label}: cache_fraction {share!r}; give a number")
+        raise TraincastError(f"{label}: cache_fraction {shown(share)}; give a number")
     try:
         kind = ShardingKind(str(entry["kind"]))
         kernel = ComputeKernel(str(entry.get("kernel", "dense" if kind.copied else "fused")))
@@ -62,30 +61,10 @@ def _whole(value: Any) -> bool:
 
 def load_plans(path: Path) -> dict[str, Plan]:
     """The plans of a file by name: one plan, or `plans:` with a mapping of names to plans."""
-    content = read_content(path)
+    content = read_document(path)
     if not isinstance(content, Mapping) or set(content) != {"plans"}:
         return {path.stem: plan_from_json(content, str(path))}
     plans = content["plans"]
     if not isinstance(plans, Mapping) or not plans or len(plans) > MAX_PLANS:
         raise TraincastError(f"{path}: 'plans' must map names to plans, 1 to {MAX_PLANS} of them")
     return {str(name): plan_from_json(entry, f"{path}: plan '{name}'") for name, entry in plans.items()}
-
-
-def read_content(path: Path) -> Any:
-    """What a JSON or YAML file holds."""
-    if not path.is_file():
-        raise TraincastError(f"no file {path}; give plans in JSON or YAML")
-    if path.stat().st_size > MAX_BYTES:
-        raise TraincastError(f"{path}: larger than {MAX_BYTES >> 20} MB; that is no file of plans")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix in (".yaml", ".yml"):
-            import yaml
-
-            try:
-                return yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise TraincastError(f"{path}: not YAML ({str(error).splitlines()[0]})") from error
-        return json.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise TraincastError(f"{path}: not JSON ({error})") from error

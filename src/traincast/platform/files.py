@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError, shown, unknown
+from traincast.files.reading import parse_toml, parse_yaml, read_text, shown_path
 
 USER_FILES = (".toml", ".yaml", ".yml")
 _MAX_FILE_BYTES = 1 << 20
@@ -16,36 +17,25 @@ _LARGEST = 1e18
 
 def read_table(path: Traversable) -> dict[str, Any]:
     """The table in a TOML or YAML file."""
-    data = path.read_bytes()
-    if len(data) > _MAX_FILE_BYTES:
-        raise TraincastError(f"platform file '{path.name}' is larger than {_MAX_FILE_BYTES} bytes")
-    try:
-        text = data.decode("utf-8")
-        return tomllib.loads(text) if path.name.endswith(".toml") else _yaml(path.name, text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TraincastError(f"platform file '{path.name}' is not valid TOML: {error}") from None
-
-
-def _yaml(name: str, text: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        table = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise TraincastError(f"platform file '{name}' is not valid YAML: {str(error).splitlines()[0]}") from None
+    where = f"platform file '{shown_path(path.name)}'"
+    on_disk = isinstance(path, Path)  # else a file of ours inside a zipped package
+    text = read_text(str(path), most=_MAX_FILE_BYTES) if on_disk else path.read_text(encoding="utf-8")
+    if path.name.endswith(".toml"):
+        return parse_toml(text, where)
+    table = parse_yaml(text, where)
     if not isinstance(table, dict):
-        raise TraincastError(f"platform file '{name}' must be a table of 'key: value' lines")
-    return {str(key): value for key, value in table.items()}
+        raise TraincastError(f"{where} must be a table of 'key: value' lines")
+    return table
 
 
 def number(key: str, table: dict[str, Any], field: str, *, integer: bool = False, zero: bool = False) -> Any:
     """A positive number of the table (`zero` also admits 0), or an error that names it."""
     value = table.get(field)
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 or (zero and value == 0)):
-        raise TraincastError(f"platform '{key}' needs a positive number for '{field}', not {value!r}")
+        raise TraincastError(f"platform '{key}' needs a positive number for '{field}', not {shown(value)}")
     if value > _LARGEST or (integer and int(value) != value):
         kind = "whole" if integer and value <= _LARGEST else "finite"
-        raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {value!r}")
+        raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {shown(value)}")
     return int(value) if integer else float(value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from traincast.embeddings.access import Uniform, access_text
 from traincast.errors import TraincastError, unknown
-from traincast.files.reading import read_text
+from traincast.files.reading import parse_yaml, read_text, shown_path
 from traincast.programs.dlrm.config import (
     EMBEDDINGS,
     INDEX_DTYPES,
@@ -81,24 +81,15 @@ def read_dlrm(path: str | Path) -> DlrmConfig:
     try:
         return parse_dlrm(text, default_name=file.stem, folder=file.parent)
     except TraincastError as error:
-        raise TraincastError(f"{file}: {error}") from None
+        raise TraincastError(f"{shown_path(file)}: {error}") from None
 
 
 def parse_dlrm(text: str, *, default_name: str = "dlrm", folder: Path = Path()) -> DlrmConfig:
     """The DLRM described by YAML text; files of raw indices are looked for in `folder`."""
-    import yaml
-
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark else ""
-        raise TraincastError(f"not valid YAML{where}: {getattr(error, 'problem', None) or 'cannot parse it'}") from None
-    except RecursionError:
-        raise TraincastError("not a DLRM description: nested too deeply") from None
-    if not isinstance(content, dict):
+    fields = parse_yaml(text, "a DLRM description")
+    if not isinstance(fields, dict):
         raise TraincastError("not a DLRM description: expected fields such as 'bottom_mlp: [13, 512, 128]'")
-    return _config(content, default_name, folder)
+    return _config(fields, default_name, folder)
 
 
 def _config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmConfig:

@@ -11,8 +11,9 @@ from typing import Any
 from traincast.embeddings.read import load_tables
 from traincast.embeddings.table import Table
 from traincast.errors import TraincastError, unknown
+from traincast.files.reading import read_document
 from traincast.placement.plan import Plan
-from traincast.placement.plan_file import load_plans, read_content
+from traincast.placement.plan_file import load_plans
 from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
 from traincast.programs.sharded.config import Dense
@@ -53,7 +54,7 @@ def _tables(source: str) -> tuple[Table, ...]:
 
 def load_dense(path: Path) -> Dense:
     """The dense part of a recommender from YAML: fields of `Dense`, or a whole DLRM, whose tables are left out."""
-    content = read_content(path)
+    content = read_document(path)
     if isinstance(content, Mapping) and "rows_per_table" in content:
         return Dense.of(read_dlrm(path))
     names = [field.name for field in fields(Dense)]
@@ -72,7 +73,7 @@ def load_dense(path: Path) -> Dense:
 
 def load_candidates(path: Path, task: Task) -> dict[str, Plan]:
     """The plans of a file by name: ours, or one of TorchRec's."""
-    content = read_content(path)
+    content = read_document(path)
     ours = isinstance(content, Mapping) and ({"plans"} == set(content) or "world_size" in content)
     if ours or path.suffix != ".json":
         return load_plans(path)

@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
-from traincast.errors import TraincastError, unknown
-
-MAX_BYTES = 1 << 26
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file of at most 64 MB, without NaN or repeated keys."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraincastError(f"{path}: larger than {MAX_BYTES >> 20} MB; a description is shorter than that")
-        return parse_json(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraincastError(f"{path}: cannot be read ({error})") from error
-
-
-def parse_json(text: str, where: str) -> Any:
-    """The content of a JSON text; `where` begins every complaint."""
-    try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_repeats)
-    except TraincastError as error:
-        raise TraincastError(f"{where}: {error}") from error
-    except RecursionError as error:
-        raise TraincastError(f"{where}: nested too deeply") from error
-    except ValueError as error:
-        raise TraincastError(f"{where}: not JSON ({error})") from error
+from traincast.errors import TraincastError, shown, unknown
 
 
 def plain(name: str) -> str:
@@ -44,7 +17,7 @@ def plain(name: str) -> str:
 def mapping(value: Any, where: str, allowed: Iterable[str] | None = None) -> Mapping[str, Any]:
     """A JSON object, with no other keys than those allowed."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give an object")
+        raise TraincastError(f"{where} is {shown(value)}; give an object")
     names = None if allowed is None else tuple(allowed)
     for key in value if names is not None else ():
         if names is not None and key not in names:
@@ -55,7 +28,7 @@ def mapping(value: Any, where: str, allowed: Iterable[str] | None = None) -> Map
 def sequence(value: Any, where: str, most: int) -> Sequence[Any]:
     """A JSON list of at most `most` items."""
     if not isinstance(value, list | tuple):
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give a list")
+        raise TraincastError(f"{where} is {shown(value)}; give a list")
     if len(value) > most:
         raise TraincastError(f"{where} has {len(value)} items; at most {most} are read")
     return value
@@ -64,36 +37,36 @@ def sequence(value: Any, where: str, most: int) -> Sequence[Any]:
 def text(value: Any, where: str) -> str:
     """A string that is not empty."""
     if not isinstance(value, str) or not value:
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give a text")
+        raise TraincastError(f"{where} is {shown(value)}; give a text")
     return value
 
 
 def whole(value: Any, where: str, least: int, most: int) -> int:
     """A whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give a whole number")
+        raise TraincastError(f"{where} is {shown(value)}; give a whole number")
     if not least <= value <= most:
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give a whole number from {least} to {most}")
+        raise TraincastError(f"{where} is {shown(value)}; give a whole number from {least} to {most}")
     return value
 
 
 def number(value: Any, where: str) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give a number")
+        raise TraincastError(f"{where} is {shown(value)}; give a number")
     try:
         answer = float(value)
     except OverflowError:
         answer = float("inf")
     if not isfinite(answer):
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give a finite number")
+        raise TraincastError(f"{where} is {shown(value)}; give a finite number")
     return answer
 
 
 def flag(value: Any, where: str) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise TraincastError(f"{where} is {reprlib.repr(value)}; give true or false")
+        raise TraincastError(f"{where} is {shown(value)}; give true or false")
     return value
 
 
@@ -101,21 +74,6 @@ def choice(value: Any, where: str, choices: Iterable[str]) -> str:
     """One of the choices."""
     names = tuple(choices)
     if not isinstance(value, str) or value not in names:
-        shown = plain(value) if isinstance(value, str) else reprlib.repr(value)
-        raise unknown(where, shown, names, f"Choose {', '.join(names)}.")
+        word = plain(value) if isinstance(value, str) else shown(value)
+        raise unknown(where, word, names, f"Choose {', '.join(names)}.")
     return value
-
-
-def _no_constant(name: str) -> Any:
-    raise TraincastError(f"holds {name}; numbers must be finite")
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise TraincastError(f"key {reprlib.repr(key)} appears twice in one object; give it once")
-            seen.add(key)
-    return entries

@@ -15,9 +15,10 @@ from typing import Any
 
 from traincast.embeddings.table import MAX_DIM, MAX_ROWS, Table
 from traincast.errors import TraincastError
+from traincast.files.reading import read_document
 from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.plan import Placement, Plan, Shard, check_placement, check_plan
-from traincast.torchrec_io.fields import choice, mapping, number, plain, read_json, sequence, text, whole
+from traincast.torchrec_io.fields import choice, mapping, number, plain, sequence, text, whole
 
 MAX_RANKS = 1 << 16
 DEFAULT_CACHE_FRACTION = 0.2
@@ -42,7 +43,7 @@ _PARAMETER = (
 def load_plan(path: Path, tables: Sequence[Table], *, world_size: int, gpus_per_node: int) -> Plan:
     """The plan in a JSON file; it must be for these tables and this many ranks."""
     try:
-        return plan_from_json(read_json(path), tables, world_size=world_size, gpus_per_node=gpus_per_node)
+        return plan_from_json(read_document(path), tables, world_size=world_size, gpus_per_node=gpus_per_node)
     except TraincastError as error:
         raise TraincastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 

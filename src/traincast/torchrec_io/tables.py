@@ -18,7 +18,8 @@ from traincast.embeddings.access import Access, Reuse, Zipf
 from traincast.embeddings.read import MAX_TABLES, table_from_fields
 from traincast.embeddings.table import MAX_DIM, MAX_POOLING, MAX_ROWS, Table, check_tables
 from traincast.errors import TraincastError
-from traincast.torchrec_io.fields import choice, flag, mapping, number, plain, read_json, sequence, text, whole
+from traincast.files.reading import read_document
+from traincast.torchrec_io.fields import choice, flag, mapping, number, plain, sequence, text, whole
 
 DEFAULT_MODULE = "embedding_bag_collection"
 WEIGHTED_MODULE = "weighted_embedding_bag_collection"
@@ -53,7 +54,7 @@ class ModuleTables:
 def load_tables_json(path: Path) -> ModuleTables:
     """The tables that a JSON file describes."""
     try:
-        return tables_from_json(read_json(path), folder=path.parent)
+        return tables_from_json(read_document(path), folder=path.parent)
     except TraincastError as error:
         raise TraincastError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 

@@ -54,20 +54,6 @@ def pack_array(array: Array) -> bytes:
     return buffer.getvalue()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes the file whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with draft.open("xb") as stream:
-                stream.write(data)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise TraincastError(f"cannot write {path}: {error.strerror or error}") from None
-
-
 class Archive:
     """The members of a zip, read one at a time within `MAX_TOTAL_BYTES` bytes for all of them."""
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from traincast.errors import TraincastError
-from traincast.workload.archive import write_atomically
+from traincast.files.writing import write_bytes
 from traincast.workload.collectives import named_in_trace
 from traincast.workload.ops import Op
 from traincast.workload.program import Program
@@ -37,7 +37,7 @@ def export_chakra_et(workload: Workload, rank: int, path: str | Path, durations:
         op = program.ops[node.op] if node.op >= 0 else None
         seconds = durations[op.index] if durations is not None and op else 0.0
         messages.append(_node(node, op, ctrl_deps, data_deps, seconds))
-    write_atomically(Path(path), b"".join(_varint(len(message)) + message for message in messages))
+    write_bytes(path, b"".join(_varint(len(message)) + message for message in messages))
 
 
 def _control_deps(program: Program, nodes: list[TraceNode]) -> list[list[int]]:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from traincast.workload.archive import write_atomically
+from traincast.files.writing import write_bytes
 from traincast.workload.trace_nodes import Arguments, TraceNode, program_of, trace_nodes
 from traincast.workload.workload import Workload
 
@@ -24,7 +24,7 @@ def export_pytorch_et(workload: Workload, rank: int, path: str | Path) -> None:
         "nodes": [_node(node) for node in nodes],
         "finish_ts": 0,
     }
-    write_atomically(Path(path), json.dumps(trace, separators=(",", ":"), allow_nan=False).encode())
+    write_bytes(path, json.dumps(trace, separators=(",", ":"), allow_nan=False).encode())
 
 
 def _node(node: TraceNode) -> dict[str, Any]:

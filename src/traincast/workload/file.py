@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from traincast.errors import TraincastError
-from traincast.workload.archive import Archive, pack, pack_array, write_atomically
+from traincast.files.reading import parse_json
+from traincast.files.writing import write_bytes
+from traincast.workload.archive import Archive, pack, pack_array
 from traincast.workload.codec import Json, decode_signatures, encode_signatures, expect, list_of, member, show
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS, SizeTable
@@ -37,7 +39,7 @@ def save_workload(workload: Workload, path: str | Path) -> None:
             members[_member(number, column)] = pack_array(getattr(program.columns, column))
         for field in fields(SizeTable):
             members[_member(number, f"size_{field.name}")] = pack_array(getattr(program.sizes, field.name))
-    write_atomically(Path(path), pack(members))
+    write_bytes(path, pack(members))
 
 
 def load_workload(path: str | Path) -> Workload:
@@ -81,12 +83,7 @@ def _head(workload: Workload) -> dict[str, Json]:
 
 
 def _parse(text: bytes) -> dict[str, Json]:
-    try:
-        return expect(json.loads(text.decode("utf-8")), dict, "the top level")
-    except TraincastError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise TraincastError(f"workload.json is not JSON: {show(str(error))}") from None
+    return expect(parse_json(text, "workload.json"), dict, "the top level")
 
 
 def _check_version(head: dict[str, Json]) -> None:

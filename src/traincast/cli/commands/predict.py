@@ -17,8 +17,9 @@ from pathlib import Path
 
 from traincast.api import predict, scaling
 from traincast.cli.arguments import variant_options, whole_numbers
-from traincast.cli.output import print_result, write_json_file
+from traincast.cli.output import print_result
 from traincast.errors import TraincastError
+from traincast.files.writing import write_json
 from traincast.questions.scaling import SCALINGS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
 from traincast.report.chrome import chrome_trace
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         **variant_options(args),
     )
     if args.trace_out:
-        write_json_file(args.trace_out, chrome_trace(answer))
+        write_json(args.trace_out, chrome_trace(answer))
     print_result(answer, prediction_text, as_json=args.json)
     return 0
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.cli.output import print_json, print_text, write_json_file
+from traincast.cli.output import print_json, print_text
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.errors import TraincastError
+from traincast.files.writing import write_json
 from traincast.placement.plan_file import plan_to_json
 from traincast.questions.sharding import assumed_links, load_candidates, load_task, torchrec_plan_json, torchrec_rival
 from traincast.report.sharding import sharding_json, sharding_text
@@ -55,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
         with progress_bar("shard") as progress:
             answer = search(task, seed=args.seed, time_limit=limit, rivals=rivals, progress=progress)
     if args.out:
-        write_json_file(args.out, plan_to_json(answer.best.plan))
+        write_json(args.out, plan_to_json(answer.best.plan))
     if args.torchrec_out:
-        write_json_file(args.torchrec_out, torchrec_plan_json(args.tables, task, answer.best.plan))
+        write_json(args.torchrec_out, torchrec_plan_json(args.tables, task, answer.best.plan))
     if args.json:
         print_json(sharding_json(answer) | {"notes": notes})
     else:

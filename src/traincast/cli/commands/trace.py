@@ -13,7 +13,8 @@ import argparse
 from pathlib import Path
 
 from traincast.api import trace
-from traincast.cli.output import print_json, print_text, write_json_file
+from traincast.cli.output import print_json, print_text
+from traincast.files.writing import write_json
 from traincast.replay.workload import trace_workload
 from traincast.report.measured import measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
     report = trace(*args.files, on=args.on, host=args.host, host_scale=args.host_scale, twice=args.twice)
     if args.trace_out:
-        write_json_file(args.trace_out, measured_chrome_trace(report))
+        write_json(args.trace_out, measured_chrome_trace(report))
     written = None
     if args.workload_out:
         written = trace_workload(report, name=args.workload_out.stem)
