@@ -189,9 +189,9 @@ def test_a_file_that_is_not_a_plan_is_refused(tables, tmp_path):
             load_plan(file, tables, **WORLD)
         assert str(raised.value).count(str(file)) == 1
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TraincastError, match="not UTF-8 text|cannot be read"):
+    with pytest.raises(TraincastError, match=r"not UTF-8 text|cannot be read"):
         load_plan(file, tables, **WORLD)
-    with pytest.raises(TraincastError, match="not UTF-8 text|cannot be read"):
+    with pytest.raises(TraincastError, match=r"not UTF-8 text|cannot be read"):
         load_plan(tmp_path / "absent.json", tables, **WORLD)
 
 
