@@ -12,7 +12,7 @@ from traincast.cli import main as main_module
 from traincast.cli.arguments import variant_options, whole_numbers
 from traincast.cli.main import main
 from traincast.cli.options import in_options
-from traincast.cli.output import print_result, write_json_file
+from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import VERBS, options, parsers
 from traincast.errors import TraincastError
@@ -115,7 +115,8 @@ def test_errors_become_one_line_and_an_exit_code(capsys, monkeypatch, raised, co
     assert capsys.readouterr().err == said
 
 
-def test_a_mistake_of_our_own_is_not_hidden(monkeypatch):
+def test_a_mistake_of_our_own_is_shown_whole_to_who_looks_for_it(monkeypatch):
+    monkeypatch.setenv("TRAINCAST_DEBUG", "1")
     def run(_):
         raise ModuleNotFoundError("No module named 'traincast.nowhere'", name="traincast.nowhere")
 
@@ -147,19 +148,6 @@ def test_a_result_is_printed_as_a_document_or_as_text(capsys):
     assert capsys.readouterr().out == "1.5 ms\n"
 
 
-def test_a_json_file_is_written_whole(tmp_path):
-    write_json_file(tmp_path / "a.json", {"b": [1, 2]})
-
-    assert (tmp_path / "a.json").read_text() == '{"b":[1,2]}'
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_a_json_file_that_cannot_be_written_leaves_nothing(tmp_path):
-    with pytest.raises(TraincastError, match="cannot write"):
-        write_json_file(tmp_path / "no" / "a.json", {})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_progress_is_silent_where_nobody_watches(capsys):
     with progress_bar("fit") as progress:
         progress(0.5)
@@ -174,3 +162,22 @@ def test_progress_is_drawn_on_a_terminal_and_wiped(capsys, monkeypatch):
     drawn = capsys.readouterr().err
     assert "\rfit " + "█" * 15 + " " * 15 + "  50%" in drawn
     assert drawn.endswith("\r\x1b[K")
+
+
+def test_a_mistake_of_ours_is_one_line_to_report_and_exit_code_70(capsys, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("nobody\nexpected this")
+
+    monkeypatch.setattr("traincast.cli.main._parse", broken)
+
+    assert main(["models"]) == 70
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "internal error" in said and "KeyError" in said and "test_main.py" in said
+
+
+def test_a_message_with_line_breaks_and_escapes_stays_one_printable_line(capsys):
+    assert main(["predict", "no\nsuch\x1b[31m" + "x" * 5000, "--on", "v100"]) == 2
+    said = capsys.readouterr().err.removesuffix("\n")
+    assert said.isprintable() and len(said) < 2000
+    assert "no\\nsuch\\x1b[31m" in said
