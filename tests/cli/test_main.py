@@ -117,6 +117,7 @@ def test_errors_become_one_line_and_an_exit_code(capsys, monkeypatch, raised, co
 
 def test_a_mistake_of_our_own_is_shown_whole_to_who_looks_for_it(monkeypatch):
     monkeypatch.setenv("TRAINCAST_DEBUG", "1")
+
     def run(_):
         raise ModuleNotFoundError("No module named 'traincast.nowhere'", name="traincast.nowhere")
 
