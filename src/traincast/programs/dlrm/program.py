@@ -8,8 +8,8 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.programs import interaction, loss, optimizers
-from traincast.programs.dlrm import tables
 from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.dlrm.tables import tables
 from traincast.programs.mlp import Mlp
 from traincast.programs.tape import Ref, Tape
 from traincast.workload.ops import Phase
@@ -65,7 +65,7 @@ class _Writer:
         tape.engine_ops_apart = True
         widths = (config.top_input, *config.top_mlp)
         self.bottom = Mlp(tape, "Dlrm.bottom", config.bottom_mlp, input_grad=False, gradients=training)
-        self.tables = tables.tables(tape, config)
+        self.tables = tables(tape, config)
         self.top = Mlp(tape, "Dlrm.top", widths, last="sigmoid", input_grad=True, gradients=training)
         self.grads = [*self.bottom.grads(), *self.top.grads()]
         parameters = [*self.bottom.parameters(), *self.top.parameters()] if training else []
@@ -93,7 +93,7 @@ class _Writer:
         offsets = self.tape.copied_in((self.batch * config.num_tables + 1,), config.index_dtype)
         features = self.tape.copied_in((self.batch, config.bottom_mlp[0]), "float32")
         dense = self.bottom.forward(features, keep=self.training)
-        pooled = tables.lookup(tape, self.tables, indices, offsets, keep=self.training)
+        pooled = self.tables.lookup(indices, offsets, keep=self.training)
         if config.interaction == "dot":
             self.interaction, joined = interaction.dot(tape, dense, pooled, keep=self.training)
         else:
@@ -127,7 +127,9 @@ class _Writer:
         dot = self.config.interaction == "dot"
         below = interaction.dot_backward if dot else interaction.concatenate_backward
         to_dense, to_pooled = below(tape, self.interaction, grad)
-        tables.update(tape, self.tables, to_pooled)
+        self.tables.update(to_pooled)
+        # the tables' own gradient is none, but the engine visits them all the same
+        tape.scope("torch::autograd::AccumulateGrad")
         tape.free(to_pooled)
         self.bottom.backward(to_dense)
         tape.free(one)

@@ -1,121 +1,91 @@
-"""The embedding tables of a DLRM on a tape: lookup and fused update, batched or FBGEMM."""
+"""The embedding tables of a DLRM on a tape: lookup and fused update, by the papers' batched kernel or by FBGEMM's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.lookup import MODULE, TableBatchedLookup
 from traincast.programs.optimizers import LEARNING_RATE
-from traincast.programs.tape import Ref, Tape
-from traincast.workload.ops import Phase, Scalar, StorageKind
-
-MODULE = "Dlrm.tables"
+from traincast.programs.tape import Ref, Scalars, Tape
+from traincast.workload.ops import Phase, StorageKind
 
 
-@dataclass(slots=True)
-class Tables:
-    """All tables and, after the lookup, what its backward needs."""
+class BatchedTables:
+    """All tables in one tensor, looked up by the papers' kernel; its backward applies SGD."""
 
-    config: DlrmConfig
-    weights: Ref
-    constants: tuple[tuple[str, Ref], ...]  # what the kernel reads besides weights, indices and offsets
-    states: tuple[Ref, ...]
-    checked: tuple[Ref, Ref] | None  # FBGEMM: rows per table and warning count
-    indices: Ref | None = None
-    offsets: Ref | None = None
-    lookup_op: int = -1
-    view_op: int = -1
+    def __init__(self, tape: Tape, config: DlrmConfig) -> None:
+        self.tape, self.config = tape, config
+        self.weights = tape.resident((sum(config.table_rows), config.embedding_dim), StorageKind.PARAMETER)
+        self.starts = tape.resident((config.num_tables,), StorageKind.BUFFER, "int64")
 
-
-def tables(tape: Tape, config: DlrmConfig) -> Tables:
-    """The weights and constants of all tables, there before the step."""
-    rows, dim, count = sum(config.table_rows), config.embedding_dim, config.num_tables
-    if config.embedding == "batched":
-        weights = tape.resident((rows, dim), StorageKind.PARAMETER)
-        offsets = tape.resident((count,), StorageKind.BUFFER, "int64")
-        return Tables(config, weights, (("table_offsets", offsets),), (), None)
-    buffer = StorageKind.BUFFER
-    weights = tape.resident((rows * dim,), StorageKind.PARAMETER)
-    constants = (
-        ("weights_offsets", tape.resident((count,), buffer, "int64")),
-        ("D_offsets", tape.resident((count + 1,), buffer, "int32")),
-    )
-    checked = (tape.resident((count,), buffer, "int64"), tape.resident((1,), buffer, "int64"))
-    states = tuple(tape.resident((rows * dim,), buffer) for _ in range(OPTIMIZER_STATE[config.optimizer].tensors))
-    return Tables(config, weights, constants, states, checked)
-
-
-def lookup(tape: Tape, held: Tables, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
-    """Pooled embeddings [batch, tables, dim]. With `keep` (training) the indices stay for the backward pass."""
-    config = held.config
-    batch = (offsets.shape[0] - 1) // config.num_tables
-    shape = (batch, config.num_tables, config.embedding_dim)
-    if held.checked is None:
-        held.indices, held.offsets = indices, offsets
+    def lookup(self, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
+        """Pooled embeddings [batch, tables, dim]. With `keep` (training) the indices stay for the backward pass."""
+        tape, config = self.tape, self.config
+        self.indices, self.offsets = indices, offsets
         tape.scope("LookupFunction", Phase.FORWARD)
-        pooled = tape.new(shape)
-        held.lookup_op = tape.op(
-            "traincast::batched_embedding_forward", _arguments(held), [pooled], _forms(config), module=MODULE
-        )
+        pooled = tape.new(((offsets.shape[0] - 1) // config.num_tables, config.num_tables, config.embedding_dim))
+        name = "traincast::batched_embedding_forward"
+        self.op = tape.op(name, self._arguments(), [pooled], _forms(config), module=MODULE)
         return pooled
-    held.indices, held.offsets = widened(tape, indices), widened(tape, offsets)
-    rows, warning = held.checked
-    tape.scope("fbgemm::bounds_check_indices")
-    checked = [("rows_per_table", rows), ("indices", held.indices), ("offsets", held.offsets), ("warning", warning)]
-    tape.op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=MODULE)
-    tape.scope("SplitLookupFunction")
-    flat = tape.new((batch, shape[1] * shape[2]))
-    name = "fbgemm::split_embedding_codegen_forward_unweighted_cuda"
-    held.lookup_op = tape.op(name, _arguments(held), [flat], _forms(config), module=MODULE)
-    tape.scope("aten::view")
-    pooled = tape.view(flat, shape)
-    held.view_op = tape.op("aten::view", [("self", flat)], [pooled], [("size", (-1, *shape[1:]))], module=MODULE)
-    if not keep and held.indices is not indices:
-        tape.free(held.indices, held.offsets)
-    return pooled
+
+    def update(self, grad: Ref) -> None:
+        """The backward pass from the gradient of the pooled embeddings: updates the tables in place."""
+        self.tape.scope("LookupFunctionBackward", Phase.BACKWARD)
+        scalars = [*_forms(self.config), ("learning_rate", LEARNING_RATE)]
+        arguments = [("grad", grad), *self._arguments()]
+        name = "traincast::batched_embedding_backward_sgd"
+        self.tape.op(name, arguments, [], scalars, module=MODULE, forward=self.op)
+        self.tape.free(self.indices, self.offsets)
+
+    def _arguments(self) -> list[tuple[str, Ref]]:
+        tables = [("weights", self.weights), ("table_offsets", self.starts)]
+        return [*tables, ("indices", self.indices), ("offsets", self.offsets)]
 
 
-def update(tape: Tape, held: Tables, grad: Ref) -> None:
-    """The backward pass from the gradient of the pooled embeddings: updates the tables in place."""
-    config = held.config
-    assert held.indices is not None and held.offsets is not None
-    if held.checked is None:
-        tape.scope("LookupFunctionBackward", Phase.BACKWARD)
-        name, arguments = "traincast::batched_embedding_backward_sgd", [("grad", grad), *_arguments(held)]
-    else:
+class FbgemmTables:
+    """All tables in one flat tensor, looked up by FBGEMM's kernel on int64 indices."""
+
+    def __init__(self, tape: Tape, config: DlrmConfig) -> None:
+        self.tape, self.config = tape, config
+        elements, dims = sum(config.table_rows) * config.embedding_dim, config.num_tables * config.embedding_dim
+        states = OPTIMIZER_STATE[config.optimizer].tensors
+        self.kernel = TableBatchedLookup(
+            tape=tape,
+            tables=config.num_tables,
+            weights=tape.resident((elements,), StorageKind.PARAMETER),
+            states=[tape.resident((elements,), StorageKind.BUFFER) for _ in range(states)],
+            forms=[("total_D", dims), ("max_D", config.embedding_dim), *_forms(config)],
+            optimizer=config.optimizer,
+        )
+
+    def lookup(self, indices: Ref, offsets: Ref, *, keep: bool) -> Ref:
+        """Pooled embeddings [batch, tables, dim]. With `keep` (training) the indices stay for the backward pass."""
+        tape, count, dim = self.tape, self.config.num_tables, self.config.embedding_dim
+        self.indices, wide_offsets = self.kernel.check(indices, offsets)
+        flat = self.kernel.forward((offsets.shape[0] - 1) // count, count * dim)
+        tape.scope("aten::view")
+        pooled = tape.view(flat, (flat.shape[0], count, dim))
+        self.view_op = tape.op("aten::view", [("self", flat)], [pooled], [("size", (-1, count, dim))], module=MODULE)
+        if not keep:
+            tape.free(self.indices, wide_offsets)
+        return pooled
+
+    def update(self, grad: Ref) -> None:
+        """The backward pass from the gradient of the pooled embeddings: updates the tables in place."""
         batch, count, dim = grad.shape
-        tape.scope("ViewBackward0", Phase.BACKWARD)
-        flat = tape.view(grad, (batch, count * dim), (grad.spec.stride[0], 1))
-        tape.reshaped(grad, flat, module=MODULE, forward=held.view_op)
-        tape.scope("SplitLookupFunctionBackward")
-        name = f"fbgemm::split_embedding_backward_codegen_{config.optimizer}_unweighted_exact_cuda"
-        moments = [(f"momentum{i + 1}_dev", state) for i, state in enumerate(held.states)]
-        arguments = [("grad_output", flat), *_arguments(held), *moments]
-    scalars = [*_forms(config), ("learning_rate", LEARNING_RATE)]
-    tape.op(name, arguments, [], scalars, module=MODULE, forward=held.lookup_op)
-    tape.free(held.indices, held.offsets)
-    # the tables' own gradient is none, but the engine visits them all the same
-    tape.scope("torch::autograd::AccumulateGrad")
+        self.tape.scope("ViewBackward0", Phase.BACKWARD)
+        flat = self.tape.view(grad, (batch, count * dim), (grad.spec.stride[0], 1))
+        self.tape.reshaped(grad, flat, module=MODULE, forward=self.view_op)
+        self.kernel.backward(flat)
 
 
-def _arguments(held: Tables) -> list[tuple[str, Ref]]:
-    assert held.indices is not None and held.offsets is not None
-    weights = "weights" if held.checked is None else "dev_weights"
-    return [(weights, held.weights), *held.constants, ("indices", held.indices), ("offsets", held.offsets)]
+def tables(tape: Tape, config: DlrmConfig) -> BatchedTables | FbgemmTables:
+    """The weights and constants of all tables, there before the step."""
+    return BatchedTables(tape, config) if config.embedding == "batched" else FbgemmTables(tape, config)
 
 
-def _forms(config: DlrmConfig) -> list[tuple[str, Scalar]]:
-    dims = (config.embedding_dim,) * config.num_tables
-    forms: list[tuple[str, Scalar]] = [("rows", config.rows_per_table), ("dims", dims)]
-    if config.access:
-        forms += [("pooling", config.lookups_per_table), ("access", config.access)]
-    if config.embedding == "fbgemm":
-        return [("total_D", sum(dims)), ("max_D", max(dims)), *forms]
-    return forms
-
-
-def widened(tape: Tape, indices: Ref) -> Ref:
-    """FBGEMM works on int64 indices."""
-    tape.scope("aten::to", Phase.FORWARD)
-    return indices if indices.spec.dtype == "int64" else tape.cast(indices, "int64", module=MODULE)[0]
+def _forms(config: DlrmConfig) -> Scalars:
+    forms: Scalars = [("rows", config.rows_per_table), ("dims", (config.embedding_dim,) * config.num_tables)]
+    if not config.access:
+        return forms
+    return [*forms, ("pooling", config.lookups_per_table), ("access", config.access)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from traincast.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.errors import TraincastError, unknown
-from traincast.programs.dlrm.config import LOSSES, OPTIMIZERS, DlrmConfig
+from traincast.programs.dlrm.config import INTERACTIONS, LOSSES, OPTIMIZERS, DlrmConfig
 from traincast.programs.dlrm.cross_config import DcnConfig
 
-INTERACTIONS = ("dot", "cat")
 HALVES = ("", "bfloat16", "float16")
 _STEP_COPIES = {"adagrad": 2, "adam": 1}  # numbers a parameter that a step makes and drops
 
@@ -45,23 +44,10 @@ class Dense:
     @staticmethod
     def of(config: DlrmConfig) -> Dense:
         """The dense part of a DLRM."""
+        common = {field.name: getattr(config, field.name) for field in fields(Dense) if field.name != "half"}
         if isinstance(config, DcnConfig):
-            return DcnDense(
-                bottom_mlp=config.bottom_mlp,
-                top_mlp=config.top_mlp,
-                interaction=config.interaction,
-                loss=config.loss,
-                optimizer=config.optimizer,
-                cross_layers=config.cross_layers,
-                cross_rank=config.cross_rank,
-            )
-        return Dense(
-            bottom_mlp=config.bottom_mlp,
-            top_mlp=config.top_mlp,
-            interaction=config.interaction,
-            loss=config.loss,
-            optimizer=config.optimizer,
-        )
+            return DcnDense(**common, cross_layers=config.cross_layers, cross_rank=config.cross_rank)
+        return Dense(**common)
 
     @property
     def equal_widths(self) -> bool:

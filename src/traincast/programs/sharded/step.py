@@ -311,7 +311,7 @@ class _Writer:
         kept = []
         for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
             with tape.marked(Role.UPDATE, section.kind, number):
-                dense = lookup.backward(piece)
+                dense = lookup.kernel.backward(piece)
                 if dense is not None and self.reducer is not None:
                     kept.append(self.reducer.accumulate(dense))
                 else:  # the tables' own gradient is none, but the engine visits them all the same

@@ -7,6 +7,7 @@ it gets `expert_capacity` tokens of every sequence (so sequences of at least exp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -108,10 +109,13 @@ class Stack(nn.Module):
     def __init__(self, config: SwitchConfig, *, decoder: bool) -> None:
         super().__init__()
         self.attentions, self.crosses, self.feeds = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        attention = partial(
+            Attention, config.hidden_size, heads=config.num_heads, head_dim=config.head_dim, dropout=config.dropout
+        )
         for i in range(config.num_layers):
-            self.attentions.append(Attention(config, relative=i == 0, bidirectional=not decoder))
+            self.attentions.append(attention(relative=i == 0, bidirectional=not decoder))
             if decoder:
-                self.crosses.append(Attention(config))
+                self.crosses.append(attention())
             self.feeds.append(FeedForward(config, sparse=i % config.sparse_every == 1))
         self.norm = RmsNorm(config.hidden_size)
         self.dropout = nn.Dropout(config.dropout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -11,26 +10,6 @@ from torch import nn
 
 BUCKETS = 32
 MAX_DISTANCE = 128
-
-
-class AttentionSizes(Protocol):
-    """What an attention needs to know of its model's configuration."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the hidden states."""
-
-    @property
-    def num_heads(self) -> int:
-        """Attention heads."""
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-
-    @property
-    def dropout(self) -> float:
-        """Dropout probability."""
 
 
 class RmsNorm(nn.Module):
@@ -86,15 +65,18 @@ def _buckets(relative: torch.Tensor, *, bidirectional: bool) -> torch.Tensor:
 class Attention(nn.Module):
     """Norm, attention of `x` over `memory` with an additive bias, residual."""
 
-    def __init__(self, config: AttentionSizes, *, relative: bool = False, bidirectional: bool = True) -> None:
+    def __init__(
+        self, size: int, *, heads: int, head_dim: int, dropout: float, relative: bool = False,
+        bidirectional: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        size, inner = config.hidden_size, config.num_heads * config.head_dim
-        self.num_heads, self.bidirectional = config.num_heads, bidirectional
+        inner = heads * head_dim
+        self.num_heads, self.bidirectional = heads, bidirectional
         self.norm = RmsNorm(size)
         self.query, self.key, self.value = (nn.Linear(size, inner, bias=False) for _ in range(3))
         self.output = nn.Linear(inner, size, bias=False)
-        self.relative_bias = nn.Embedding(BUCKETS, config.num_heads) if relative else None
-        self.attention_dropout, self.dropout = nn.Dropout(config.dropout), nn.Dropout(config.dropout)
+        self.relative_bias = nn.Embedding(BUCKETS, heads) if relative else None
+        self.attention_dropout, self.dropout = nn.Dropout(dropout), nn.Dropout(dropout)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(x.shape[0], -1, self.num_heads, self.query.out_features // self.num_heads).transpose(1, 2)
