@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from traincast.errors import TraincastError
-from traincast.fitting import host_versions
-from traincast.fitting.dates import date_profiles
-from traincast.fitting.host import PROFILE, fit_host, host_tables
-from traincast.fitting.host_traces import fit_host_from_traces
 from traincast.host.names import current_name
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, load_host_profile, parse_host_profile, profile_names
 
@@ -76,42 +69,9 @@ def test_malformed_profiles_are_refused(broken):
         parse_host_profile("test", broken)
 
 
-def test_shipped_profile_is_what_the_tables_give(shared_data, tmp_path):
-    fit_host(shared_data, tmp_path, lambda *_: None)
-    date_profiles(tmp_path, Path(str(files("traincast.host") / "data")))
-
-    shipped = files("traincast.host") / "data" / f"{PROFILE}.json"
-    assert (tmp_path / f"{PROFILE}.json").read_text() == shipped.read_text()
-
-
-def test_profiles_of_traces_are_what_the_traces_give(shared_data, tmp_path):
-    fitted = fit_host_from_traces(shared_data, tmp_path, lambda *_: None)
-
-    data = files("traincast.host") / "data"
-    date_profiles(tmp_path, Path(str(data)))
-    for name in fitted:
-        assert (tmp_path / f"{name}.json").read_text() == (data / f"{name}.json").read_text(), name
-
-
 @pytest.mark.parametrize("name", profile_names())
 def test_every_shipped_profile_loads_and_says_where_it_comes_from(name):
     profile = load_host_profile(name)
 
     assert profile.provenance["sources"]
     assert np.isfinite(profile.scope_seconds(["aten::linear", "AddmmBackward0"])).all()
-
-
-def test_how_types_changed_agrees_between_the_two_traces(shared_data, monkeypatch):
-    def ratios(files):
-        monkeypatch.setattr(host_versions, "TRACES", (files,))
-        return host_tables(shared_data)["provenance"]["newer_over_older"]
-
-    dlrm, recommender = (ratios(files) for files in host_versions.TRACES)
-    for kind in ("T5", "alone"):
-        assert dlrm[kind] == pytest.approx(recommender[kind], rel=0.2)
-    assert dlrm["T3"] == pytest.approx(recommender["T3"], rel=0.5)
-
-
-def test_missing_tables_are_named(tmp_path):
-    with pytest.raises(TraincastError, match=r"t1_t2_by_op_model\.csv"):
-        fit_host(tmp_path, tmp_path, lambda *_: None)

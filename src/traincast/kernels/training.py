@@ -99,8 +99,8 @@ class FamilyTraining(ABC, Generic[AnySamples, Fitted]):
 
 
 def leave_one_chip_out(samples: Samples, seen: BoolArray) -> Iterator[tuple[int, BoolArray]]:
-    """The position of every device, with the `seen` samples of other chips that it is to be predicted from."""
-    for index in range(len(samples.devices)):
+    """The position of every device with samples, and the `seen` ones of other chips that it is predicted from."""
+    for index in np.unique(samples.device).tolist():
         elsewhere = seen & ~samples.same_chip(index)
         if elsewhere.any():
             yield index, elsewhere

@@ -1,0 +1,83 @@
+"""What `traincast fit` rebuilds: every fitted profile of the package, all that were asked for or none."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from traincast.errors import TraincastError
+from traincast.fitting import pieces
+from traincast.fitting.pieces import PIECES, ProfileFit, fit_pieces
+from traincast.kernels.families import RECORDS
+
+SHIPPED = Path(str(files("traincast")))
+
+
+def writes(name, fails=False):
+    """A training that writes one small profile, or finds its data bad."""
+
+    def train(data, out, progress):
+        progress(f"reading {name}", 0.0)
+        (out / f"{name}.json").write_text('{\n "provenance": {\n  "rows": 1\n }\n}\n')
+        if fails:
+            raise TraincastError(f"'{name}.csv', row 3, column 'us': -1 is not a positive number")
+        progress(f"{name} done", 1.0)
+        return {"rows": 1}
+
+    return ProfileFit("kernels/profiles", lambda: train)
+
+
+@pytest.fixture
+def toys(monkeypatch):
+    pytest.importorskip("threadpoolctl")
+    monkeypatch.setattr(pieces, "PIECES", {"one": writes("one"), "two": writes("two"), "bad": writes("bad", True)})
+
+
+def ignore(what, share):
+    """Progress that nobody watches."""
+
+
+def test_every_shipped_profile_has_the_piece_that_fits_it():
+    profiles = {path.stem for path in (SHIPPED / "kernels" / "profiles").glob("*.npz")}
+
+    assert profiles == {record.profile for record in RECORDS if record.training}
+    assert profiles < set(PIECES)
+    assert all((SHIPPED / piece.folder).is_dir() for piece in PIECES.values())
+
+
+def test_kernel_families_come_first_in_the_order_of_their_records():
+    assert list(PIECES) == [
+        "gemm", "elementwise", "softmax", "norm", "conv", "attention", "embedding",
+        "collectives", "host", "host-traces", "overlap",
+    ]  # fmt: skip
+
+
+def test_pieces_are_written_into_the_folders_of_the_package(toys, tmp_path):
+    written = fit_pieces(["one", "two"], tmp_path, tmp_path / "out", ignore)
+
+    assert written == {"one": ["kernels/profiles/one.json"], "two": ["kernels/profiles/two.json"]}
+    assert '"date"' in (tmp_path / "out" / "kernels" / "profiles" / "two.json").read_text()
+
+
+def test_nothing_is_written_unless_every_piece_could_be_fitted(toys, tmp_path):
+    with pytest.raises(TraincastError, match=r"'bad.csv', row 3, column 'us'"):
+        fit_pieces(["one", "bad"], tmp_path, tmp_path / "out", ignore)
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_piece_is_refused_before_anything_is_fitted(toys, tmp_path):
+    heard = []
+    with pytest.raises(TraincastError, match=r"unknown piece 'tow'.*two"):
+        fit_pieces(["one", "tow"], tmp_path, tmp_path / "out", lambda what, share: heard.append(what))
+
+    assert heard == []
+
+
+def test_progress_goes_from_piece_to_piece(toys, tmp_path):
+    heard = []
+    fit_pieces(["one", "two"], tmp_path, tmp_path / "out", lambda what, share: heard.append((what, share)))
+
+    assert heard == [("reading one", 0.0), ("one done", 0.5), ("reading two", 0.5), ("two done", 1.0)]
