@@ -65,8 +65,8 @@ class Overheads:
 
     def of_type(self, kind: str) -> dict[str, Distribution]:
         """Distributions of one type by name, those with the most time first."""
-        found = {name: d for (k, name), d in self.table.items() if k == kind}
-        return dict(sorted(found.items(), key=lambda item: -item[1].total))
+        by_name = {name: d for (k, name), d in self.table.items() if k == kind}
+        return dict(sorted(by_name.items(), key=lambda item: -item[1].total))
 
     def totals(self) -> dict[str, float]:
         """Seconds by type over the whole trace."""
@@ -251,9 +251,9 @@ def blocking_copies(linked: Linked) -> BoolArray:
 
 def _by_scope(linked: Linked, chosen: BoolArray) -> dict[int, list[int]]:
     """The chosen events under each scope, by start; a scope does not count as under itself."""
-    found: dict[int, list[int]] = defaultdict(list)
+    inside: dict[int, list[int]] = defaultdict(list)
     rows = linked.host[chosen[linked.host] & (linked.scope[linked.host] >= 0)]
     for row, scope in zip(rows.tolist(), linked.scope[rows].tolist(), strict=True):
         if row != scope:
-            found[scope].append(row)
-    return found
+            inside[scope].append(row)
+    return inside

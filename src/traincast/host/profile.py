@@ -17,6 +17,8 @@ from traincast.host.names import ISSUERS, issuer
 
 _DATA = files("traincast.host") / "data"
 
+_TABLES = ("t1", "t2", "t3", "t4", "t5", "alone")  # of a profile, by overhead
+
 # how a scope's host time is cut up around its launches
 BEFORE, BETWEEN, AFTER, ALONE = 0, 1, 2, 3
 
@@ -56,18 +58,10 @@ class HostProfile:
         if not 0.01 <= factor <= 100:
             raise TraincastError(f"a host cannot be {factor:g} times as slow as another; give 0.01 to 100")
 
-        def slower(table: Mapping[str, float]) -> dict[str, float]:
-            return {name: factor * seconds for name, seconds in table.items()}
-
-        return replace(
-            self,
-            t1=slower(self.t1),
-            t2=slower(self.t2),
-            t3=slower(self.t3),
-            t4=slower(self.t4),
-            t5=slower(self.t5),
-            alone=slower(self.alone),
-        )
+        slower: dict[str, Any] = {
+            table: {name: factor * seconds for name, seconds in getattr(self, table).items()} for table in _TABLES
+        }
+        return replace(self, **slower)
 
     def knows(self, name: str) -> bool:
         """Whether this op was measured."""
@@ -99,10 +93,7 @@ def load_host_profile(name: str) -> HostProfile:
 def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:
     """A host profile from its JSON form, in which times are microseconds."""
     try:
-        tables = {
-            key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()}
-            for key in ("t1", "t2", "t3", "t4", "t5", "alone")
-        }
+        tables = {key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()} for key in _TABLES}
         missing = [name for name in ISSUERS if name not in tables["t1"]]
         if missing:
             raise KeyError(f"t1_us.{missing[0]}")

@@ -49,7 +49,7 @@ def rank_answers(walked: StepWalk) -> tuple[RankAnswer, ...]:
     fullest = [held[program] for program in walked.classes.program]
     for c, memory in zip(walked.classes.of, held, strict=True):
         # ranks that take the same time need not hold the same
-        fullest[c] = max(fullest[c], memory, key=lambda each: each.peak_bytes)
+        fullest[c] = max(fullest[c], memory, key=lambda one: one.peak_bytes)
     return tuple(
         tables[crew].answer(row, ranks, memory)
         for (crew, row), ranks, memory in zip(walked.place, walked.ranks, fullest, strict=True)
@@ -70,13 +70,13 @@ class _Totals:
         if exchanges.any():
             self.compute = covered_seconds(walk.starts[~exchanges].T, walk.ends[~exchanges].T)
             m = walked.meetings
-            own = m.crew == number
-            exchanging = np.bincount(m.row[own], weights=m.seconds[m.meeting[own]], minlength=walk.crew.size)
+            mine = m.crew == number
+            exchanging = np.bincount(m.row[mine], weights=m.seconds[m.meeting[mine]], minlength=walk.crew.size)
             self.waiting = (walk.ends - walk.starts)[exchanges].sum(axis=0) - exchanging
 
     def answer(self, row: int, ranks: tuple[int, ...], memory: Memory) -> RankAnswer:
         """One rank's, which stands for `ranks`."""
-        seconds, active, compute = (float(each[row]) for each in (self.seconds, self.active, self.compute))
+        seconds, active, compute = (float(column[row]) for column in (self.seconds, self.active, self.compute))
         return RankAnswer(
             ranks=ranks,
             iteration=seconds,

@@ -63,7 +63,7 @@ def predict_step(
     slowest = _slowest(walked, answers)
     timeline, answer = walked.timeline(slowest), answers[slowest]
     program = walked.classes.program[slowest]
-    fullest = max(answers, key=lambda each: each.memory.peak_bytes)
+    fullest = max(answers, key=lambda answer: answer.memory.peak_bytes)
     spread = _relative_spread(timeline, costs, host, answer.device_active)
     launched = timeline.schedule.call[timeline.launches]
     per_source = np.bincount(costs.source[launched], weights=timeline.kernel_seconds, minlength=len(Source))

@@ -56,8 +56,8 @@ class StepWalk:
 
     def class_latest(self) -> FloatArray:
         """When each class of ranks is done."""
-        own = [walk.latest() for walk in self.walks]
-        return np.array([own[crew][row] for crew, row in self.place])
+        latest = [walk.latest() for walk in self.walks]
+        return np.array([latest[crew][row] for crew, row in self.place])
 
     def timeline(self, c: int) -> Timeline:
         """The step of one class of ranks."""
@@ -100,7 +100,7 @@ def walk_step(
     return StepWalk(
         instructions=instructions,
         classes=classes,
-        ranks=tuple(own[0] if len(own) == 1 else tuple(sorted(chain(*own))) for own in ranks),
+        ranks=tuple(members[0] if len(members) == 1 else tuple(sorted(chain(*members))) for members in ranks),
         place=place,
         walks=tuple(walks),
         origin=tuple(start.origin),
@@ -132,8 +132,8 @@ def _durations(
     busy = _host_seconds(instructions, host)
     if uneven is None:
         return busy, kernel
-    both = [uneven.applied(own, kernel[number], number) for number, own in enumerate(busy)]
-    return [own for own, _ in both], [own for _, own in both]
+    both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
+    return [seconds for seconds, _ in both], [seconds for _, seconds in both]
 
 
 @lru_cache(maxsize=8)  # each holds a whole step
@@ -145,8 +145,8 @@ def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[Flo
     for schedule, program in zip(instructions.schedules, instructions.programs, strict=True):
         key = (id(schedule.code), id(program.names))
         if key not in known:
-            own = host_seconds(schedule, program, host)
-            known[key] = equal.setdefault(own.tobytes(), own)
+            times = host_seconds(schedule, program, host)
+            known[key] = equal.setdefault(times.tobytes(), times)
         seconds.append(known[key])
     return seconds
 
@@ -172,10 +172,11 @@ def _crews(
     members: dict[int, list[int]] = {}
     for c, program in enumerate(classes.program):
         members.setdefault(instructions.structure[program], []).append(c)
-    place = {c: (crew, row) for crew, own in enumerate(members.values()) for row, c in enumerate(own)}
+    side_by_side = list(members.values())
+    place = {c: (crew, row) for crew, row_classes in enumerate(side_by_side) for row, c in enumerate(row_classes)}
     crews = []
-    for own in members.values():
-        programs = [classes.program[c] for c in own]
+    for row_classes in side_by_side:
+        programs = [classes.program[c] for c in row_classes]
         first = busy[programs[0]]
         same = all(busy[p] is first for p in programs)
         hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
@@ -211,8 +212,8 @@ def _start(crews: Sequence[Crew], meetings: Meetings, agenda: Agenda, *, synchro
         return _Start(None, zero, zero)
     before = walk_ranks(crews, meetings, gap=gap, agenda=agenda)
     clocks = [walk.clocks() for walk in before]
-    origin = [np.array([max(each.threads) for each in own]) for own in clocks]
-    again = [[replace(each, threads=[max(each.threads)] * len(each.threads)) for each in own] for own in clocks]
+    origin = [np.array([max(clock.threads) for clock in crew]) for crew in clocks]
+    again = [[replace(clock, threads=[max(clock.threads)] * len(clock.threads)) for clock in crew] for crew in clocks]
     return _Start(again, origin, [walk.latest() for walk in before])
 
 
@@ -227,7 +228,8 @@ def _explained(
         call = int(np.searchsorted(instructions.calls[program].instruction, meetings.instruction[entry]))
         return instructions.describe.who(program, does, f" at {instructions.describe.call(program, call)}")
 
-    lines = [f"{named(each.entry, 'wait')} for {named(each.missing[0])}" for each in stuck.waiting[:4] if each.missing]
+    waiting = [launch for launch in stuck.waiting[:4] if launch.missing]
+    lines = [f"{named(launch.entry, 'wait')} for {named(launch.missing[0])}" for launch in waiting]
     return TraincastError(
         "ranks wait for each other for ever (they disagree on the order of collectives): " + "; ".join(lines)
     )

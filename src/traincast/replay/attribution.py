@@ -47,15 +47,10 @@ class TracedShares(StepShares):
     def to_dict(self) -> dict[str, Any]:
         """The step in milliseconds; shares are relative to the measured step."""
         return {
-            "number": self.number,
-            "measured_ms": 1e3 * self.measured,
-            "replayed_ms": 1e3 * self.replayed,
-            "with_predicted_kernels_ms": 1e3 * self.stages["kernels"],
-            "predicted_ms": 1e3 * self.full,
-            "error": self.error,
-            "unscaled_ms": 1e3 * self.unscaled,
-            "shares": self.shares(),
-        }
+            "number": self.number, "measured_ms": 1e3 * self.measured, "replayed_ms": 1e3 * self.replayed,
+            "with_predicted_kernels_ms": 1e3 * self.stages["kernels"], "predicted_ms": 1e3 * self.full,
+            "error": self.error, "unscaled_ms": 1e3 * self.unscaled, "shares": self.shares(),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

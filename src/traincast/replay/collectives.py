@@ -30,11 +30,11 @@ def collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dic
         notes.append(f"{len(report.ranks)} of {world} ranks were traced; the others are taken to run the same")
     everyone = tuple(range(world))
     matched = {(m, call.row): match for match in matches for m, call in zip(match.members, match.calls, strict=True)}
-    groups = sorted({_group(c, everyone) for own in calls for c in own} - {("", everyone)})
+    groups = sorted({_group(c, everyone) for made in calls for c in made} - {("", everyone)})
     numbers = {group: number + 1 for number, group in enumerate(groups)}
     ops: list[dict[int, Signature]] = []
     for index, rank in enumerate(report.ranks):
-        own = {}
+        signatures = {}
         for call in calls[index]:
             _, members = group = _group(call, everyone)
             if not complete and members != everyone:
@@ -44,8 +44,8 @@ def collective_ops(report: TraceReport, world: int, step: int) -> tuple[list[dic
             match = matched.get((index, call.row), Match(members=(index,), calls=(call,)))
             signature = _signature(call, match, members, numbers.get(group, 0), splits=complete)
             if signature is not None:
-                own[call.row] = signature
-        ops.append(own)
+                signatures[call.row] = signature
+        ops.append(signatures)
     left_out = sum(map(len, calls)) - sum(map(len, ops))
     if left_out:
         notes.append(f"{left_out} collectives of unknown kind or size stand in as empty kernels")

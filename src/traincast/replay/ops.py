@@ -25,7 +25,7 @@ _NODE = re.compile(r"(?:Addmm|Mm|Bmm|Mul|View|T|Sum|Mean|CudnnConvolution|Convol
 
 def framework_version(linked: Linked) -> str:
     """The PyTorch version a timeline looks like: autograd nodes are numbered since 1.11, ops have ids since 2.0."""
-    nodes = [found[1] for found in map(_NODE.match, linked.trace.names) if found]
+    nodes = [node[1] for node in map(_NODE.match, linked.trace.names) if node]
     if nodes and not all(nodes):
         return "1.8"
     return "2.1" if (linked.events["record_function"] > 0).any() else "1.12"

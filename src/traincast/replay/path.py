@@ -44,12 +44,9 @@ class PathReport:
 def segment_dict(part: PathPart) -> dict[str, Any]:
     """A stretch of a path in microseconds, without its rank."""
     return {
-        "what": part.what,
-        "op": part.op,
-        "name": part.name,
-        "start_us": round(1e6 * part.start, 3),
-        "length_us": round(1e6 * part.seconds, 3),
-    }
+        "what": part.what, "op": part.op, "name": part.name,
+        "start_us": round(1e6 * part.start, 3), "length_us": round(1e6 * part.seconds, 3),
+    }  # fmt: skip
 
 
 def by_gain(gains: dict[str, float], asked_for: Sequence[str]) -> dict[str, float]:

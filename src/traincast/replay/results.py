@@ -101,31 +101,20 @@ class RankReport:
 
 def _step_dict(step: StepBreakdown) -> dict[str, Any]:
     return {
-        "number": step.number,
-        "iteration_ms": 1e3 * step.step,
-        "device_active_ms": 1e3 * step.active,
-        "communication_ms": 1e3 * step.communication,
-        "eg_comm": step.eg_comm,
-        "kernels": step.kernels,
-        **{f"{name}_ms": 1e3 * getattr(step, name) for name in PARTS},
-        "idle_ms": 1e3 * step.idle,
+        "number": step.number, "iteration_ms": 1e3 * step.step, "device_active_ms": 1e3 * step.active,
+        "communication_ms": 1e3 * step.communication, "eg_comm": step.eg_comm, "kernels": step.kernels,
+        **{f"{name}_ms": 1e3 * getattr(step, name) for name in PARTS}, "idle_ms": 1e3 * step.idle,
         "by_family_ms": {name: 1e3 * seconds for name, seconds in step.by_family.items()},
         "by_op_ms": {name: 1e3 * seconds for name, seconds in step.by_op.items()},
-    }
+    }  # fmt: skip
 
 
-def _collective_dict(collective: Collective) -> dict[str, Any]:
+def _collective_dict(call: Collective) -> dict[str, Any]:
     return {
-        "kind": collective.kind,
-        "latency_us": 1e6 * collective.seconds,
-        "message_bytes": collective.message_bytes,
-        "step": collective.step,
-        "group": collective.group,
-        "group_size": collective.group_size,
-        "group_ranks": list(collective.group_ranks),
-        "in_splits": list(collective.in_splits),
-        "out_splits": list(collective.out_splits),
-    }
+        "kind": call.kind, "latency_us": 1e6 * call.seconds, "message_bytes": call.message_bytes, "step": call.step,
+        "group": call.group, "group_size": call.group_size, "group_ranks": list(call.group_ranks),
+        "in_splits": list(call.in_splits), "out_splits": list(call.out_splits),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

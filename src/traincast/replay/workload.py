@@ -45,7 +45,7 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     number = _median_step(first) if step is None else step
     world = world_of(report)
     ops, notes = collective_ops(report, world, number)
-    ranks = [_rank(rank, number, own) for rank, own in zip(report.ranks, ops, strict=True)]
+    ranks = [_rank(rank, number, signatures) for rank, signatures in zip(report.ranks, ops, strict=True)]
     batch = _batch_size(ranks)
     programs = tuple(replace(rank.program, batch_size=batch, rigid=RIGID) for rank in ranks)
     if any(_TENSOR_CORES.search(name) for rank in report.ranks for name in rank.linked.trace.names):
@@ -53,8 +53,8 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     loading = _loading(report, number)
     if loading:
         notes.append(f"loading data took {1e3 * loading:.2f} ms of the step and is not predicted")
-    given = [rank.rank for rank in report.ranks]
-    place = np.maximum(np.searchsorted(given, np.arange(world), side="right") - 1, 0)
+    traced = [rank.rank for rank in report.ranks]
+    place = np.maximum(np.searchsorted(traced, np.arange(world), side="right") - 1, 0)
     return Workload(
         name=name,
         programs=programs,
@@ -200,9 +200,9 @@ def _meta(report: TraceReport, step: int, ranks: Sequence[_Rank], notes: Iterabl
     """What people should know about it."""
     seconds: dict[str, float] = {}
     total = 0.0
-    for own, rank in zip(report.ranks, ranks, strict=True):
+    for traced, rank in zip(report.ranks, ranks, strict=True):
         for piece in rank.pieces:
-            took = 1e-9 * float(own.linked.events["duration"][piece.rows].sum())
+            took = 1e-9 * float(traced.linked.events["duration"][piece.rows].sum())
             total += 0.0 if piece.collective else took
             if piece.stand_in:
                 name = piece.signature.name.removeprefix("trace::")

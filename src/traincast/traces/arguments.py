@@ -47,8 +47,8 @@ class Recorded:
     def numbers(self, index: int) -> tuple[int, ...] | None:
         """Argument number `index` as whole numbers ("[2, 2]", "1"); None where it was not recorded as such."""
         text = self.values[index] if index < len(self.values) else ""
-        found = _NUMBERS.fullmatch(text)
-        return tuple(int(n) for n in found[1].split(",") if n.strip()) if found else None
+        digits = _NUMBERS.fullmatch(text)
+        return tuple(int(n) for n in digits[1].split(",") if n.strip()) if digits else None
 
 
 def contiguous(shape: tuple[int, ...], dtype: str, device: str = "cuda") -> TensorSpec:
@@ -79,8 +79,8 @@ def parse_arguments(details: bytes) -> Recorded | None:
     out_dims, out_types = document.get("output_dims"), document.get("output_types")
     outputs: tuple[TensorSpec, ...] | None = None
     if isinstance(out_dims, list) and isinstance(out_types, list) and len(out_dims) == len(out_types):
-        found = [_argument(d, str(t)) for d, t in zip(out_dims, out_types, strict=True)]
-        outputs = tuple(spec for argument in found for spec in argument or ())
+        results = [_argument(d, str(t)) for d, t in zip(out_dims, out_types, strict=True)]
+        outputs = tuple(spec for argument in results for spec in argument or ())
     return Recorded(
         inputs=tuple(argument or () for argument in arguments),
         outputs=outputs or None,

@@ -51,15 +51,15 @@ def collectives(linked: Linked) -> list[Collective]:
 
 
 def _collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> Collective:
-    found: dict[str, Any] = {}
+    annotated: dict[str, Any] = {}
     above = int(linked.launch[row])
     details = [_details(linked, row, parsed)]
     while above >= 0:
         details.append(_details(linked, above, parsed))
         annotation = _ANNOTATION.match(linked.name(above))
         if annotation:
-            found.setdefault("kind", _kind(annotation[1]))
-            found.setdefault("message_bytes", _nbytes(details[-1]))
+            annotated.setdefault("kind", _kind(annotation[1]))
+            annotated.setdefault("message_bytes", _nbytes(details[-1]))
         above = int(linked.parent[above])
     metadata: dict[str, Any] = next((d["collective"] for d in details if isinstance(d.get("collective"), dict)), {})
     kernel = _KERNEL.search(linked.name(row))
@@ -68,7 +68,7 @@ def _collective(linked: Linked, row: int, parsed: dict[int, dict[str, Any]]) -> 
         seconds=1e-9 * int(linked.events["duration"][row]),
         step=int(linked.step[row]),
         stream=int(linked.events["stream"][row]),
-        **{"kind": _KERNEL_NAMES[kernel[0]] if kernel else "unknown", **found, **_from_metadata(metadata)},
+        **{"kind": _KERNEL_NAMES[kernel[0]] if kernel else "unknown", **annotated, **_from_metadata(metadata)},
     )
 
 

@@ -244,8 +244,8 @@ def _launches(trace: TimelineTrace) -> IntArray:
     calls, device = trace.of_kind(Kind.RUNTIME), trace.of_kind(*DEVICE_KINDS)
     calls = calls[trace.events["correlation"][calls] >= 0]
     order = np.argsort(trace.events["correlation"][calls], kind="stable")
-    found = rows_of(trace.events["correlation"][calls][order], calls[order], trace.events["correlation"][device])
-    launch[device] = np.where(trace.events["correlation"][device] >= 0, found, -1)
+    caller = rows_of(trace.events["correlation"][calls][order], calls[order], trace.events["correlation"][device])
+    launch[device] = np.where(trace.events["correlation"][device] >= 0, caller, -1)
     return launch
 
 
@@ -330,10 +330,10 @@ def join_execution(linked: Linked, execution: ExecutionTrace) -> IntArray:
     by_name: dict[str, list[int]] = {}
     for row in np.argsort(nodes["record_function"], kind="stable").tolist():
         by_name.setdefault(execution.names[nodes["name"][row]], []).append(row)
-    found: dict[str, list[int]] = {}
+    ops_by_name: dict[str, list[int]] = {}
     for row in ops.tolist():
-        found.setdefault(linked.name(row), []).append(row)
-    for name, rows in found.items():
+        ops_by_name.setdefault(linked.name(row), []).append(row)
+    for name, rows in ops_by_name.items():
         if len(by_name.get(name, ())) == len(rows):
             joined[rows] = by_name[name]
     return joined

@@ -60,10 +60,10 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
     """
     queues: dict[_Communicator, dict[int, list[Collective]]] = {}
     notes: list[str] = []
-    for index, (linked, own) in enumerate(zip(ranks, calls, strict=True)):
-        for key, call in _keyed(linked, own):
+    for index, (linked, made) in enumerate(zip(ranks, calls, strict=True)):
+        for key, call in _keyed(linked, made):
             queues.setdefault(key, {}).setdefault(index, []).append(call)
-    found: list[Match] = []
+    matched: list[Match] = []
     for key, queue in queues.items():
         if len(queue) > 1:
             problem = _disagreement(queue)
@@ -71,16 +71,16 @@ def match_collectives(ranks: Sequence[Linked], calls: Sequence[Sequence[Collecti
                 notes.append(f"step {key[0]}{f', group {key[1]}' if key[1] else ''}: {problem}; not matched over ranks")
             else:
                 members = tuple(sorted(queue))
-                found += [
+                matched += [
                     Match(members=members, calls=together)
                     for together in zip(*(queue[m] for m in members), strict=True)
                 ]
-    notes += _missing(found)
-    found.sort(key=lambda match: int(ranks[match.members[0]].events["start"][match.calls[0].row]))
-    offset, spread = _align(ranks, found)
+    notes += _missing(matched)
+    matched.sort(key=lambda match: int(ranks[match.members[0]].events["start"][match.calls[0].row]))
+    offset, spread = _align(ranks, matched)
     if 1e9 * spread > _APART_NS:
         notes.append(f"collectives end up to {1e6 * spread:.0f} us apart after their clocks were aligned")
-    return Matches(collectives=tuple(found), offset=offset, spread=spread, notes=tuple(notes))
+    return Matches(collectives=tuple(matched), offset=offset, spread=spread, notes=tuple(notes))
 
 
 def _keyed(linked: Linked, calls: Sequence[Collective]) -> list[tuple[_Communicator, Collective]]:
@@ -114,11 +114,11 @@ def _disagreement(queue: dict[int, list[Collective]]) -> str:
     return ""
 
 
-def _missing(found: Sequence[Match]) -> list[str]:
-    sizes = {(m.calls[0].group_size, len(m.members)) for m in found if m.calls[0].group_size > len(m.members)}
+def _missing(matched: Sequence[Match]) -> list[str]:
+    sizes = {(m.calls[0].group_size, len(m.members)) for m in matched if m.calls[0].group_size > len(m.members)}
     return [
-        f"{given} of a group's {size} ranks were given: waiting for the others stays part of its collectives"
-        for size, given in sorted(sizes)
+        f"{traced} of a group's {size} ranks were given: waiting for the others stays part of its collectives"
+        for size, traced in sorted(sizes)
     ]
 
 

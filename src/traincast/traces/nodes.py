@@ -53,8 +53,8 @@ def check_acyclic(trace: ExecutionTrace) -> None:
     ids = trace.nodes["id"]
     order = np.argsort(ids, kind="stable")
     parents = rows_of(ids[order], order, trace.nodes["parent"])
-    own = parents == np.arange(len(ids))
-    parents[own] = -1  # the process is its own parent
+    roots = parents == np.arange(len(ids))
+    parents[roots] = -1  # the process is its own parent
     at = parents.copy()
     for _ in range(max(len(ids), 1).bit_length()):  # each round doubles the distance looked back
         at = np.where(at >= 0, at[np.maximum(at, 0)], -1)

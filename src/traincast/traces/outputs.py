@@ -8,49 +8,14 @@ from traincast.traces.arguments import contiguous
 from traincast.workload.ops import TensorSpec
 
 # ops that take this many tensors; one more is the tensor that the result is written into
-_UNARY = frozenset(
-    {
-        "abs",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "neg",
-        "sqrt",
-        "rsqrt",
-        "exp",
-        "log",
-        "tanh",
-        "sigmoid",
-        "relu",
-        "gelu",
-        "silu",
-        "sum",
-        "mean",
-        "zero",
-        "fill",
-    }
-)
-_BINARY = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "threshold_backward",
-        "tanh_backward",
-        "sigmoid_backward",
-        "bmm",
-        "mm",
-        "maximum",
-        "minimum",
-    }
-)
+_UNARY = frozenset({
+    "abs", "clamp", "clamp_min", "clamp_max", "neg", "sqrt", "rsqrt", "exp", "log", "tanh", "sigmoid", "relu",
+    "gelu", "silu", "sum", "mean", "zero", "fill",
+})  # fmt: skip
+_BINARY = frozenset({
+    "add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "threshold_backward", "tanh_backward",
+    "sigmoid_backward", "bmm", "mm", "maximum", "minimum",
+})  # fmt: skip
 _COMPARES = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "isnan", "isinf", "isfinite"}
 )

@@ -80,9 +80,9 @@ class SignatureReader:
     def recorded(self, row: int) -> Recorded | None:
         """What was recorded about an op's arguments, by the execution trace where it has the op."""
         if self.execution is not None and self.node is not None and self.node[row] >= 0:
-            found = parse_arguments(self.execution.details[self.execution.nodes["details"][self.node[row]]])
-            if found is not None:
-                return found
+            recorded = parse_arguments(self.execution.details[self.execution.nodes["details"][self.node[row]]])
+            if recorded is not None:
+                return recorded
         return parse_arguments(self.linked.trace.details[int(self.linked.events["details"][row])])
 
     def signature(self, row: int, *, strided: bool = False) -> Signature | None:
@@ -193,10 +193,10 @@ class SignatureReader:
             gradient, image = recorded.tensors[:2]
         else:
             key = (int(self.linked.step[row]), int(self.linked.events["sequence"][row]))
-            found = recorded.outputs[0] if recorded.outputs else self._gradient.get(key)
-            if found is None:
+            result = recorded.outputs[0] if recorded.outputs else self._gradient.get(key)
+            if result is None:
                 return None
-            image, gradient = recorded.tensors[0], found
+            image, gradient = recorded.tensors[0], result
         if len(image.shape) != 4 or len(gradient.shape) != 4 or not all(gradient.shape):
             return None
         written = None if "adaptive" in name else recorded.numbers(2 if _POOL_BACKWARD.match(name) else 1)
@@ -283,11 +283,11 @@ def _geometry(
         return None
     sizes = zip(image.shape[2:], result.shape[2:], weight.shape[2:], strict=True)
     windows = [window_of(*size) for size in sizes]
-    found = [window for window in windows if window is not None]
-    if len(found) < len(windows) or not weight.shape[1] or image.shape[1] % weight.shape[1]:
+    known = [window for window in windows if window is not None]
+    if len(known) < len(windows) or not weight.shape[1] or image.shape[1] % weight.shape[1]:
         return None
     return (
-        ("stride", tuple(stride for stride, _ in found)),
-        ("padding", tuple(padding for _, padding in found)),
+        ("stride", tuple(stride for stride, _ in known)),
+        ("padding", tuple(padding for _, padding in known)),
         ("groups", image.shape[1] // weight.shape[1]),
     )

@@ -144,7 +144,7 @@ class _Cutter:
         places = np.flatnonzero(edges)
         columns = (special, code, thread, self.schedule.target, self.schedule.event)
         begin = 0
-        for i, is_special, *what in zip(places.tolist(), *(each[places].tolist() for each in columns), strict=True):
+        for i, is_special, *what in zip(places.tolist(), *(column[places].tolist() for column in columns), strict=True):
             self._plain(begin, i)
             begin = i
             if is_special:
@@ -176,13 +176,13 @@ class _Cutter:
         first = int(streams[0])
         several = np.unique(streams).tolist() if np.any(streams != first) else [first]
         for stream in several:
-            own = launches[streams == stream] if len(several) > 1 else launches
+            queued = launches[streams == stream] if len(several) > 1 else launches
             run = self.open_stream.get(stream)
             if run is None or run.host != host.entry:
-                run = self._stream_run(stream, BlockKind.KERNELS, int(own[0]), host)
+                run = self._stream_run(stream, BlockKind.KERNELS, int(queued[0]), host)
                 self.open_stream[stream] = run
-            run.pieces.append(own)
-            self.streams[stream] = (self.kernel(int(own[-1])),)
+            run.pieces.append(queued)
+            self.streams[stream] = (self.kernel(int(queued[-1])),)
 
     def _stream_run(self, stream: int, kind: BlockKind, entry: int, host: _Run) -> _Run:
         run = _Run(kind, entry, waits=self.streams[stream], host=host.entry)
@@ -283,4 +283,4 @@ def _edges(blocks: list[Block], owner: IndexArray) -> tuple[tuple[tuple[int, ...
         for source in sources:
             successors[source].append(b)
         needs.append(len(sources))
-    return tuple(tuple(each) for each in successors), tuple(needs)
+    return tuple(tuple(blocks_after) for blocks_after in successors), tuple(needs)

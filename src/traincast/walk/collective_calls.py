@@ -71,17 +71,17 @@ class ExchangeFinder:
         chosen = launches[self._collective[schedule.call[launches]]]
         signatures = program.columns.op_signature[schedule.op[chosen]].tolist()
         calls = schedule.call[chosen].tolist()
-        own = [self._exchange(lowered.plain[s], c) for s, c in zip(signatures, calls, strict=True)]
-        return CollectiveCalls(chosen, tuple(own))
+        exchanges = [self._exchange(lowered.plain[s], c) for s, c in zip(signatures, calls, strict=True)]
+        return CollectiveCalls(chosen, tuple(exchanges))
 
     def _exchange(self, number: int, call: int) -> Exchange:
         if number not in self._known:
-            own = exchange_of(self._signatures[number], self._calls[call].compute)
+            exchange = exchange_of(self._signatures[number], self._calls[call].compute)
             self._known[number] = replace(
-                own,
-                key=self._keys.setdefault(own.key, own.key),
-                send=self._shared(own.send),
-                receive=self._shared(own.receive),
+                exchange,
+                key=self._keys.setdefault(exchange.key, exchange.key),
+                send=self._shared(exchange.send),
+                receive=self._shared(exchange.receive),
             )
         return self._known[number]
 

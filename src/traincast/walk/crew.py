@@ -51,8 +51,8 @@ class CrewWalk:
         self.crew, self.blocks, self.gap = crew, blocks, gap
         self.values = np.empty((blocks.num_columns, crew.size))
         self.starts = np.empty((len(blocks.launch_order), crew.size))
-        for row, each in enumerate(clocks):
-            self.values[: blocks.host_begin, row] = [*each.threads, *each.streams, *each.events]
+        for row, clock in enumerate(clocks):
+            self.values[: blocks.host_begin, row] = [*clock.threads, *clock.streams, *clock.events]
         self.kernel_seconds = _side_by_side(crew.kernel_seconds, blocks.launch_order)
         if kernel_seconds is not None:
             self.kernel_seconds = kernel_seconds
@@ -98,7 +98,7 @@ class CrewWalk:
             np.array([self._latest_of(columns, ALL) for columns in clocks]).reshape(len(clocks), self.crew.size).T
             for clocks in (self.blocks.streams, self.blocks.events)
         )
-        return [Clocks(*each) for each in zip(threads, streams.tolist(), events.tolist(), strict=True)]
+        return [Clocks(*moments) for moments in zip(threads, streams.tolist(), events.tolist(), strict=True)]
 
     def run(self, block: Block, rows: Rows) -> None:
         """Walks one block of some ranks; a meeting gets its start only."""

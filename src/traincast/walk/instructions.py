@@ -54,25 +54,27 @@ def step_instructions(
     """Lowers the programs and finds out who meets whom; `ranks[r]` is the program of rank r."""
     lowered = lower_programs(programs, context)
     scheduler, finder = Scheduler(lowered[0].calls), ExchangeFinder(lowered[0])
-    schedules = tuple(scheduler.schedule(p, own) for p, own in zip(programs, lowered, strict=True))
-    calls = tuple(finder.calls(p, s, own) for p, s, own in zip(programs, schedules, lowered, strict=True))
+    schedules = tuple(scheduler.schedule(p, low) for p, low in zip(programs, lowered, strict=True))
+    calls = tuple(finder.calls(p, s, low) for p, s, low in zip(programs, schedules, lowered, strict=True))
     describe = Describe(ranks, [_Labels(p, s, c) for p, s, c in zip(programs, schedules, calls, strict=True)])
     meetings = tuple(match_calls(ranks, calls, describe))
-    kernel = [schedule.call[own.instruction].tolist() for schedule, own in zip(schedules, calls, strict=True)]
+    kernel = [schedule.call[made.instruction].tolist() for schedule, made in zip(schedules, calls, strict=True)]
     ranks_of: list[list[int]] = [[] for _ in programs]
     for rank, program in enumerate(ranks):
         ranks_of[program].append(rank)
-    pairs = {(m, kernel[part.program][part.call]) for m, each in enumerate(meetings) for part in each.participants}
+    pairs = {
+        (m, kernel[part.program][part.call]) for m, meeting in enumerate(meetings) for part in meeting.participants
+    }
     return StepInstructions(
         programs=programs,
         ranks=ranks,
-        lowered=tuple(replace(own, signatures=(), plain=()) for own in lowered),  # no longer needed, and large
+        lowered=tuple(replace(low, signatures=(), plain=()) for low in lowered),  # no longer needed, and large
         schedules=schedules,
         calls=calls,
         meetings=meetings,
         describe=describe,
         structure=_structures(schedules, calls),
-        ranks_of=tuple(tuple(own) for own in ranks_of),
+        ranks_of=tuple(tuple(running) for running in ranks_of),
         meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
     )
 
@@ -97,10 +99,10 @@ def _structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls])
     known: dict[tuple[bytes, ...], int] = {}
     same: dict[tuple[int, bytes], int] = {}  # schedules made from one template have the same columns
     numbers = []
-    for schedule, own in zip(schedules, calls, strict=True):
-        key = (id(schedule.code), own.instruction.tobytes())
+    for schedule, made in zip(schedules, calls, strict=True):
+        key = (id(schedule.code), made.instruction.tobytes())
         if key not in same:
-            columns = (schedule.code, schedule.thread, schedule.target, schedule.event, own.instruction)
+            columns = (schedule.code, schedule.thread, schedule.target, schedule.event, made.instruction)
             same[key] = known.setdefault(tuple(column.tobytes() for column in columns), len(known))
         numbers.append(same[key])
     return tuple(numbers)

@@ -40,7 +40,7 @@ class Describe:
 
     def who(self, program: int, does: str = "", where: str = "") -> str:
         """The ranks that run a program, as text, and what they do as in `rank_list`."""
-        return rank_list([rank for rank, own in enumerate(self.ranks) if own == program], does, where)
+        return rank_list([rank for rank, run in enumerate(self.ranks) if run == program], does, where)
 
     def call(self, program: int, call: int) -> str:
         """The op of a call, as text."""
@@ -65,8 +65,8 @@ def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe
     """The meetings of a step; `ranks[r]` is the program of rank r. Raises where ranks do not agree."""
     by_key: dict[Key, dict[int, list[int]]] = {}
     known: dict[int, dict[int, list[int]]] = {}  # by identity: to hash a group of a thousand ranks takes time
-    for program, own in enumerate(calls):
-        for call, exchange in enumerate(own.exchange):
+    for program, made in enumerate(calls):
+        for call, exchange in enumerate(made.exchange):
             sequences = known.get(id(exchange.key))
             if sequences is None:
                 sequences = known[id(exchange.key)] = by_key.setdefault(exchange.key, {})
@@ -79,7 +79,7 @@ def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe
         _check_lengths(key, lengths, sequences, describe)
         for calls_of in zip(*sequences.values(), strict=True):
             participants = tuple(Participant(p, c) for p, c in zip(sequences, calls_of, strict=True))
-            exchanges = tuple(calls[each.program].exchange[each.call] for each in participants)
+            exchanges = tuple(calls[part.program].exchange[part.call] for part in participants)
             meetings.append(_agreed(key, participants, exchanges, describe))
     return meetings
 

@@ -34,11 +34,11 @@ class Overlap:
     """The kernels of a crew and the transfers that may lie beside them, in the order in which the walk has them."""
 
     def __init__(self, walk: CrewWalk, number: int, meetings: Meetings) -> None:
-        blocks, own = walk.blocks, meetings.crew == number
+        blocks, mine = walk.blocks, meetings.crew == number
         instructions = np.array(sorted(blocks.meetings), dtype=np.int64)  # the same for all ranks
         self.lasts = np.zeros((len(instructions), walk.crew.size))
-        place = np.searchsorted(instructions, meetings.instruction[own])
-        self.lasts[place, meetings.row[own]] = meetings.seconds[meetings.meeting[own]]
+        place = np.searchsorted(instructions, meetings.instruction[mine])
+        self.lasts[place, meetings.row[mine]] = meetings.seconds[meetings.meeting[mine]]
         self.transfers = np.array([blocks.blocks[blocks.meetings[i]].first for i in instructions.tolist()], dtype=int)
         self.alone = walk.kernel_seconds
 

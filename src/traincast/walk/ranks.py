@@ -66,7 +66,7 @@ class Agenda:
     def __init__(self, crews: Sequence[Crew], meetings: Meetings) -> None:
         self.meetings, self.sizes = meetings, [crew.size for crew in crews]
         places = [np.unique(meetings.instruction[meetings.crew == number]) for number in range(len(crews))]
-        self.blocks = [cut(c.schedule, tuple(own.tolist())) for c, own in zip(crews, places, strict=True)]
+        self.blocks = [cut(c.schedule, tuple(met.tolist())) for c, met in zip(crews, places, strict=True)]
         self.count = np.bincount(meetings.meeting, minlength=len(meetings.seconds))
 
     @cached_property
@@ -105,7 +105,7 @@ class Agenda:
         entries = np.arange(len(self.block))
         for part in _split(entries, self.keys(entries)):
             table[int(self.meetings.crew[part[0]]), int(self.block[part[0]])][self.meetings.row[part]] = part
-        if any(bool(np.any(own < 0)) for own in table.values()):
+        if any(bool(np.any(entries < 0)) for entries in table.values()):
             raise AssertionError("the ranks of a crew must have their meetings at the same instructions")
         return table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -152,8 +153,8 @@ class _Layout:
     ) -> tuple[IntArray, IntArray, IntArray]:
         table = [(_CONTROL_CODE[control.kind], control.event, control.stream) for control in controls]
         code, event, stream = np.array(table, dtype=np.int64).reshape(len(table), 3)[number].T
-        own = np.where(stream < 0, self.columns.op_stream[op], stream)
-        return code, np.where(code == Code.EVENT_SYNCHRONIZE, event, own), event
+        queue = np.where(stream < 0, self.columns.op_stream[op], stream)
+        return code, np.where(code == Code.EVENT_SYNCHRONIZE, event, queue), event
 
     def calls(self, items: IntArray) -> Int32Array:
         """The column `call`."""
@@ -169,20 +170,9 @@ def _runtime_call(call: KernelCall) -> int:
 
 
 def _counted(table: npt.NDArray[np.int32]) -> Schedule:
-    code, thread, target, event, name, part, runtime, call, op, scope = table
+    code, thread, target, event = table[:4]
     on_stream = np.isin(code, [Code.LAUNCH, Code.STREAM_SYNCHRONIZE, Code.EVENT_RECORD, Code.STREAM_WAIT_EVENT])
-    return Schedule(
-        code=code,
-        thread=thread,
-        target=target,
-        event=event,
-        name=name,
-        part=part,
-        runtime=runtime,
-        call=call,
-        op=op,
-        scope=scope,
-        num_threads=int(thread.max(initial=0)) + 1,
-        num_streams=int(target[on_stream].max(initial=0)) + 1,
-        num_events=int(max(event.max(initial=-1), target[code == Code.EVENT_SYNCHRONIZE].max(initial=-1))) + 1,
-    )
+    streams = int(target[on_stream].max(initial=0)) + 1
+    events = int(max(event.max(initial=-1), target[code == Code.EVENT_SYNCHRONIZE].max(initial=-1))) + 1
+    columns: list[Any] = [*table, int(thread.max(initial=0)) + 1, streams, events]
+    return Schedule(*columns)
