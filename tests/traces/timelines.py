@@ -55,3 +55,33 @@ def rank_events(work_us, *, clock=0, size=1024, kind="all_reduce", wait_us=0, co
         ]
         at = begin + 70 + wait_us
     return [{**e, "ts": e["ts"] + clock} for e in step(*events, length=at + 5)]
+
+
+def op(name, start, length, dims, tid=1):
+    """An op of tensors of these shapes."""
+    return event("cpu_op", name, start, length, tid, **{"Input Dims": dims, "Input type": ["float"] * len(dims)})
+
+
+def small_events():
+    """A step of 1 ms: a product of 400 us, an op that launches nothing, a sum, and a synchronisation."""
+    return step(
+        op("aten::mm", 100, 60, [[64, 64], [64, 64]]), launch(1, 120, 10),
+        kernel(1, 150, 400, name="volta_sgemm_128x64"),
+        event("cpu_op", "aten::view", 200, 20),
+        op("aten::add", 300, 40, [[64], [64]]), launch(2, 310, 10),
+        kernel(2, 560, 20, name="vectorized_elementwise_kernel"),
+        event("cuda_runtime", "cudaDeviceSynchronize", 600, 5, correlation=50),
+    )  # fmt: skip
+
+
+def write_trace(path, events):
+    """Writes events as a Kineto file."""
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def write_two_ranks(folder, clock=0):
+    """Two ranks of one all-reduce: rank 1 comes 300 us later than rank 0, and its clock is `clock` ahead."""
+    write_trace(folder / "rank0.json", rank_events(100, wait_us=300))
+    write_trace(folder / "rank1.json", rank_events(400, clock=clock))
+    return folder

@@ -192,17 +192,7 @@ class TraceReport(Result):
 
     def headline(self) -> str:
         """A line per rank: its file, steps, how busy its device was, and how well it replays and is predicted."""
-        lines = []
-        for rank in self.ranks:
-            step, errors = rank.median_step, [abs(replayed.error) for replayed in rank.replay.steps]
-            predicted = f", predicted on {rank.attribution.platform}" if rank.attribution else ""
-            gmae = f" with GMAE {rank.attribution.gmae:.1%}" if rank.attribution else ""
-            lines.append(
-                f"rank {rank.rank} ({rank.linked.trace.path.name}): {len(rank.steps)} steps, median "
-                f"{milliseconds(step.step)} ms, device active {step.active / step.step if step.step else 0.0:.0%}, "
-                f"replayed within {max(errors, default=0.0):.1%}{predicted}{gmae}"
-            )
-        return "\n".join(lines)
+        return "\n".join(_headline(rank) for rank in self.ranks)
 
     def records(self) -> Records:
         """Tables "steps", "kernels", "overheads", "collectives", "critical_path" and, where the run was predicted,
@@ -224,6 +214,19 @@ class TraceReport(Result):
             for name, table in tables.items():
                 table += [{**label, **row} for row in rows[name]]
         return tables | _together_records(self.together.to_dict() if self.together else {})
+
+
+def _headline(rank: RankReport) -> str:
+    step, count = rank.median_step, len(rank.steps)
+    active = step.active / step.step if step.step else 0.0
+    furthest = max(abs(replayed.error) for replayed in rank.replay.steps)
+    text = (
+        f"rank {rank.rank} ({rank.linked.trace.path.name}): {count} step{'s' * (count > 1)}, median "
+        f"{milliseconds(step.step)} ms, device active {active:.0%}, replayed within {furthest:.1%}"
+    )
+    if rank.attribution is None:
+        return text
+    return f"{text}, predicted on {rank.attribution.platform} with GMAE {rank.attribution.gmae:.1%}"
 
 
 def _overhead_rows(overheads: dict[str, dict[str, dict[str, float]]]) -> list[dict[str, Any]]:

@@ -1,0 +1,101 @@
+"""The critical path of a timeline and what faster parts of it would bring."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.traces.timelines import event, kernel, launch, linked, step, write_two_ranks
+from traincast.errors import TraincastError
+from traincast.replay.analysis import analyse_traces
+from traincast.replay.labels import BACKLOG, HOST, Labels
+from traincast.replay.path import by_gain, path_report
+from traincast.replay.timeline import timeline_instructions
+
+
+def waited_for():
+    """A product of 300 us that the host waits for, in a step of 400 us."""
+    return step(
+        event("cpu_op", "aten::mm", 15, 35), launch(1, 20, 10), kernel(1, 30, 300, name="sgemm"),
+        event("cuda_runtime", "cudaDeviceSynchronize", 60, 270, correlation=9), length=400,
+    )  # fmt: skip
+
+
+def report(tied, twice=()):
+    return path_report(4, tied, timeline_instructions(tied), twice)
+
+
+def test_the_path_goes_through_what_the_host_waited_for(tmp_path):
+    path = report(linked(tmp_path, waited_for()))
+
+    assert [(part.rank, part.what, part.name) for part in path.segments] == [
+        (4, "host", "between ops"), (4, "host", "aten::mm"), (4, "gemm", "sgemm"), (4, "host", "between ops"),
+    ]  # fmt: skip
+    assert path.by_what == pytest.approx({"gemm": 0.75, "host": 0.25})
+    assert path.by_op["aten::mm"] == pytest.approx((10 + 300) / 400)
+
+
+def test_half_the_kernel_saves_half_of_what_was_waited(tmp_path):
+    path = report(linked(tmp_path, waited_for()))
+
+    assert path.faster["gemm"] == pytest.approx(150 / 400)
+
+
+def test_what_was_asked_for_comes_first(tmp_path):
+    path = report(linked(tmp_path, waited_for()), ["aten::mm"])
+
+    assert next(iter(path.faster)) == "aten::mm"
+    assert by_gain({"a": 0.1, "b": 0.3, "c": 0.2}, ["a"]) == {"a": 0.1, "b": 0.3, "c": 0.2}
+    assert list(by_gain({"a": 0.1, "b": 0.3, "c": 0.2}, [])) == ["b", "c", "a"]
+
+
+def test_a_name_that_the_trace_does_not_have_is_refused(tmp_path):
+    with pytest.raises(TraincastError, match=r"aten::bmm.*Name one of the trace"):
+        report(linked(tmp_path, waited_for()), ["aten::bmm"])
+
+
+def test_the_plain_form_has_microseconds_and_no_rank(tmp_path):
+    document = report(linked(tmp_path, waited_for())).to_dict()
+
+    assert document["segments"][2] == {
+        "what": "gemm", "op": "aten::mm", "name": "sgemm", "start_us": 30.0, "length_us": 300.0,
+    }  # fmt: skip
+    assert list(document) == ["share_by_what", "share_by_op", "twice_as_fast_saves", "segments"]
+
+
+def test_labels_name_families_ops_and_the_backlog(tmp_path):
+    tied = linked(tmp_path, [*waited_for(), kernel(77, 0, 20, name="reduce_kernel")])
+    labels = Labels(tied, timeline_instructions(tied))
+
+    assert labels.families == ["gemm"]
+    assert labels.ops == ["aten::mm"]
+    assert labels.of(0, "device") == (BACKLOG, BACKLOG, "reduce_kernel")
+
+
+def test_half_the_time_for_the_host_leaves_kernels_alone(tmp_path):
+    tied = linked(tmp_path, waited_for())
+    instructions = timeline_instructions(tied)
+
+    halved = Labels(tied, instructions).halved(HOST)
+
+    assert halved.host_seconds.tolist() == pytest.approx((0.5 * instructions.host_seconds).tolist())
+    assert halved.kernel_seconds.tolist() == instructions.kernel_seconds.tolist()
+
+
+def test_half_the_time_for_an_op_is_half_of_its_kernels_and_of_its_host_time(tmp_path):
+    tied = linked(tmp_path, waited_for())
+    instructions = timeline_instructions(tied)
+
+    halved = Labels(tied, instructions).halved("aten::mm")
+
+    assert instructions.kernel_seconds.sum() - halved.kernel_seconds.sum() == pytest.approx(150e-6)
+    # 5 us before the launch, 10 us of the launch and 20 us after it are inside of the op
+    assert instructions.host_seconds.sum() - halved.host_seconds.sum() == pytest.approx(0.5 * 35e-6)
+
+
+def test_over_ranks_the_path_goes_to_the_one_that_came_last(tmp_path):
+    path = analyse_traces([write_two_ranks(tmp_path)]).together.path
+
+    assert [(part.rank, part.what) for part in path.segments][:3] == [(1, "host"), (1, "host"), (1, "communication")]
+    assert sum(path.by_rank.values()) == pytest.approx(1.0)
+    assert path.faster["rank 0"] == pytest.approx(0.0)  # rank 0 only waits
+    assert path.faster["communication"] == pytest.approx(25 / 485)
