@@ -22,6 +22,7 @@ from traincast.questions.fit import FitResult
 from traincast.questions.models import ModelList
 from traincast.questions.platforms import PlatformList
 from traincast.questions.variant import Variant, VariantOptions
+from traincast.sharding.result import ShardingAnswer
 from traincast.walk.uneven import Unevenness
 from traincast.workload.workload import Workload
 
@@ -110,6 +111,36 @@ def test_scaling_curve_is_that_of_the_command_line(capsys):
     assert result.frames()["points"]["gpus"].to_list() == [1, 2, 4]
     check_shown(result, starts="ScalingCurve: vgg13 (training) on NVIDIA A100-SXM4-40GB: strong scaling")
     assert repr(result).splitlines()[1].startswith("1 GPUs: ")
+
+
+def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
+    tables = tmp_path / "tables.yaml"
+    tables.write_text("tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: <item>, rows: 500000, dim: 64}\n")
+    result = traincast.shard(tables, on="dgx-a100", gpus=2, batch_size=256, torchrec=False)
+
+    assert isinstance(result, ShardingAnswer)
+    told = document(capsys, "shard", tables, "--on", "dgx-a100", "--gpus", 2, "--batch-size", 256, "--no-torchrec")
+    assert plain(result) | {"seconds": 0} == told | {"seconds": 0}
+    assert result.to_dict()["iteration_ms"] == 1e3 * result.best.seconds
+    frames = result.frames()
+    assert frames["plans"]["name"].to_list() == [plan.name for plan in result.plans]
+    assert frames["ranks"]["rank"].to_list() == [0, 1]
+    assert frames["tables"].columns == ["table", "gb", "kind", "kernel", "ranks"]
+    assert "&lt;item&gt;" in result._repr_html_()
+    check_shown(result, starts="ShardingAnswer: 2 tables, ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"time_limit": -1.0}, "`time_limit=-1`; give seconds, 0 or more"),
+        ({"seed": -3}, "`seed=-3`; give a whole number, 0 or more"),
+        ({"gpus": 0}, "`gpus=0`; give a whole number from 1"),
+    ],
+)
+def test_sharding_refuses_what_makes_no_sense(wrong, said):
+    with pytest.raises(TraincastError, match=said):
+        traincast.shard("mlperf-dlrm", **{"on": "dgx-a100", "gpus": 2, **wrong})
 
 
 def test_models_are_those_of_the_command_line(capsys):
@@ -249,7 +280,7 @@ def test_keywords_are_the_fields_of_a_variant():
 
 def test_every_verb_is_a_call_and_no_module_has_its_name():
     calls = {*traincast.__all__} - {"__version__"}
-    assert {*VERBS} - {"completion", "shard"} <= calls
+    assert {*VERBS} - {"completion"} <= calls
     for name in calls:
         assert callable(getattr(traincast, name))
         assert getattr(traincast, name).__doc__

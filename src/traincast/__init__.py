@@ -17,6 +17,7 @@ from traincast.api import (
     platforms,
     predict,
     scaling,
+    shard,
     trace,
 )
 from traincast.version import __version__
@@ -33,5 +34,6 @@ __all__ = [
     "platforms",
     "predict",
     "scaling",
+    "shard",
     "trace",
 ]

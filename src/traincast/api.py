@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from traincast.questions.platforms import PlatformList
     from traincast.questions.variant import VariantOptions
     from traincast.replay.results import TraceReport
+    from traincast.sharding.result import ShardingAnswer
     from traincast.walk.uneven import Unevenness
     from traincast.workload.workload import Workload
 
@@ -88,6 +89,44 @@ def scaling(
 
     question = Question(workload=workload, on=on, variant=variant_of(variant), clock_mhz=clock_mhz, host=host)
     return predict_scaling(question, gpus, kind)
+
+
+def shard(
+    tables: str | Path,
+    *,
+    on: str,
+    gpus: int,
+    batch_size: int = 2048,
+    dtype: str | None = None,
+    dense: str | Path | None = None,
+    candidates: str | Path | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    torchrec: bool = True,
+    progress: Progress = _silent,
+) -> ShardingAnswer:
+    """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
+
+    `tables` is a YAML, CSV or Parquet file, a TorchRec module description (.json) or a built-in set ("mlperf-dlrm",
+    ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
+    the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
+    `torchrec` compares with TorchRec's planner, where it is installed.
+    """
+    from traincast.questions.sharding import shard as answer
+
+    return answer(
+        str(tables),
+        on=on,
+        gpus=gpus,
+        batch_size=batch_size,
+        dtype=dtype,
+        dense=None if dense is None else Path(dense),
+        candidates=None if candidates is None else Path(candidates),
+        seed=seed,
+        time_limit=time_limit,
+        torchrec=torchrec,
+        progress=progress,
+    )
 
 
 def capture(

@@ -6,7 +6,7 @@ from traincast.display.text import milliseconds
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.placement import Placement, Plan
 from traincast.platform.platform import load_platform
-from traincast.report.sharding import sharding_text, why
+from traincast.report.sharding import sharding_text
 from traincast.sharding.search import rank_plans
 from traincast.sharding.task import make_task
 
@@ -22,7 +22,7 @@ def test_the_rank_that_lacks_host_memory_is_named():
     tables = [Table(name=name, rows=400_000_000, dim=128, pooling=Pooling.constant(2)) for name in NAMES]
     host = (Placement("table_wise", (1,), "fused_uvm"), Placement("table_wise", (1,), "fused_uvm"))
     answer = _answer(tables, host=host)
-    assert why(answer.best, answer.best) == "does not fit: rank 1 lacks 281.6 GB of host memory"
+    assert answer.best.why_slower(answer.best) == "does not fit: rank 1 lacks 281.6 GB of host memory"
     assert "does not fit: 281.6 GB of host memory missing on the fullest rank, 1" in sharding_text(answer)
 
 
@@ -33,7 +33,7 @@ def test_the_term_that_a_slower_plan_spends_more_on_is_named_with_its_rank():
     together = (Placement("table_wise", (1,)), Placement("table_wise", (1,)))
     answer = _answer(tables, apart=apart, together=together)
     assert [plan.name for plan in answer.plans] == ["apart", "together"]
-    said = why(answer.plans[1], answer.best)
+    said = answer.plans[1].why_slower(answer.best)
     assert said.startswith("update ") and "on rank 1" in said
 
 
@@ -47,4 +47,4 @@ def test_a_term_that_is_less_than_half_of_the_difference_is_said_with_all_of_it(
     slower = answer.plans[1]
     assert slower.name == "split"
     slow, fast = (max(own.compute for own in plan.prediction.ranks) for plan in (slower, answer.best))
-    assert why(slower, answer.best).startswith(f"kernels {milliseconds(slow - fast)} ms longer; of that ")
+    assert slower.why_slower(answer.best).startswith(f"kernels {milliseconds(slow - fast)} ms longer; of that ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,8 @@ from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
 from traincast.programs.sharded.config import Dense
 from traincast.questions.dlrm_file import read_dlrm
+from traincast.sharding.result import ShardingAnswer
+from traincast.sharding.search import rank_plans, search
 from traincast.sharding.task import Task, make_task
 
 TORCHREC = "TorchRec's plan"
@@ -26,22 +28,51 @@ _TORCHREC_SECONDS = 60  # its planner is asked to stop after this long
 _LISTS = ("bottom_mlp", "top_mlp")
 
 
+def shard(
+    tables: str,
+    *,
+    on: str,
+    gpus: int,
+    batch_size: int,
+    dtype: str | None = None,
+    dense: Path | None = None,
+    candidates: Path | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    torchrec: bool = True,
+    progress: Callable[[float], None] = lambda _: None,
+) -> ShardingAnswer:
+    """Searches for the plan with the fastest step, or ranks the plans of the file `candidates`."""
+    if time_limit is not None and not time_limit >= 0:
+        raise TraincastError(f"`time_limit={time_limit:g}`; give seconds, 0 or more")
+    if seed < 0:
+        raise TraincastError(f"`seed={seed}`; give a whole number, 0 or more")
+    task = load_task(tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype, dense=dense)
+    notes = assumed_links(task)
+    if candidates is not None:
+        answer = rank_plans(task, load_candidates(candidates, task))
+    else:
+        rivals = torchrec_rival(task, time_limit, notes) if torchrec else {}
+        limit = float("inf") if time_limit is None else time_limit
+        answer = search(task, seed=seed, time_limit=limit, rivals=rivals, progress=progress)
+    return replace(answer, notes=tuple(notes))
+
+
 def load_task(
     tables: str, *, on: str, gpus: int, batch_size: int, dtype: str | None = None, dense: Path | None = None
 ) -> Task:
     """A task from what the command line was given; `dtype` replaces that of all tables."""
-    given = _tables(tables)
+    to_place = _tables(tables)
     if dtype is not None:
-        given = tuple(replace(table, dtype=dtype) for table in given)
+        to_place = tuple(replace(table, dtype=dtype) for table in to_place)
     platform = with_links(load_platform(on))
     part = None if dense is None else load_dense(dense)
-    return make_task(given, platform, gpus=gpus, batch_size=batch_size, dense=part)
+    return make_task(to_place, platform, gpus=gpus, batch_size=batch_size, dense=part)
 
 
-def assumed_links(on: str, gpus: int) -> list[str]:
+def assumed_links(task: Task) -> list[str]:
     """What is assumed about the links of several GPUs of a platform that is a device alone, to be said."""
-    assumed = with_links(load_platform(on)).assumed
-    return [assumed] if assumed and gpus > 1 else []
+    return [task.platform.assumed] if task.platform.assumed and task.gpus > 1 else []
 
 
 def _tables(source: str) -> tuple[Table, ...]:
@@ -67,7 +98,7 @@ def load_dense(path: Path) -> Dense:
         widths = content[name]
         if not isinstance(widths, list) or not all(type(width) is int and 1 <= width <= 1 << 20 for width in widths):
             raise TraincastError(f"{path}: {name} {widths!r}; give a list of widths from 1 to {1 << 20}")
-    words = {str(name): str(own) for name, own in content.items() if name not in _LISTS}
+    words = {str(name): str(word) for name, word in content.items() if name not in _LISTS}
     return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 
 import numpy as np
 
-from traincast.arrays import FloatArray
 from traincast.errors import TraincastError
 from traincast.placement.greedy import greedy_plans
-from traincast.placement.memory import MemoryNeed, memory_need
+from traincast.placement.memory import memory_need
 from traincast.placement.plan import Plan, check_plan, plain
 from traincast.prediction.prediction import predict_step
-from traincast.prediction.result import Prediction
 from traincast.programs.sharded.marks import Role
 from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Assignment
 from traincast.sharding.cost import FastCost
 from traincast.sharding.descent import Effort, local_search, used_groups
+from traincast.sharding.result import ShardingAnswer
+from traincast.sharding.scored_plan import ScoredPlan
 from traincast.sharding.slots import Part
 from traincast.sharding.task import Task
 from traincast.sharding.thorough import thorough_search
@@ -41,41 +41,6 @@ _REACH = 1.15
 _FINALISTS, _OTHERS, _MORE_FINALISTS = 3, 2, 10
 _SPARE = 0.03  # of the time limit: walks do not all take as long
 _NEAR = 1.08  # times the best fast cost: as far as it errs
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ScoredPlan:
-    """A plan with its full walk, its fast cost in seconds, what it needs in memory, and what each rank spends on what
-    (seconds by term; exchanges without waiting)."""
-
-    name: str
-    plan: Plan
-    prediction: Prediction
-    fast_seconds: float
-    memory: MemoryNeed
-    terms: dict[str, FloatArray]
-
-    @property
-    def seconds(self) -> float:
-        """One step, by the full walk."""
-        return self.prediction.iteration
-
-    @property
-    def order(self) -> tuple[float, float]:
-        """Better plans come first: those that lack no memory, or least, by seconds."""
-        return self.memory.missing, self.seconds
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SearchAnswer:
-    """The best plan, all plans it was compared with (best first, itself among them), how many the fast cost has scored,
-    and seconds that all took."""
-
-    task: Task
-    best: ScoredPlan
-    plans: tuple[ScoredPlan, ...]
-    scored: int
-    seconds: float
 
 
 def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
@@ -100,14 +65,14 @@ def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
     )
 
 
-def rank_plans(task: Task, plans: Mapping[str, Plan]) -> SearchAnswer:
+def rank_plans(task: Task, plans: Mapping[str, Plan]) -> ShardingAnswer:
     """Given plans under the full walk, best first; a plan for other tables or ranks is refused by name."""
     began = monotonic()
     checked = _checked(task, plans)
     cost = FastCost(task, list(checked.values()))
     scored = [score_plan(task, cost, name, plan) for name, plan in checked.items()]
     ordered = tuple(sorted(scored, key=_order))
-    return SearchAnswer(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
+    return ShardingAnswer(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
 
 
 def _checked(task: Task, plans: Mapping[str, Plan]) -> dict[str, Plan]:
@@ -127,7 +92,7 @@ def search(
     time_limit: float = float("inf"),
     rivals: Mapping[str, Plan] | None = None,
     progress: Callable[[float], None] = lambda _: None,
-) -> SearchAnswer:
+) -> ShardingAnswer:
     """The best plan found, never worse under the full walk than a greedy baseline or one of the `rivals`.
 
     The same seed gives the same plan unless `time_limit` (seconds) ends the search sooner; the baselines are walked
@@ -159,7 +124,7 @@ def search(
     walked = _walked(task, cost, plans, lambda part: progress(0.9 + 0.1 * part))
     best = replace(min([*walked, *compared], key=_order), name=FOUND)
     ordered = tuple(sorted([best, *compared], key=_order))
-    return SearchAnswer(task=task, best=best, plans=ordered, scored=cost.scored, seconds=monotonic() - began)
+    return ShardingAnswer(task=task, best=best, plans=ordered, scored=cost.scored, seconds=monotonic() - began)
 
 
 def _order(scored: ScoredPlan) -> tuple[float, float]:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.cli.output import print_json, print_text
+from traincast.api import shard
+from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
 from traincast.embeddings.table import ITEM_BYTES
-from traincast.errors import TraincastError
 from traincast.files.writing import write_json
 from traincast.placement.plan_file import plan_to_json
-from traincast.questions.sharding import assumed_links, load_candidates, load_task, torchrec_plan_json, torchrec_rival
-from traincast.report.sharding import sharding_json, sharding_text
-from traincast.sharding.search import rank_plans, search
+from traincast.questions.sharding import torchrec_plan_json
+from traincast.report.sharding import sharding_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,27 +39,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Searches or ranks, and prints."""
-    limit = float("inf") if args.time_limit is None else args.time_limit
-    if not limit >= 0:
-        raise TraincastError(f"--time-limit {limit:g}; give seconds, 0 or more")
-    if args.seed < 0:
-        raise TraincastError(f"--seed {args.seed}; give a whole number, 0 or more")
-    task = load_task(
-        args.tables, on=args.on, gpus=args.gpus, batch_size=args.batch_size, dtype=args.dtype, dense=args.dense
-    )
-    notes = assumed_links(args.on, args.gpus)
-    if args.candidates:
-        answer = rank_plans(task, load_candidates(args.candidates, task))
-    else:
-        rivals = {} if args.no_torchrec else torchrec_rival(task, args.time_limit, notes)
-        with progress_bar("shard") as progress:
-            answer = search(task, seed=args.seed, time_limit=limit, rivals=rivals, progress=progress)
+    with progress_bar("shard") as progress:
+        answer = shard(
+            args.tables,
+            on=args.on,
+            gpus=args.gpus,
+            batch_size=args.batch_size,
+            dtype=args.dtype,
+            dense=args.dense,
+            candidates=args.candidates,
+            seed=args.seed,
+            time_limit=args.time_limit,
+            torchrec=not args.no_torchrec,
+            progress=progress,
+        )
     if args.out:
         write_json(args.out, plan_to_json(answer.best.plan))
     if args.torchrec_out:
-        write_json(args.torchrec_out, torchrec_plan_json(args.tables, task, answer.best.plan))
-    if args.json:
-        print_json(sharding_json(answer) | {"notes": notes})
-    else:
-        print_text("\n".join([sharding_text(answer), *notes]))
+        write_json(args.torchrec_out, torchrec_plan_json(args.tables, answer.task, answer.best.plan))
+    print_result(answer, sharding_text, as_json=args.json)
     return OK if answer.best.memory.fits else CHECK_FAILED
