@@ -7,18 +7,8 @@ import pytest
 
 from traincast.placement import Placement, Plan, ShardingKind
 from traincast.sharding import assignment as assigning
-from traincast.sharding.assignment import (
-    ALL,
-    NODE,
-    NOWHERE,
-    RANKS,
-    Assignment,
-    Changes,
-    best_changes,
-    best_of,
-    rescore,
-    scope_of,
-)
+from traincast.sharding.assignment import Assignment, Changes, best_changes, best_of, rescore
+from traincast.sharding.choices import ALL, NODE, NOWHERE, RANKS, scope_of
 from traincast.sharding.moves import shifts
 
 
@@ -173,6 +163,6 @@ def test_sums_after_many_changes_are_those_anew(node_cost):
         chosen = int(random.integers(changes.count))
         one = changes.take(chosen, chosen + 1)
         placed.apply(one, best_of(node_cost, [placed.pending(one)])[0])
-    anew = Assignment(placed.choices, node_cost, placed.option, placed.places)
+    anew = Assignment(node_cost, placed.option, placed.places)
     assert placed.score == pytest.approx(anew.score, rel=1e-9)
     assert placed.memory == pytest.approx(anew.memory)

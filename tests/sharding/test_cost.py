@@ -181,7 +181,7 @@ def test_changes_score_as_the_assignments_they_lead_to():
         best = best_of(cost, [assignment.pending(one)])[0]
         option, places = assignment.option.copy(), assignment.places.copy()
         option[one.table], places[one.table] = one.option, one.places
-        anew = type(assignment)(assignment.choices, cost, option, places)
+        anew = type(assignment)(cost, option, places)
         assert best.score == pytest.approx(anew.score, rel=1e-9)
         assignment.apply(one, best)
         # lengths of bags are summed as high powers: what is left of the longest is far below it
@@ -195,7 +195,7 @@ def test_changes_of_whole_kinds_and_of_nodes_score_as_what_they_lead_to():
     cost, random = FastCost(task), np.random.default_rng(3)
     assignment = cost.assignment(random_plan(cost, random, ("table_row_wise", "row_wise")))
     allowed = np.ones(len(cost.groups), dtype=bool)
-    emptied = emptied_groups(assignment, cost.weights, allowed)
+    emptied = emptied_groups(assignment, allowed)
     before = set(cost.choices.group[assignment.option].tolist())
     assert emptied.count == len(before) * (len(cost.groups) - 1)
     for changes in (emptied, shifts(assignment, np.arange(16))):
@@ -203,7 +203,7 @@ def test_changes_of_whole_kinds_and_of_nodes_score_as_what_they_lead_to():
             one = changes.take(chosen, chosen + 1)
             option, places = assignment.option.copy(), assignment.places.copy()
             option[one.table], places[one.table] = one.option, one.places
-            anew = type(assignment)(assignment.choices, cost, option, places)
+            anew = type(assignment)(cost, option, places)
             assert best_of(cost, [assignment.pending(one)])[0].score == pytest.approx(anew.score, rel=1e-9)
             check_plan(anew.plan([table.name for table in task.tables]), task.tables, 16, 8)
     one = emptied.take(0, 1)

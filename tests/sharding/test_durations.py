@@ -23,7 +23,7 @@ def _stages(cost, held):
 
 def _durations(cost, stages):
     _, structure = next(cost._by_structure(stages))
-    return dict(zip(structure.slots, cost._durations.of(structure, stages), strict=True)), structure
+    return cost._durations.of(structure, stages), structure
 
 
 WHOLE = {
@@ -136,7 +136,7 @@ def test_plans_are_worked_out_side_by_side_as_alone(node_cost):
     both = np.concatenate([_stages(node_cost, held) for held in (WHOLE, others)])
     together, structure = _durations(node_cost, both)
     for number in range(2):
-        alone = dict(zip(structure.slots, node_cost._durations.of(structure, both[number : number + 1]), strict=True))
+        alone = node_cost._durations.of(structure, both[number : number + 1])
         for slot, seconds in alone.items():
             assert np.broadcast_to(together[slot], (2, 4))[number] == pytest.approx(np.broadcast_to(seconds, (1, 4))[0])
 

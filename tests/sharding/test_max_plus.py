@@ -5,11 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from traincast.sharding.max_plus import Open, Skip, compile_walk
+from traincast.placement import ShardingKind
+from traincast.programs.sharded.marks import Role
+from traincast.sharding.max_plus import Skip, compile_walk
+from traincast.sharding.slots import Part, Slot
 from traincast.walk.clocks import Clocks
 from traincast.walk.one_rank import walk
 from traincast.walk.schedule import Code, Schedule
 
+SLOTS = [Slot(Part.BACKWARD, ShardingKind.TABLE_WISE, group) for group in range(6)]
+MEETINGS = {
+    "world": Slot(Role.OUT, ShardingKind.ROW_WISE),
+    "within": Slot(Role.OUT, ShardingKind.TABLE_ROW_WISE),
+    "across": Slot(Role.OUT_ACROSS, ShardingKind.TABLE_ROW_WISE),
+}
 GAP = 0.5
 
 
@@ -43,17 +52,17 @@ def test_a_compiled_walk_is_the_walk(seed):
     random = np.random.default_rng(seed)
     schedule = _schedule(random, 60)
     launches = np.flatnonzero(schedule.code == Code.LAUNCH)
-    opened = {int(at): Open(slot) for slot, at in enumerate(random.choice(launches, size=min(6, len(launches))))}
+    opened = {int(at): SLOTS[i] for i, at in enumerate(random.choice(launches, size=min(6, len(launches))))}
     host = np.where(schedule.code == Code.HOST, random.uniform(0, 2, size=60), 0.0)
     kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
     code = compile_walk(schedule, host, kernel, opened, gap=GAP)
     open_seconds = random.uniform(0, 20, size=(7, 6))
-    durations = [np.tile(open_seconds[:, [slot]], (1, 2)) for slot in range(6)]
+    durations = {slot: np.tile(open_seconds[:, [i]], (1, 2)) for i, slot in enumerate(SLOTS)}
     found = code.seconds(durations, 2, (7, 2))
     for plan in range(7):
         longer = kernel.copy()
-        for at, own in opened.items():
-            longer[at] += open_seconds[plan, own.slot]
+        for at, slot in opened.items():
+            longer[at] += open_seconds[plan, slot.group]
         assert found[plan] == pytest.approx(_walked(schedule, host, longer), abs=1e-9)
 
 
@@ -81,13 +90,13 @@ def test_ranks_skip_what_they_do_not_have(seed):
     kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
     first = int(random.integers(0, 50))
     last = int(random.integers(first + 1, 61))
-    code = compile_walk(schedule, host, kernel, {}, gap=GAP, skips=[Skip(first, last, 0, 0.7)])
+    code = compile_walk(schedule, host, kernel, {}, gap=GAP, skips=[Skip(first, last, SLOTS[0], 0.7)])
     keep = (np.arange(60) < first) | (np.arange(60) >= last)
     for held, expected in (
         (1.0, _walked(schedule, host, kernel)),
         (0.0, _walked(*_without(schedule, host, kernel, keep, 0.7))),
     ):
-        assert code.seconds([np.full((1, 2), held)], 2, (1, 2))[0] == pytest.approx(expected, abs=1e-9)
+        assert code.seconds({SLOTS[0]: np.full((1, 2), held)}, 2, (1, 2))[0] == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -97,11 +106,11 @@ def test_the_host_may_have_more_to_do_before_an_instruction(seed):
     host = np.where(schedule.code == Code.HOST, random.uniform(0, 2, size=60), 0.0)
     kernel = np.where(schedule.code == Code.LAUNCH, random.uniform(0, 5, size=60), 0.0)
     places = random.choice(60, size=3, replace=False).tolist()
-    code = compile_walk(schedule, host, kernel, {}, gap=GAP, late={at: slot for slot, at in enumerate(places)})
+    code = compile_walk(schedule, host, kernel, {}, gap=GAP, late={at: SLOTS[i] for i, at in enumerate(places)})
     more = random.uniform(0, 9, size=3)
     busier = host.copy()
     busier[places] += more
-    found = code.seconds([np.full((1, 1), each) for each in more], 2, (1, 2))[0]
+    found = code.seconds({SLOTS[i]: np.full((1, 1), late) for i, late in enumerate(more)}, 2, (1, 2))[0]
     assert found == pytest.approx(_walked(schedule, busier, kernel), abs=1e-9)
 
 
@@ -115,7 +124,7 @@ def _meeting(kind):
         part=nothing, runtime=nothing, call=nothing, op=nothing, scope=nothing, num_threads=1, num_streams=1,
         num_events=0,
     )  # fmt: skip
-    opened = {0: Open(0), 1: Open(1, kind)}
+    opened = {0: SLOTS[0], 1: MEETINGS[kind]}
     return compile_walk(schedule, np.zeros(2), np.zeros(2), opened, gap=0.0)
 
 
@@ -125,13 +134,14 @@ def _meeting(kind):
     [("world", 15.0), ("within", 15.0), ("across", 15.0)],
 )
 def test_ranks_wait_for_those_they_meet(kind, expected):
-    own = np.array([[1.0, 2.0, 3.0, 5.0]])
-    assert _meeting(kind).seconds([own, np.full((1, 1), 10.0)], 2, (1, 4))[0] == expected
+    durations = {SLOTS[0]: np.array([[1.0, 2.0, 3.0, 5.0]]), MEETINGS[kind]: np.full((1, 1), 10.0)}
+    assert _meeting(kind).seconds(durations, 2, (1, 4))[0] == expected
 
 
 def test_ranks_do_not_wait_for_other_groups():
-    own, lasting = np.array([[9.0, 2.0, 3.0, 5.0]]), np.array([[0.0, 0.0, 10.0, 10.0]])
+    computed, lasting = np.array([[9.0, 2.0, 3.0, 5.0]]), np.array([[0.0, 0.0, 10.0, 10.0]])
+    durations = {SLOTS[0]: computed, **dict.fromkeys(MEETINGS.values(), lasting)}
     # within a node rank 0 holds up rank 1 only
-    assert _meeting("within").seconds([own, lasting], 2, (1, 4))[0] == 15.0
+    assert _meeting("within").seconds(durations, 2, (1, 4))[0] == 15.0
     # across nodes it meets rank 2: the first exchange starts at 9 and ends for rank 2 at 19, the second at 22 and 32
-    assert _meeting("across").seconds([own, lasting], 2, (1, 4))[0] == 13.0
+    assert _meeting("across").seconds(durations, 2, (1, 4))[0] == 13.0

@@ -11,7 +11,8 @@ from tests.sharding.conftest import table
 from traincast.placement import Placement, Plan, ShardingKind
 from traincast.platform.platform import load_platform
 from traincast.sharding import moves
-from traincast.sharding.assignment import NOWHERE, Assignment
+from traincast.sharding.assignment import Assignment
+from traincast.sharding.choices import NOWHERE
 from traincast.sharding.cost import FastCost
 from traincast.sharding.descent import Effort, begin, best_by_groups, distinct, local_search, used_groups
 from traincast.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
@@ -97,7 +98,7 @@ def test_slices_go_to_the_ranks_with_least_to_do(node_cost):
 
 def test_a_group_that_is_given_up_leaves_no_table_behind(node_cost):
     assignment = _placed(node_cost, Placement("table_wise", (0,)), *[Placement.row_wise(4)] * 3)
-    changes = emptied_groups(assignment, node_cost.weights, _every_group(node_cost))
+    changes = emptied_groups(assignment, _every_group(node_cost))
     current = node_cost.choices.group[assignment.option]
     for number in range(changes.count):
         one = changes.take(number, number + 1)
@@ -117,7 +118,7 @@ def test_starts_differ_and_begin_with_all_tables_whole(node_cost):
 def test_every_start_is_a_plan(two_nodes_cost):
     names = [one.name for one in two_nodes_cost.task.tables]
     for option, places in starts(two_nodes_cost.choices, two_nodes_cost.weights):
-        plan = Assignment(two_nodes_cost.choices, two_nodes_cost, option, places).plan(names)
+        plan = Assignment(two_nodes_cost, option, places).plan(names)
         assert plan.world_size == 16
         assert two_nodes_cost.assignment(plan).plan(names) == plan
 
@@ -193,18 +194,17 @@ def test_equal_assignments_are_kept_once(node_cost):
 
 
 def test_however_short_the_time_there_is_an_answer(node_cost):
-    choices, weights = node_cost.choices, node_cost.weights
-    best = min(each.score for each in begin(choices, node_cost, weights))
+    best = min(each.score for each in begin(node_cost))
     effort = Effort(rounds=2, reach=1.15, deadline=0.0)
     assert effort.over
-    found = local_search(choices, node_cost, weights, effort, lambda _: None)
+    found = local_search(node_cost, effort, lambda _: None)
     assert found[0].score == pytest.approx(best)
 
 
 def test_a_search_never_ends_above_its_starts_and_says_how_far_it_is(node_cost):
-    choices, weights, parts = node_cost.choices, node_cost.weights, []
-    begun = begin(choices, node_cost, weights)
-    found = local_search(choices, node_cost, weights, Effort(rounds=1, reach=1.15), parts.append)
+    parts = []
+    begun = begin(node_cost)
+    found = local_search(node_cost, Effort(rounds=1, reach=1.15), parts.append)
     assert found[0].score <= min(each.score for each in begun)
     assert parts == sorted(parts)
     assert 0.0 < parts[0] <= parts[-1] <= 1.0

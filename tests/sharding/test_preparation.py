@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from traincast.host.profile import BETWEEN, load_host_profile
+from traincast.kernels.streaming.lowering.index import SINGLE_TILE
 from traincast.platform.platform import load_platform
-from traincast.sharding.preparation import Preparation, _launches, _passes, _single_launch
+from traincast.sharding.preparation import Preparation, _launches, _passes
 
 DEVICE = load_platform("dgx-a100").device
 HOST = load_host_profile(DEVICE.host)
@@ -25,7 +26,7 @@ def test_a_pass_for_each_byte_of_a_row_number(rows, passes):
 
 
 def test_few_lookups_are_sorted_in_one_launch():
-    most = _single_launch()
+    most = float(SINGLE_TILE)
     assert _launches(most, 1, False).sum() == _launches(1.0, 1, False).sum()
     assert _launches(most + 1, 1, False).sum() > _launches(most, 1, False).sum()
 
@@ -55,7 +56,7 @@ def test_weights_are_sorted_along(preparation):
 
 
 def test_the_host_waits_only_for_launches_beyond_the_few(preparation):
-    most = _single_launch()
+    most = float(SINGLE_TILE)
     seconds = preparation.host_seconds(
         np.array([most, most + 1.0, 1e9]), np.full(3, 200.0), HOST, SCOPE, weighted=False
     )
@@ -64,7 +65,7 @@ def test_the_host_waits_only_for_launches_beyond_the_few(preparation):
 
 
 def test_the_host_launches_each_kernel_and_memset_once(preparation):
-    kernels, memsets = _launches(_single_launch() + 1, 2, False) - _launches(1.0, 1, False)
+    kernels, memsets = _launches(SINGLE_TILE + 1, 2, False) - _launches(1.0, 1, False)
     between = float(HOST.scope_seconds([SCOPE])[0, BETWEEN])
     expected = kernels * (between + HOST.t4["launch"]) + memsets * (between + HOST.t4["memset"])
     seconds = preparation.host_seconds(np.array([1e6]), np.array([60_000.0]), HOST, SCOPE, weighted=False)

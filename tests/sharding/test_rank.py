@@ -13,10 +13,10 @@ from traincast.kernels.lowered import lower_program
 from traincast.kernels.registry import LoweringContext
 from traincast.placement import ShardingKind
 from traincast.platform.platform import load_platform
-from traincast.programs.sharded import step
 from traincast.programs.sharded.config import Dense
 from traincast.programs.sharded.marks import Role
 from traincast.sharding.cost import FastCost
+from traincast.sharding.layouts import typical
 from traincast.sharding.rank import RankProgram
 from traincast.sharding.slots import EXCHANGES, SMALL, Part, Slot
 from traincast.sharding.structure import compiled_rank
@@ -141,7 +141,7 @@ def test_sorts_are_launched_by_the_host_and_caches_filled():
 def _needs(rank):
     """By scope: what a rank must hold to run it."""
     needs = {}
-    for run in rank.stretches():
+    for run in rank.skips(1e-6):
         for scope in np.unique(rank.schedule.scope[run.first : run.last]).tolist():
             needs[scope] = run.slot
     return needs
@@ -172,16 +172,16 @@ def test_what_several_groups_share_needs_two_of_them(mixed_rank):
 
 def test_tables_that_every_rank_has_are_never_skipped(node_cost):
     rank = _rank(node_cost, ShardingKind.ROW_WISE, ShardingKind.DATA_PARALLEL)
-    assert rank.stretches() == []
+    assert rank.skips(1e-6) == []
 
 
 def test_a_rank_without_whole_tables_runs_something_in_place_of_their_lookups(node_cost):
-    (run,) = [run for run in _rank(node_cost, ShardingKind.TABLE_WISE).stretches() if run.replaced]
+    (run,) = [run for run in _rank(node_cost, ShardingKind.TABLE_WISE).skips(1e-6) if run.instead]
     assert run.slot == Slot(Part.HELD, ShardingKind.TABLE_WISE, 0)
 
 
 def test_stretches_do_not_overlap_and_are_in_order(mixed_rank):
-    runs = mixed_rank.stretches()
+    runs = mixed_rank.skips(1e-6)
     assert all(before.last <= after.first for before, after in zip(runs, runs[1:], strict=False))
     assert all(run.first < run.last for run in runs)
 
@@ -193,33 +193,33 @@ def _weights(rank, group):
     return signature.inputs[1].dtype
 
 
-def test_another_order_in_the_writer_breaks_nothing(node_task, monkeypatch):
-    """Were the writer to look tables up one after the other in another order, the cost would follow."""
+def test_another_order_in_the_step_breaks_nothing(node_task):
+    """Whatever the order in which kernels are written, each duration goes with the group that it is of."""
     tables = tuple(replace(one, dtype=dtype) for one, dtype in zip(node_task.tables, ["fp32", "fp16"] * 2, strict=True))
-    cost = FastCost(replace(node_task, tables=tables))
-    before = _rank(cost, ShardingKind.TABLE_WISE)
-
-    def reversed_updates(self, section, lookups, grad):
-        """The real update, with the kernels in reverse; marks are by batch, so each keeps its own."""
-        grads = [self.tape.view(grad, (grad.shape[0], lookup.batch.columns), grad.spec.stride) for lookup in lookups]
-        for number in reversed(range(len(lookups))):
-            with self.tape.marked(Role.UPDATE, section.kind, number):
-                lookups[number].backward(grads[number])
-                self.tape.scope("torch::autograd::AccumulateGrad")
-        return []
-
-    monkeypatch.setattr(step._Writer, "_update", reversed_updates)
-    after = _rank(cost, ShardingKind.TABLE_WISE)
-
-    def updates(rank):
-        return [slot.group for _, slot in sorted(rank.slots.items()) if slot.role is Part.BACKWARD]
-
-    assert updates(before) == [0, 1]
-    assert updates(after) == [1, 0]
+    task = replace(node_task, tables=tables)
+    cost = FastCost(task)
+    layout = typical(cost._laid_out((0, 1)), columns=320)
+    turned = replace(layout, sections=tuple(_turned(section) for section in layout.sections))
+    before, after = (RankProgram.of(task, one, cost.groups) for one in (layout, turned))
+    for role in (Role.LOOKUP, Part.BACKWARD):
+        orders = [
+            [slot.group for _, slot in sorted(rank.slots.items()) if slot.role is role] for rank in (before, after)
+        ]
+        assert orders == [[0, 1], [1, 0]]
     for rank in (before, after):
-        assert _weights(rank, 0) == "float16"
-        assert _weights(rank, 1) == "float32"
+        assert (_weights(rank, 0), _weights(rank, 1)) == ("float16", "float32")
     assert set(before.slots.values()) == set(after.slots.values())
+    assert {slot: len(launches) for slot, launches in before.around.items()} == {
+        slot: len(launches) for slot, launches in after.around.items()
+    }
+
+
+def _order(rank, role):
+    return [slot.group for _, slot in sorted(rank.slots.items()) if slot.role is role]
+
+
+def _turned(section):
+    return replace(section, ranks=tuple(batches[::-1] for batches in section.ranks))
 
 
 def test_a_program_is_priced_launch_by_launch(node_task, node_cost):

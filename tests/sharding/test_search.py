@@ -68,7 +68,7 @@ def _best_by_fast_cost(task, count):
         if all(rank <= max([-1, *named[:i]]) + 1 for i, rank in enumerate(named)):  # ranks are alike
             plans.append(chosen)
     tables = len(names)
-    base = Assignment(choices, cost, *(np.array(part) for part in zip(*plans[0], strict=True)))
+    base = Assignment(cost, *(np.array(part) for part in zip(*plans[0], strict=True)))
     changes = Changes(
         np.repeat(np.arange(len(plans)), tables),
         np.tile(np.arange(tables), len(plans)),
@@ -79,8 +79,7 @@ def _best_by_fast_cost(task, count):
     order = np.argsort(best_of(cost, [base.pending(changes)])[0].scores)[:count]
     best = [plans[number] for number in order.tolist()]
     walked = [
-        full_walk(task, Assignment(choices, cost, *(np.array(p) for p in zip(*own, strict=True))).plan(names))
-        for own in best
+        full_walk(task, Assignment(cost, *(np.array(p) for p in zip(*own, strict=True))).plan(names)) for own in best
     ]
     return min(walked), len(plans)
 

@@ -8,72 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
-from traincast.placement.kinds import ShardingKind
-from traincast.placement.options import Option
 from traincast.placement.plan import Plan
+from traincast.sharding.choices import ALL, NODE, NOWHERE, RANKS, Choices, Weights
 
-NOWHERE = -1
 _AT_ONCE = 1 << 17  # ranks times groups of candidates scored together: what fits the processor's cache
-RANKS, NODE, ALL = range(3)
-"""Who has shards of an option: ranks of its own choice, the ranks of a node, all."""
 
 
 class StepCost(Protocol):
     """What a step costs, from sums over shards."""
+
+    @property
+    def choices(self) -> Choices:
+        """All options of all tables."""
+
+    @property
+    def weights(self) -> Weights:
+        """What one shard of each option adds to its rank, about."""
 
     def stages(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """Sums [n, terms] of these groups -> [n, stages]: what a step needs to know of a group on a rank."""
 
     def objective(self, stages: FloatArray, memory: FloatArray) -> FloatArray:
         """[n, ranks, groups, stages] and bytes [n, ranks, 2] (device, host) -> seconds [n], more without room."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Choices:
-    """All options of all tables as rows: `terms` and `memory` (device and host bytes) of one of their shards, and the
-    `group` that looks them up. `rows[t]` are the rows of table t; `base` is the memory that every rank needs anyway."""
-
-    options: tuple[Option, ...]
-    table: IntArray
-    group: IntArray
-    rows: tuple[range, ...]
-    terms: FloatArray
-    memory: FloatArray
-    base: FloatArray
-    groups: int
-    world_size: int
-    gpus_per_node: int
-
-    @cached_property
-    def most_slices(self) -> int:
-        """The largest number of shards that need a rank each."""
-        return max(1, *(option.slices for option in self.options))
-
-    @cached_property
-    def slices(self) -> IntArray:
-        """How many shards of each option need a rank each."""
-        return np.array([option.slices for option in self.options])
-
-    @cached_property
-    def shards(self) -> FloatArray:
-        """How many shards each option has."""
-        return np.array([option.slices or self.world_size for option in self.options], dtype=np.float64)
-
-    @cached_property
-    def scope(self) -> IntArray:
-        """Who has shards of each option."""
-        return np.array([scope_of(option) for option in self.options])
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes the ranks are on."""
-        return -(-self.world_size // self.gpus_per_node)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -227,11 +188,12 @@ def _work_out(assignments: Sequence[Assignment]) -> None:
 class Assignment:
     """Which option every table has, and where; with the sums that score it."""
 
-    def __init__(self, choices: Choices, cost: StepCost, option: IntArray, places: IntArray) -> None:
-        self.choices, self.cost = choices, cost
+    def __init__(self, cost: StepCost, option: IntArray, places: IntArray) -> None:
+        self.cost, self.choices = cost, cost.choices
         self.option, self.places = option.copy(), places.copy()
         self._score: float | None = None
         self._stages: FloatArray | None = None
+        choices = self.choices
         self._scope = choices.scope
         self._shared = np.zeros(choices.groups, dtype=np.bool_)
         self._shared[choices.group[self._scope == ALL]] = True
@@ -341,9 +303,4 @@ class Assignment:
 
     def copy(self) -> Assignment:
         """The same assignment, to be changed on its own."""
-        return Assignment(self.choices, self.cost, self.option, self.places)
-
-
-def scope_of(option: Option) -> int:
-    """Who has shards of an option."""
-    return NODE if option.kind is ShardingKind.TABLE_ROW_WISE else RANKS if option.slices else ALL
+        return Assignment(self.cost, self.option, self.places)

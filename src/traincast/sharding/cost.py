@@ -18,7 +18,8 @@ from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES, common_bytes, 
 from traincast.placement.options import Option, option_of, table_options
 from traincast.placement.plan import Plan, Shard
 from traincast.programs.sharded.layout import Layout, lay_out
-from traincast.sharding.assignment import ALL, NOWHERE, Assignment, Choices
+from traincast.sharding.assignment import Assignment
+from traincast.sharding.choices import ALL, NOWHERE, Choices, Weights
 from traincast.sharding.durations import Durations, Stage
 from traincast.sharding.layouts import Heaviest, merged
 from traincast.sharding.lookups import (
@@ -34,7 +35,6 @@ from traincast.sharding.lookups import (
 )
 from traincast.sharding.rank import RankProgram
 from traincast.sharding.slots import Slot
-from traincast.sharding.starts import Weights
 from traincast.sharding.structure import Structure, build_structure, compiled_rank, surroundings
 from traincast.sharding.task import Task
 
@@ -119,7 +119,7 @@ class FastCost:
                 places[number, 0] = placement.ranks[0] // self.task.gpus_per_node
             elif wanted.slices:
                 places[number, : wanted.slices] = placement.ranks
-        return Assignment(choices, self, option, places)
+        return Assignment(self, option, places)
 
     def stages(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """Stages of groups from sums over their shards."""
@@ -158,10 +158,7 @@ class FastCost:
         """Seconds of everything that the plan decides, for one plan [ranks, groups, stages]; [ranks] each."""
         _, structure = next(self._by_structure(stages[None]))
         durations = self._durations.of(structure, stages[None])
-        return {
-            slot: np.array(np.broadcast_to(seconds[0], len(stages)))
-            for slot, seconds in zip(structure.slots, durations, strict=True)
-        }
+        return {slot: np.array(np.broadcast_to(seconds[0], len(stages))) for slot, seconds in durations.items()}
 
     def _by_structure(self, stages: FloatArray) -> Iterator[tuple[BoolArray, Structure]]:
         """Which plans have each structure: kinds in use, and whether some ranks lack tables of some group of those."""

@@ -9,9 +9,9 @@ from time import monotonic
 import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
-from traincast.sharding.assignment import Assignment, Changes, Choices, StepCost, best_changes, rescore
+from traincast.sharding.assignment import Assignment, Changes, StepCost, best_changes, rescore
 from traincast.sharding.moves import busy_ranks, emptied_groups, exchanges, other_options, sampled, shifts
-from traincast.sharding.starts import Weights, starts
+from traincast.sharding.starts import starts
 
 _COARSE, _FINE = 3e-4, 2e-5  # relative gains below which a change is not worth making, at first and at last
 _TOGETHER, _REFINED = 8, 2  # assignments that are improved side by side, at first and at last
@@ -36,18 +36,13 @@ class Effort:
 
 
 def local_search(
-    choices: Choices,
-    cost: StepCost,
-    weights: Weights,
-    effort: Effort,
-    progress: Callable[[float], None],
-    others: Sequence[Assignment] = (),
+    cost: StepCost, effort: Effort, progress: Callable[[float], None], others: Sequence[Assignment] = ()
 ) -> list[Assignment]:
     """Local optima, the best first, all different; at least one, however short the time. `others` are further
     assignments to begin with."""
     random = np.random.default_rng(effort.seed)
-    begun = begin(choices, cost, weights, others)
-    descent = _Descent(random, effort, weights, _promising(begun, effort.reach))
+    begun = begin(cost, others)
+    descent = _Descent(random, effort, _promising(begun, effort.reach))
     first = best_by_groups(begun)
     others_begun = sorted((start for start in begun if start not in first), key=_score)
     optima = descent.run([*first, *others_begun][:_TOGETHER], _COARSE)
@@ -64,9 +59,9 @@ def local_search(
     return distinct(optima)
 
 
-def begin(choices: Choices, cost: StepCost, weights: Weights, others: Sequence[Assignment] = ()) -> list[Assignment]:
+def begin(cost: StepCost, others: Sequence[Assignment] = ()) -> list[Assignment]:
     """All starts and `others`, scored."""
-    begun = [*(Assignment(choices, cost, *start) for start in starts(choices, weights)), *others]
+    begun = [*(Assignment(cost, *start) for start in starts(cost.choices, cost.weights)), *others]
     rescore(begun)
     return begun
 
@@ -98,7 +93,6 @@ class _Descent:
 
     random: np.random.Generator
     effort: Effort
-    weights: Weights
     groups: BoolArray
 
     def run(self, assignments: list[Assignment], gain: float) -> list[Assignment]:
@@ -127,19 +121,16 @@ class _Descent:
             if len(rows):
                 row = rows[int(self.random.integers(len(rows)))]
                 option[table], places[table] = changes.option[row], changes.places[row]
-        return Assignment(best.choices, best.cost, option, places)
+        return Assignment(best.cost, option, places)
 
     def _changed(self, assignment: Assignment) -> Changes:
         """Shards of busy ranks elsewhere, tables placed in another way, kinds given up."""
         busy = busy_ranks(assignment)
         moved = sampled(shifts(assignment, busy), self.random)
-        return Changes.joined([moved, self._replaced(assignment, busy), self._emptied(assignment)])
+        return Changes.joined([moved, self._replaced(assignment, busy), emptied_groups(assignment, self.groups)])
 
     def _exchanged(self, assignment: Assignment) -> Changes:
         return exchanges(assignment, busy_ranks(assignment), self.random)
-
-    def _emptied(self, assignment: Assignment) -> Changes:
-        return emptied_groups(assignment, self.weights, self.groups)
 
     def _replaced(self, assignment: Assignment, ranks: IntArray) -> Changes:
         """Other options for tables of these ranks and for those that all ranks share."""

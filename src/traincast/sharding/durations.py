@@ -105,10 +105,10 @@ class Durations:
                 further[chosen, 3] = self._fills(known, distinct[chosen])
         return further
 
-    def of(self, structure: Structure, stages: FloatArray) -> list[FloatArray]:
-        """The durations in the order of the structure's slots, [plans or 1, ranks or 1] each."""
+    def of(self, structure: Structure, stages: FloatArray) -> dict[Slot, FloatArray]:
+        """The durations of the structure's slots, [plans or 1, ranks or 1] each."""
         sums = _Sums(stages, self._groups_of)
-        return [self._duration(slot, structure, stages, sums) for slot in structure.slots]
+        return {slot: self._duration(slot, structure, stages, sums) for slot in structure.slots}
 
     def _duration(self, slot: Slot, structure: Structure, stages: FloatArray, sums: _Sums) -> FloatArray:
         if slot.role in _STAGES:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.sharding.slots import Slot
 from traincast.walk.schedule import Code, Schedule
 
 Clock: TypeAlias = dict[int, float]  # register -> seconds after it; the latest counts
@@ -23,22 +24,13 @@ ORIGIN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """A kernel whose duration is open: number `slot` of the durations. `meeting` names the ranks that must have arrived
-    before it starts ("" for none): all ranks ("world"), those of a node ("within"), one of each node ("across")."""
-
-    slot: int
-    meeting: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Skip:
-    """Instructions [first, last) that a rank runs only where "duration" number `slot` is not 0; where it is, their
+    """Instructions [first, last) that a rank runs only where the "duration" of `slot` is not 0; where it is, their
     thread is busy for `instead` seconds in their place."""
 
     first: int
     last: int
-    slot: int
+    slot: Slot
     instead: float = 0.0
 
 
@@ -48,7 +40,7 @@ class Register:
     ranks whose "duration" is not 0 and the latest of `otherwise` on the others."""
 
     start: Clock
-    kernel: Open
+    slot: Slot
     otherwise: Clock | None = None
 
 
@@ -60,16 +52,16 @@ class WalkCode:
     first: Clock
     second: Clock
 
-    def seconds(self, durations: Sequence[FloatArray], gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
+    def seconds(self, durations: Mapping[Slot, FloatArray], gpus_per_node: int, shape: tuple[int, int]) -> FloatArray:
         """Time from one step to the next of `shape` = (plans, ranks); each duration is [plans, ranks] or [plans, 1]."""
         values: list[FloatArray] = [np.zeros((1, 1))]
         for register in self.registers:
-            start, duration = _latest(register.start, values), durations[register.kernel.slot]
+            start, duration = _latest(register.start, values), durations[register.slot]
             if register.otherwise is not None:
                 values.append(np.where(duration > 0.0, start, _latest(register.otherwise, values)))
                 continue
-            if register.kernel.meeting:
-                start = _met(start, register.kernel.meeting, gpus_per_node, shape)
+            if register.slot.meeting:
+                start = _met(start, register.slot.meeting, gpus_per_node, shape)
             values.append(start + duration)
         done = [_latest(clock, values).max(axis=1) for clock in (self.first, self.second)]
         return np.asarray(np.broadcast_to(done[1] - done[0], shape[:1]))
@@ -132,9 +124,9 @@ class _Compiler:
                     kept.pop(earlier, None)
         return kept
 
-    def open(self, start: Clock, kernel: Open, otherwise: Clock | None = None) -> Clock:
+    def open(self, start: Clock, slot: Slot, otherwise: Clock | None = None) -> Clock:
         """A new register for the end of an open kernel, or (`otherwise`) of what only some ranks run."""
-        self.registers.append(Register(start, kernel, otherwise))
+        self.registers.append(Register(start, slot, otherwise))
         least = start if otherwise is None else otherwise  # what is skipped would only have come later
         known = dict(least)
         for register, seconds in least.items():
@@ -155,11 +147,11 @@ class _Compiler:
             for number, clock in enumerate(clocks):
                 if clock is not earlier[number]:
                     late = skip.instead if clocks is self.threads and number == thread else 0.0
-                    clocks[number] = self.open(clock, Open(skip.slot), _later(earlier[number], late))
+                    clocks[number] = self.open(clock, skip.slot, _later(earlier[number], late))
 
     def run(
-        self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Open],
-        late: Mapping[int, int], skips: Sequence[Skip],
+        self, schedule: Schedule, host: FloatArray, kernel: FloatArray, opened: Mapping[int, Slot],
+        late: Mapping[int, Slot], skips: Sequence[Skip],
     ) -> None:  # fmt: skip
         """One step, as `walk.walk` walks it."""
         begins, ends = {skip.first for skip in skips}, {skip.last: skip for skip in skips}
@@ -178,7 +170,7 @@ class _Compiler:
             waiting[thread] += busy
             if number in late:
                 now, waiting[thread] = _later(self.threads[thread], waiting[thread]), 0.0
-                self.threads[thread] = self.open(now, Open(late[number]))
+                self.threads[thread] = self.open(now, late[number])
             if code == Code.HOST:
                 continue
             if code == Code.JOIN:
@@ -219,15 +211,15 @@ def compile_walk(
     schedule: Schedule,
     host: FloatArray,
     kernel: FloatArray,
-    opened: Mapping[int, Open],
+    opened: Mapping[int, Slot],
     *,
     gap: float,
-    late: Mapping[int, int] = MappingProxyType({}),
+    late: Mapping[int, Slot] = MappingProxyType({}),
     skips: Sequence[Skip] = (),
 ) -> WalkCode:
     """Two steps that run into each other. `host` and `kernel` are seconds per instruction; `opened` says which
     instructions launch kernels that last an open duration longer than that, `late` before which ones the host is busy
-    for an open duration (its number), and `skips`, none within another, what only some ranks run. No open duration is
+    for an open duration (its slot), and `skips`, none within another, what only some ranks run. No open duration is
     below 0."""
     compiler = _Compiler(schedule, gap)
     done = []

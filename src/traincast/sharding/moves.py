@@ -6,8 +6,9 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.placement.kinds import ShardingKind
-from traincast.sharding.assignment import NODE, NOWHERE, RANKS, Assignment, Changes
-from traincast.sharding.starts import Weights, row_of_group, spread
+from traincast.sharding.assignment import Assignment, Changes
+from traincast.sharding.choices import NODE, NOWHERE, RANKS
+from traincast.sharding.starts import row_of_group, spread
 
 MOST_CANDIDATES = 1024
 """Changes of one kind that are tried at once; of more, a sample."""
@@ -106,10 +107,10 @@ def _places(assignment: Assignment, row: int, emptiest: IntArray) -> list[IntArr
     return [places]
 
 
-def emptied_groups(assignment: Assignment, weights: Weights, groups: BoolArray) -> Changes:
+def emptied_groups(assignment: Assignment, groups: BoolArray) -> Changes:
     """All tables of one group placed by another one, the heaviest first on the least loaded rank or node: every group
     that is left costs launches and exchanges of its own."""
-    choices = assignment.choices
+    choices, weights = assignment.choices, assignment.cost.weights
     current = choices.group[assignment.option]
     parts: list[tuple[int, int, int, IntArray]] = []
     count = 0

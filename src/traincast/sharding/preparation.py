@@ -14,10 +14,10 @@ from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
 from traincast.kernels.embedding.lowering.tbe import tbe_preparation
 from traincast.kernels.embedding.tables import Tables
+from traincast.kernels.streaming.lowering.index import RADIX_BITS, SINGLE_TILE
 from traincast.platform.device import Device
 
 _GRID = 2.0 ** np.arange(6.0, 34.5, 0.5)
-_RADIX_BITS = 8
 _LOOKUPS = FIELDS.index("lookups")
 _MOST_PASSES = 8
 
@@ -28,8 +28,7 @@ class Preparation:
     def __init__(self, device: Device) -> None:
         self.device = device
         self._curves: dict[tuple[int, bool], FloatArray] = {}
-        self._single = _single_launch()
-        self._more = [_more_launches(self._single, weighted) for weighted in (False, True)]
+        self._more = [_more_launches(weighted) for weighted in (False, True)]
 
     def seconds(self, lookups: FloatArray, rows: FloatArray, *, weighted: bool) -> FloatArray:
         """Seconds for tables with so many lookups and rows: a pass over the lookups for each byte of a row number."""
@@ -47,7 +46,7 @@ class Preparation:
         kernels, memsets = self._more[weighted][:, np.minimum(_passes(rows), _MOST_PASSES)]
         between = float(host.scope_seconds([scope])[0, BETWEEN])
         seconds = kernels * (between + host.t4["launch"]) + memsets * (between + host.t4["memset"])
-        return np.where(lookups > self._single, seconds, 0.0)
+        return np.where(lookups > SINGLE_TILE, seconds, 0.0)
 
     def _curve(self, passes: int, weighted: bool) -> FloatArray:
         if (passes, weighted) not in self._curves:
@@ -57,14 +56,14 @@ class Preparation:
 
 def _passes(rows: FloatArray) -> IntArray:
     bits = np.floor(np.log2(np.maximum(rows, 1.0))) + 1.0
-    return np.ceil(bits / _RADIX_BITS).astype(np.int64)
+    return np.ceil(bits / RADIX_BITS).astype(np.int64)
 
 
 def _tables(lookups: float, passes: int, weighted: bool) -> Tables:
     load = [0.0] * len(FIELDS)
     load[_LOOKUPS] = lookups
     return Tables(
-        batch=1, load=tuple(load), rows=2.0 ** (_RADIX_BITS * passes) - 1, longest_bag=1.0, index_bytes=8,
+        batch=1, load=tuple(load), rows=2.0 ** (RADIX_BITS * passes) - 1, longest_bag=1.0, index_bytes=8,
         row_item_bytes=4, weighted=weighted,
     )  # fmt: skip
 
@@ -77,21 +76,10 @@ def _launches(lookups: float, passes: int, weighted: bool) -> IntArray:
 
 
 @cache
-def _more_launches(single: float, weighted: bool) -> FloatArray:
-    """Kernels and memsets that a sort of so many passes launches beyond one of up to `single` lookups: [2, passes]."""
-    counts = [_launches(single + 1.0, passes, weighted) for passes in range(_MOST_PASSES + 1)]
+def _more_launches(weighted: bool) -> FloatArray:
+    """Kernels and memsets that a sort of so many passes launches beyond one of a single tile: [2, passes]."""
+    counts = [_launches(SINGLE_TILE + 1.0, passes, weighted) for passes in range(_MOST_PASSES + 1)]
     return np.array(counts, dtype=np.float64).T - _launches(1.0, 1, weighted)[:, None]
-
-
-@cache
-def _single_launch() -> float:
-    """The most lookups that are sorted in one launch."""
-    few = _launches(1.0, 1, False).sum()
-    low, high = 1, 1 << 20
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _launches(float(middle), 1, False).sum() == few else (low, middle)
-    return float(low)
 
 
 def _tabulated(passes: int, weighted: bool, device: Device) -> FloatArray:

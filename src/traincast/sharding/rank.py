@@ -22,6 +22,7 @@ from traincast.programs.sharded.marks import Mark, Role
 from traincast.programs.sharded.step import rank_program
 from traincast.sharding.layouts import RANK, held
 from traincast.sharding.lookups import TableGroup
+from traincast.sharding.max_plus import Skip
 from traincast.sharding.slots import EXCHANGES, SMALL, Part, Slot
 from traincast.sharding.task import Task
 from traincast.walk.collective_calls import exchange_of
@@ -36,17 +37,6 @@ _NEEDED = {
     Role.BESIDE: 2, Role.PART: 2,
 }  # fmt: skip
 """Scopes that some ranks do not run, and how many groups of a kind a rank has at least that does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Instructions [first, last) of ranks on which `slot` (of role `HELD`) is not 0; others run `EMPTY` in their place
-    if `replaced`."""
-
-    first: int
-    last: int
-    slot: Slot
-    replaced: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -108,19 +98,20 @@ class RankProgram:
             late[int(np.searchsorted(self.schedule.scope, scope, side="right")) - 1] = slot
         return late, senders
 
-    def stretches(self) -> list[Stretch]:
-        """What ranks without tables of some group or kind do not run: scopes of equal needs side by side, together."""
+    def skips(self, empty: float) -> list[Skip]:
+        """What ranks without tables of some group or kind do not run: scopes of equal needs side by side, together. In
+        place of their lookups such a rank runs `EMPTY`, which takes `empty` seconds."""
         begin = np.searchsorted(self.schedule.scope, np.arange(len(self.marks) + 1)).tolist()
-        runs: list[Stretch] = []
+        runs: list[Skip] = []
         for scope, mark in enumerate(self.marks):
             slot = None if mark is None else self._held(mark)
             if mark is None or slot is None:
                 continue
-            first, replaced = begin[scope], mark.role is Role.FLATTEN
+            first, instead = begin[scope], empty * (mark.role is Role.FLATTEN)
             if runs and runs[-1].last == first and runs[-1].slot == slot:
                 before = runs.pop()
-                first, replaced = before.first, replaced or before.replaced
-            runs.append(Stretch(first, begin[scope + 1], slot, replaced))
+                first, instead = before.first, max(instead, before.instead)
+            runs.append(Skip(first, begin[scope + 1], slot, instead))
         return runs
 
     def _held(self, mark: Mark) -> Slot | None:

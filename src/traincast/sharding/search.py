@@ -117,7 +117,7 @@ def search(
     effort = Effort(rounds=_ROUNDS, reach=_REACH, seed=seed, deadline=began + (1.0 - _SPARE) * time_limit - kept)
     rest = [cost.assignment(plan) for plan in others.values()]
     look = thorough_search if few else local_search
-    optima = look(cost.choices, cost, cost.weights, effort, lambda part: progress(0.1 + 0.8 * part), rest)
+    optima = look(cost, effort, lambda part: progress(0.1 + 0.8 * part), rest)
     chosen = optima[:_MORE_FINALISTS] if few else _finalists(optima)
     names = [table.name for table in task.tables]
     plans = {f"{FOUND} {number}": plain(optimum.plan(names)) for number, optimum in enumerate(chosen)}

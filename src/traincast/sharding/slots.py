@@ -53,7 +53,8 @@ class Slot:
 
     @property
     def meeting(self) -> str:
-        """Who meets, as `max_plus.Open` says; "" for kernels and host work."""
+        """Who must have arrived before it starts ("" for kernels and host work: nobody else): all ranks ("world"),
+        those of a node ("within"), one of each node ("across")."""
         if self.role not in EXCHANGES and self.role is not Part.COPIES:
             return ""
         if self.kind is ShardingKind.TABLE_ROW_WISE:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import FloatArray, IntArray
+from traincast.arrays import IntArray
 from traincast.placement.kinds import ShardingKind
-from traincast.sharding.assignment import ALL, NODE, NOWHERE, Choices
+from traincast.sharding.choices import ALL, NODE, NOWHERE, Choices, Weights
 
 SPLITS = (np.inf, 1.0, 0.5, 0.25)
 """Weights of a shard, over the average load of a rank, above which its table is split."""
@@ -21,19 +20,6 @@ _SPLIT_KINDS = (
     (ShardingKind.ROW_WISE,),
     (ShardingKind.TABLE_ROW_WISE, ShardingKind.ROW_WISE),
 )  # in which heavy tables are split, the first that does
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Weights:
-    """Seconds that one shard of each option adds to its rank, and bytes on the device; both per row of the choices.
-
-    `capacity` is the bytes of a rank's device for shards, `average` the seconds of a rank when all tables are whole.
-    """
-
-    seconds: FloatArray
-    device_bytes: FloatArray
-    capacity: float
-    average: float
 
 
 def starts(choices: Choices, weights: Weights) -> Iterator[tuple[IntArray, IntArray]]:

@@ -20,7 +20,7 @@ from traincast.programs.sharded.layout import Batch, Layout, Section
 from traincast.programs.sharded.marks import Role
 from traincast.sharding.layouts import Heaviest, held, plain, scaled, typical
 from traincast.sharding.lookups import TableGroup
-from traincast.sharding.max_plus import Open, Skip, WalkCode, compile_walk
+from traincast.sharding.max_plus import WalkCode, compile_walk
 from traincast.sharding.rank import EMPTY, RankProgram
 from traincast.sharding.slots import SMALL, Part, Slot
 from traincast.sharding.task import Task
@@ -63,7 +63,7 @@ def load_of(role: Role | Part, group: TableGroup, samples: int, *, tables: Any, 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Structure:
-    """A compiled walk: `slots[i]` is open duration i, `bytes` are messages of the compiled plan, `per_sender` the
+    """A compiled walk: `slots` are its open durations, `bytes` are messages of the compiled plan, `per_sender` the
     seconds of host work for one sender.
 
     The open duration of a kernel includes what the small kernels around it take beyond the smallest of `LOADS`.
@@ -146,27 +146,14 @@ def build_structure(
     """Compiles the walk of plans whose ranks run this program; `partial` says that some lack tables of some group."""
     busy = host_seconds(rank.schedule, rank.program, host)
     work, senders = rank.host_work()
-    stretches = rank.stretches() if partial else []
-    numbers = {
-        slot: number
-        for number, slot in enumerate(
-            dict.fromkeys([*rank.slots.values(), *work.values(), *(stretch.slot for stretch in stretches)])
-        )
-    }
+    empty = float(host.scope_seconds([EMPTY])[0, ALONE] + host.gap_seconds([EMPTY], main=True)[0])
+    skips = rank.skips(empty) if partial else []
     seconds = rank.seconds.copy()
     seconds[[at for at, slot in rank.slots.items() if slot.role not in SMALL]] = 0.0
     for slot, launches in rank.around.items():
         seconds[launches] *= min(1.0, around[slot].seconds[0] / max(float(seconds[launches].sum()), 1e-30))
-    empty = float(host.scope_seconds([EMPTY])[0, ALONE] + host.gap_seconds([EMPTY], main=True)[0])
-    code = compile_walk(
-        rank.schedule,
-        busy,
-        seconds,
-        {at: Open(numbers[slot], slot.meeting) for at, slot in rank.slots.items()},
-        gap=task.device.kernel_gap,
-        late={at: numbers[slot] for at, slot in work.items()},
-        skips=[Skip(run.first, run.last, numbers[run.slot], empty * run.replaced) for run in stretches],
-    )
+    code = compile_walk(rank.schedule, busy, seconds, rank.slots, gap=task.device.kernel_gap, late=work, skips=skips)
+    slots = dict.fromkeys([*rank.slots.values(), *work.values(), *(skip.slot for skip in skips)])
     by_scope = np.bincount(rank.schedule.scope, weights=busy)
     per_sender = {slot: float(by_scope[scope]) for slot, scope in senders.items()}
-    return Structure(code=code, slots=tuple(numbers), bytes=rank.bytes, per_sender=per_sender)
+    return Structure(code=code, slots=tuple(slots), bytes=rank.bytes, per_sender=per_sender)

@@ -10,18 +10,10 @@ import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
 from traincast.placement.kinds import ComputeKernel, ShardingKind
-from traincast.sharding.assignment import (
-    NOWHERE,
-    Assignment,
-    Changes,
-    Choices,
-    StepCost,
-    best_changes,
-    best_of,
-    rescore,
-)
+from traincast.sharding.assignment import Assignment, Changes, StepCost, best_changes, best_of, rescore
+from traincast.sharding.choices import NOWHERE, Choices, Weights
 from traincast.sharding.descent import Effort, begin, best_by_groups, distinct, used_groups
-from traincast.sharding.starts import Weights, spread
+from traincast.sharding.starts import spread
 
 _MOST_PLACES = 64  # of one option: more ways to deal out slices are thinned out
 _MOST_CLASSES = 4  # ways to place tables of which every combination is begun with; of more, every pair
@@ -34,16 +26,12 @@ _GAIN = 1e-6  # relative, below which a change is not worth making
 
 
 def thorough_search(
-    choices: Choices,
-    cost: StepCost,
-    weights: Weights,
-    effort: Effort,
-    progress: Callable[[float], None],
-    others: Sequence[Assignment] = (),
+    cost: StepCost, effort: Effort, progress: Callable[[float], None], others: Sequence[Assignment] = ()
 ) -> list[Assignment]:
     """Local optima, the best first, all different; at least one, however short the time. `others` are further
     assignments to begin with."""
-    begun = begin(choices, cost, weights, others)
+    choices, weights = cost.choices, cost.weights
+    begun = begin(cost, others)
     every = _Alternatives(choices)
     random = np.random.default_rng(effort.seed)
     classes = _classes(choices)
@@ -51,10 +39,10 @@ def thorough_search(
     for groups in _combinations(classes):
         option = _lightest(choices, weights, groups)
         if option is not None and not effort.over:
-            going.append(Assignment(choices, cost, option, spread(choices, weights, option)))
+            going.append(Assignment(cost, option, spread(choices, weights, option)))
     limits = [_class_groups(classes, used_groups(assignment)) for assignment in going]
     open_to_all = np.ones(choices.groups, dtype=np.bool_)
-    going += [Assignment(choices, cost, *every.drawn(random)) for _ in range(_DRAWN)]
+    going += [Assignment(cost, *every.drawn(random)) for _ in range(_DRAWN)]
     limits += [open_to_all] * _DRAWN
     rescore(going)
     _downhill(going, limits, every, effort)

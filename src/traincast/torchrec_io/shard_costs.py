@@ -25,7 +25,7 @@ from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
 from traincast.placement.options import Option, option_of
 from traincast.placement.plan import Placement, Plan
-from traincast.sharding.assignment import ALL, NODE, scope_of
+from traincast.sharding.choices import ALL, NODE, scope_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.durations import Stage
 from traincast.sharding.exchanges import task_exchanges

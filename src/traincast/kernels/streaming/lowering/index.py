@@ -18,8 +18,8 @@ from traincast.kernels.streaming.launches import (
 )
 from traincast.workload.ops import Signature, TensorSpec
 
-_SINGLE_TILE = 3072  # keys that CUB sorts with one block, in one launch
-_RADIX_BITS = 8  # that one pass of CUB's radix sort orders
+SINGLE_TILE = 3072  # keys that CUB sorts with one block, in one launch
+RADIX_BITS = 8  # that one pass of CUB's radix sort orders
 
 
 def gather_call(elements: int, row_elements: int, item_bytes: int, index_bytes: int, compute: str) -> KernelCall:
@@ -55,10 +55,10 @@ def radix_sort(elements: int, bits: int, key_bytes: int = 8, value_bytes: int = 
     one_pass = INDEX.call(
         "sort", compute, elements=elements, row_elements=1, bytes_read=pair_bytes, bytes_written=pair_bytes
     )
-    if elements <= _SINGLE_TILE:
+    if elements <= SINGLE_TILE:
         return (one_pass,)
-    passes = max(1, -(-bits // _RADIX_BITS))
-    counters = passes * (1 << _RADIX_BITS)
+    passes = max(1, -(-bits // RADIX_BITS))
+    counters = passes * (1 << RADIX_BITS)
     histogram = REDUCTION.call(
         "full",
         compute,
