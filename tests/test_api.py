@@ -22,6 +22,7 @@ from traincast.questions.fit import FitResult
 from traincast.questions.models import ModelList
 from traincast.questions.platforms import PlatformList
 from traincast.questions.variant import Variant, VariantOptions
+from traincast.replay.results import TraceReport
 from traincast.sharding.result import ShardingAnswer
 from traincast.walk.uneven import Unevenness
 from traincast.workload.workload import Workload
@@ -244,6 +245,31 @@ def test_fit_is_that_of_the_command_line(capsys, tmp_path, monkeypatch):
     assert heard == [0.5]
     assert repr(result) == "FitResult: host: host.json\nnorm: norm.json"
     assert result.frames()["files"].rows() == [("host", "host.json"), ("norm", "norm.json")]
+
+
+def test_a_trace_is_that_of_the_command_line(capsys, shared_data):
+    file = shared_data / "traces" / "tracelens_h100" / "bert_small.json.gz"
+    result = traincast.trace(file, on="t4")
+
+    assert isinstance(result, TraceReport)
+    assert plain(result) == document(capsys, "trace", file, "--on", "t4")
+    assert {"steps", "kernels", "prediction"} <= set(result.frames())
+    check_shown(result, starts="TraceReport: ")
+
+
+def test_a_traced_step_is_a_workload(shared_data):
+    file = shared_data / "traces" / "tracelens_h100" / "bert_small.json.gz"
+
+    workload = traincast.load_trace(file)
+
+    assert workload.name == "bert_small"
+    assert traincast.predict(workload, on="h100").iteration > 0
+
+
+@pytest.mark.parametrize("options", [{"host": "server-2022"}, {"host_scale": None}])
+def test_a_host_belongs_to_a_prediction(options):
+    with pytest.raises(TraincastError, match="`host` and `host_scale` belong to a prediction: add `on`"):
+        traincast.trace("nowhere.json", **options)
 
 
 def test_measurements_must_be_somewhere(monkeypatch, tmp_path):

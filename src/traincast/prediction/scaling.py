@@ -10,6 +10,9 @@ from traincast.display.text import milliseconds
 from traincast.prediction.result import Prediction
 from traincast.results import Records, Result, flat
 
+SCALINGS = ("weak", "strong")
+"""What stays the same along a curve: the batch of a GPU, or that of all GPUs together."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:

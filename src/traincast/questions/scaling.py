@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from traincast.errors import TraincastError
-from traincast.prediction.scaling import ScalingCurve, ScalingPoint
+from traincast.prediction.scaling import SCALINGS, ScalingCurve, ScalingPoint
 from traincast.questions.predict import Question, predict
 from traincast.questions.recommenders import described_dlrm
 from traincast.questions.workloads import load
 from traincast.workload.workload import Workload
 
-SCALINGS = ("weak", "strong")
 MAX_COUNTS = 64  # a curve of more points is a mistake in the command rather than a wish
 
 

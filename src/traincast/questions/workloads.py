@@ -36,8 +36,10 @@ def load(source: Source, variant: Variant) -> Workload:
 
 def published_program(source: Source) -> PublishedProgram | None:
     """The published program of this name; None for a built-in model, a file, a workload, or a name of nothing."""
+    if isinstance(source, Workload):
+        return None
     name = str(source)
-    if isinstance(source, Workload) or Path(name).suffix in _FILES or name in {info.name for info in list_models()}:
+    if Path(name).suffix in _FILES or name in {info.name for info in list_models()}:
         return None
     from traincast.programs.published.catalog import published_programs
 

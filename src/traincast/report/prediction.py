@@ -59,7 +59,7 @@ def _footer(p: Prediction) -> str:
 def _memory(p: Prediction) -> str:
     """The peak of the fullest rank, and what it is made of as far as two decimals show it."""
     shown = {
-        kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda each: -each[1])
+        kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
     parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
     capacity = f"{p.platform.device.memory_bytes / 1e9:.0f} GB"

@@ -20,7 +20,7 @@ from traincast.cli.arguments import variant_options, whole_numbers
 from traincast.cli.output import print_result
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
-from traincast.questions.scaling import SCALINGS
+from traincast.prediction.scaling import SCALINGS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_text
