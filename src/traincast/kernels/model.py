@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,44 @@ class KernelModel(ABC):
     @abstractmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
         """The model with this fitted state."""
+
+
+class Parameters(Protocol):
+    """What a model has learned, as a record that can be kept."""
+
+    def state(self) -> State:
+        """As named arrays of numbers."""
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Read back from arrays."""
+
+
+Learned = TypeVar("Learned", bound=Parameters)
+
+
+class ParametricModel(KernelModel, Generic[Learned]):
+    """A model whose fitted state is one record of `parameters`, kept as `parameters_`."""
+
+    parameters: ClassVar[type[Parameters]]
+
+    def __init__(self, parameters: Learned | None = None) -> None:
+        self.parameters_ = parameters
+
+    @property
+    def fitted(self) -> Learned:
+        """The parameters of a model that has been fitted."""
+        assert self.parameters_ is not None, "the model has not been fitted"
+        return self.parameters_
+
+    def state(self) -> State:
+        """The fitted parameters."""
+        return self.fitted.state()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with these parameters."""
+        return cls(cls.parameters.from_state(state))
 
 
 def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:

@@ -95,8 +95,19 @@ def product(sizes: Iterable[int]) -> int:
     return result
 
 
+def whole(signature: Signature, name: str, default: int = 0) -> int:
+    """The whole number passed as argument `name`, or the default."""
+    value = signature.scalar(name, default)
+    return value if isinstance(value, int) else default
+
+
+def aten(*tables: str) -> tuple[str, ...]:
+    """Names of ATen's ops from words."""
+    return tuple(f"aten::{name}" for table in tables for name in table.split())
+
+
 def ints(value: Scalar, length: int, default: int) -> tuple[int, ...]:
-    """A size argument that may be missing, one number for all dimensions, or one number a dimension."""
+    """A size argument that may be missing, one number for all dimensions, or one number per dimension."""
     if value is None or value == ():
         return (default,) * length
     if isinstance(value, tuple):

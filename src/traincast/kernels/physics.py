@@ -17,6 +17,8 @@ COPY_SHARE = 0.79  # concatenation, both papers
 _L2_BYTES_PER_CLOCK = 21.0  # per SM
 # share of peak inside a full wave, by (rows, columns) of the tile a block computes
 _TILES = ((128, 128, 0.88), (128, 64, 0.86), (64, 64, 0.78), (128, 32, 0.76), (32, 32, 0.50))
+PCIE_GBS = {3: 12.4, 4: 24.0, 5: 48.0}
+"""Gigabytes per second from or to pinned host memory by PCIe generation: 3 measured, others by the wire's rate."""
 _TENSOR_CORES = ("tf32", "fp16", "bf16", "fp8")
 _TENSOR_SHARE = 0.80  # of the tile's share: operands arrive late
 
@@ -32,6 +34,11 @@ def memory_seconds(nbytes: FloatArray, device: Device, share: float = DRAM_SHARE
     l2 = max(_L2_BYTES_PER_CLOCK * device.num_sms * clock(device), 1.25 * dram)
     kept = np.clip(2.0 - nbytes / (0.5 * device.l2_bytes), 0.0, 1.0)
     return np.asarray(kept * nbytes / l2 + (1.0 - kept) * nbytes / dram)
+
+
+def pinned_rate(device: Device) -> float:
+    """Bytes per second from or to pinned host memory, in one direction."""
+    return 1e9 * PCIE_GBS.get(device.pcie_gen, PCIE_GBS[5 if device.pcie_gen > 5 else 3])
 
 
 def flop_rate(calls: Calls, device: Device) -> FloatArray:

@@ -98,6 +98,21 @@ class FamilyTraining(ABC, Generic[AnySamples, Fitted]):
         return provenance
 
 
+AnyModel = TypeVar("AnyModel", bound=KernelModel)
+
+
+class ModelTraining(FamilyTraining[AnySamples, AnyModel]):
+    """Where a fit gives the model that is shipped, and samples show what it predicts."""
+
+    def predictor(self, fitted: AnyModel) -> Predictor:
+        """As the model predicts."""
+        return fitted.predict
+
+    def model(self, fitted: AnyModel, data: Path) -> KernelModel:
+        """The fitted model itself."""
+        return fitted
+
+
 def leave_one_chip_out(samples: Samples, seen: BoolArray) -> Iterator[tuple[int, BoolArray]]:
     """The position of every device with samples, and the `seen` ones of other chips that it is predicted from."""
     for index in np.unique(samples.device).tolist():

@@ -15,7 +15,7 @@ from traincast.embeddings.reuse import ReuseHistogram
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.embedding import EMBEDDING
-from traincast.kernels.embedding.traffic import HOST_GBS
+from traincast.kernels.physics import PCIE_GBS
 from traincast.kernels.streaming import MEMCPY
 from traincast.platform import load_device
 
@@ -94,7 +94,7 @@ def test_weights_of_lookups_cost_little_to_read_and_a_sort_to_update(key):
 @pytest.mark.parametrize("key", DEVICES)
 def test_host_memory_is_slower_by_the_ratio_of_bandwidths(key):
     device = load_device(key)
-    ratio = device.dram_bandwidth / (1e9 * HOST_GBS[device.pcie_gen])
+    ratio = device.dram_bandwidth / (1e9 * PCIE_GBS[device.pcie_gen])
     slower = _kernel(_tables(), "tbe_forward", key, host=1) / _kernel(_tables(), "tbe_forward", key)
     assert 0.8 * ratio < slower < ratio  # device memory is read at 94 % of its peak, and has results to write
     updated = _kernel(_tables(), "tbe_backward_sgd", key, host=1) / _kernel(_tables(), "tbe_backward_sgd", key)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.attention import ATTENTION
@@ -20,7 +18,7 @@ from traincast.kernels.attention.physics import (
     query_elements,
 )
 from traincast.kernels.call import Calls, Estimate, Family
-from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.kernels.model import Measurements, ParametricModel
 from traincast.platform.device import Device
 
 _BACKWARD = 2.8  # five products where the forward has two, recomputation included, at slightly lower efficiency
@@ -28,13 +26,11 @@ _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches
 _UNMEASURED = 0.35  # log-sigma added to what no row has (backward, fp32, no mask): assumed, a factor of 1.4
 
 
-class AttentionModel(KernelModel):
+class AttentionModel(ParametricModel[AttentionParameters]):
     """Flash-style attention. Fitted state: `parameters_`. Backward and fp32 are derived, and say so."""
 
     family: ClassVar[Family] = ATTENTION
-
-    def __init__(self, parameters: AttentionParameters | None = None) -> None:
-        self.parameters_ = parameters
+    parameters = AttentionParameters
 
     def fit(self, data: Measurements) -> Self:
         """From forward device times in half precision, the copy into a server's cache included."""
@@ -45,13 +41,11 @@ class AttentionModel(KernelModel):
 
     def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> Self:
         """The same model with these spreads."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return type(self)(replace(self.parameters_, sigma=sigma, unseen_sigma=unseen_sigma))
+        return type(self)(replace(self.fitted, sigma=sigma, unseen_sigma=unseen_sigma))
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        parameters = self.parameters_
+        parameters = self.fitted
         fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops])
         seconds = kernel_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
         if not fused.all():
@@ -67,20 +61,9 @@ class AttentionModel(KernelModel):
 
     def predict_served(self, calls: Calls, device: Device) -> Estimate:
         """As a server times forward calls: with the copy of keys and values into its cache, which training lacks."""
-        assert self.parameters_ is not None, "the model has not been fitted"
         estimate = self.predict(calls, device)
-        copy = cache_features(calls, device) @ self.parameters_.weights_on(device)[len(FEATURES) :]
+        copy = cache_features(calls, device) @ self.fitted.weights_on(device)[len(FEATURES) :]
         return replace(estimate, seconds=estimate.seconds + copy)
-
-    def state(self) -> State:
-        """The fitted parameters."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return self.parameters_.state()
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The model with these parameters."""
-        return cls(AttentionParameters.from_state(state))
 
 
 def _within(calls: Calls, limits: FloatArray) -> BoolArray:

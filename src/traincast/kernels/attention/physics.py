@@ -15,7 +15,7 @@ from traincast.kernels.call import Calls
 from traincast.platform.device import BLACKWELL, HOPPER, Device
 
 FUSED_TYPES = ("fp16", "bf16")
-_EXPONENTIALS = 16.0  # that an SM makes a clock
+_EXPONENTIALS = 16.0  # that an SM makes per clock
 _CACHE_THREADS = 512.0  # most threads of the block that copies one token's keys and values
 _KEPT = 1.4  # a call of this many times the L2 within reach finds half of its data there
 _WARM = 3.5e-3  # seconds at peak rate after which half of the drop of the clock is there

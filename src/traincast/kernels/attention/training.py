@@ -14,7 +14,7 @@ from traincast.kernels.attention import ATTENTION
 from traincast.kernels.attention.model import AttentionModel
 from traincast.kernels.call import Calls
 from traincast.kernels.samples import Samples
-from traincast.kernels.training import FamilyTraining, Predictor, device_spreads, unseen_spread
+from traincast.kernels.training import ModelTraining, Predictor, device_spreads, unseen_spread
 from traincast.measurements.tables import MeasuredTable, check_possible, device_rows, devices_in, held_out, read_table
 
 FILE = "kernels/attention_mixed.parquet"
@@ -31,7 +31,7 @@ class AttentionSamples(Samples):
         return ["b{0:.0f} h{1:.0f}/{2:.0f} s{3:.0f} d{5:.0f}".format(*values) for values in self.calls.values]
 
 
-class AttentionTraining(FamilyTraining[AttentionSamples, AttentionModel]):
+class AttentionTraining(ModelTraining[AttentionSamples, AttentionModel]):
     """Weights of the kernel's features, as a server's calls show them."""
 
     profile: ClassVar[str] = "attention"
@@ -59,10 +59,6 @@ class AttentionTraining(FamilyTraining[AttentionSamples, AttentionModel]):
         sigma = device_spreads(samples, left_out, trial, fitted.parameters_.chips.keys)
         unseen = unseen_spread(samples, seen, seen, lambda others: self.fit(others).predict_served)
         return fitted.with_spread(sigma, unseen)
-
-    def model(self, fitted: AttentionModel, data: Path) -> AttentionModel:
-        """The fitted model itself."""
-        return fitted
 
     def provenance(self, fitted: AttentionModel, samples: AttentionSamples) -> dict[str, Any]:
         """With the framework whose calls were taken."""

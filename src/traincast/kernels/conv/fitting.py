@@ -111,7 +111,7 @@ def _fastest(calls: Calls, g: Geometry, parts: list[FloatArray], weights: FloatA
 def _tied_fit(
     block: FloatArray, seconds: FloatArray, sure: FloatArray, constant: float, prior: FloatArray, tie: float
 ) -> FloatArray:
-    """Non-negative weights near `prior`: one made-up row a weight, as heavy as `tie` of the real ones."""
+    """Non-negative weights near `prior`: one made-up row per weight, as heavy as `tie` of the real ones."""
     known = np.flatnonzero(prior > 0) if tie else np.zeros(0, dtype=np.intp)
     made_up = np.zeros((len(known), block.shape[1]))
     made_up[np.arange(len(known)), known] = 1.0 / prior[known]

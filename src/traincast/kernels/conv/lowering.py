@@ -14,7 +14,7 @@ from traincast.workload.ops import Signature, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The geometry of a convolution's window; one number a spatial dimension."""
+    """The geometry of a convolution's window; one number per spatial dimension."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

@@ -33,7 +33,7 @@ _WINOGRAD_BLOCKS = (
 _FORWARD_TILES = ((128, 32), (128, 64), (128, 128), (64, 64))
 _FORWARD_BATCHED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32))
 _WHOLE_WAVES = 0.6  # share of wave rounding that shows: blocks of a wave do not end at one time
-_FILL = 0.4  # blocks an SM needs before it runs at full rate, and after
+_FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
 ALGORITHMS = ("gemm", "winograd", "winograd_nonfused")
 
 
@@ -196,7 +196,7 @@ def nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
 
 
 def depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
-    """Convolutions with one channel a group: every tap is a load from cache, so lanes or memory limit."""
+    """Convolutions with one channel per group: every tap is a load from cache, so lanes or memory limit."""
     lanes = device.num_sms * device.cores_per_sm * 1e6 * device.effective_clock_mhz
     cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
     moved = (g.input_size + g.output_size + g.filter_size) * item / (0.6 * device.dram_bandwidth)

@@ -13,7 +13,7 @@ from traincast.kernels.conv.host_delay import with_host_parts
 from traincast.kernels.conv.measured import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvSamples, read_convolutions
 from traincast.kernels.conv.model import ConvModel
 from traincast.kernels.solve import spread_90
-from traincast.kernels.training import FamilyTraining, Predictor, unseen_spread
+from traincast.kernels.training import ModelTraining, Predictor, unseen_spread
 from traincast.measurements.metrics import mean_error_percent
 from traincast.measurements.tables import held_out
 
@@ -21,7 +21,7 @@ _ENOUGH_SAMPLES = 100  # of a device, for a spread of its own
 _LEAST_SPREAD = 0.05  # log-sigma: what the physics alone is good to, see `conv.fitting`
 
 
-class ConvTraining(FamilyTraining[ConvSamples, ConvModel]):
+class ConvTraining(ModelTraining[ConvSamples, ConvModel]):
     """Weights of every way to compute, and trees on what they leave over."""
 
     profile: ClassVar[str] = "conv"
@@ -43,10 +43,6 @@ class ConvTraining(FamilyTraining[ConvSamples, ConvModel]):
         """The model of these samples."""
         return ConvModel().fit(samples.measurements())
 
-    def predictor(self, fitted: ConvModel) -> Predictor:
-        """As the model predicts, with the way that a search finds."""
-        return fitted.predict
-
     def calibrate(self, fitted: ConvModel, samples: ConvSamples, seen: BoolArray) -> ConvModel:
         """Spreads from a fifth of the seen shapes, whose host parts nobody knows, and from chips left out."""
         assert fitted.parameters_ is not None
@@ -58,10 +54,6 @@ class ConvTraining(FamilyTraining[ConvSamples, ConvModel]):
         plain = seen & calls.is_compute("fp32")
         unseen = unseen_spread(samples, seen, plain, physics_predictor)
         return ConvModel(fitted.parameters_.with_spread(np.array(sigma), unseen), fitted.residual_)
-
-    def model(self, fitted: ConvModel, data: Path) -> ConvModel:
-        """The fitted model itself."""
-        return fitted
 
     def provenance(self, fitted: ConvModel, samples: ConvSamples) -> dict[str, Any]:
         """With the errors of either source, and what the host adds on each device."""

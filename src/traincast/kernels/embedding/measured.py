@@ -20,6 +20,7 @@ from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.embedding import EMBEDDING
 from traincast.kernels.embedding.tables import uniform_tables
 from traincast.kernels.embedding.traffic import L2_SHARE, Rates
+from traincast.kernels.physics import clock
 from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
     MeasuredTable,
@@ -39,7 +40,7 @@ _STUDY_KINDS = {"forward": "batched_forward", "backward_sgd": "batched_backward_
 _OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "dense")
 _FORWARD = ("forward_unweighted_kernel", "forward_weighted_kernel")
 _BLOCK_KERNEL, _WARP_KERNEL = "kernel_cta_per_row_1", "kernel_warp_per_row_1"
-# what rates are fitted to: lookups a bag and dims of the microbenchmark, steps of the A100 job
+# what rates are fitted to: lookups per bag and dims of the microbenchmark, steps of the A100 job
 _FIT_LOOKUPS, _FIT_DIMS = (16, 38), (32, 128, 256)
 _A100_JOB, _FIT_STEPS = "hta_recsys_a100_rank3of8", (1009, 1010)
 _MANY_LOOKUPS = 1_000_000  # from here on the longest bag of a lookup hardly decides its time; set by hand
@@ -236,4 +237,4 @@ def empty_block_cycles(data: Path) -> float:
     device = devices_in(table)[0]
     blocks = table.number("num_indices") / 16.0
     slope, _ = np.polyfit(blocks, 1e-6 * table.number("duration_us"), 1)
-    return float(slope) * device.num_sms * 1e6 * (device.clock_mhz or device.boost_clock_mhz)
+    return float(slope) * device.num_sms * clock(device)

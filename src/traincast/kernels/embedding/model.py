@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.kernels.call import Calls, Estimate, Family
@@ -15,7 +14,7 @@ from traincast.kernels.chips import Chips
 from traincast.kernels.embedding import EMBEDDING
 from traincast.kernels.embedding.parameters import SPREAD_GROUPS, EmbeddingParameters
 from traincast.kernels.embedding.traffic import Rates, embedding_seconds
-from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.kernels.model import Measurements, ParametricModel
 from traincast.platform.device import Device
 
 _LONG_SECONDS = 50e-6  # a kernel this long is mostly memory, not its start
@@ -26,16 +25,17 @@ _FP32_BYTES = 4  # the only type that was measured
 _FBGEMM = np.array([kind.startswith("tbe_") for kind in EMBEDDING.kinds])
 
 
-class EmbeddingModel(KernelModel):
+class EmbeddingModel(ParametricModel[EmbeddingParameters]):
     """Lookups and updates of embedding tables. Fitted state: `parameters_`.
 
     `start` are the rates that a fit begins with, and keeps where no measured row tells.
     """
 
     family: ClassVar[Family] = EMBEDDING
+    parameters = EmbeddingParameters
 
     def __init__(self, parameters: EmbeddingParameters | None = None, *, start: Rates | None = None) -> None:
-        self.parameters_ = parameters
+        super().__init__(parameters)
         self.start = start or Rates()
 
     def fit(self, data: Measurements) -> Self:
@@ -49,15 +49,13 @@ class EmbeddingModel(KernelModel):
 
     def with_spread(self, sigma: FloatArray, unseen_sigma: float, checked: Measurements) -> Self:
         """The same model with these spreads, whose domain is what it was `checked` on."""
-        assert self.parameters_ is not None, "the model has not been fitted"
         chips, limits = _measured(checked)
-        parameters = replace(self.parameters_, sigma=sigma, unseen_sigma=unseen_sigma, chips=chips, limits=limits)
+        parameters = replace(self.fitted, sigma=sigma, unseen_sigma=unseen_sigma, chips=chips, limits=limits)
         return type(self)(parameters, start=self.start)
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        parameters = self.parameters_
+        parameters = self.fitted
         seconds = embedding_seconds(calls, device, parameters.rates)
         row = parameters.chips.find(device)
         inside = _inside(calls, parameters.limits[row]) if row >= 0 else np.zeros(len(calls), dtype=np.bool_)
@@ -66,16 +64,6 @@ class EmbeddingModel(KernelModel):
         if row < 0:
             variance += parameters.unseen_sigma**2
         return Estimate(seconds, np.sqrt(variance), inside)
-
-    def state(self) -> State:
-        """The fitted parameters."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return self.parameters_.state()
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The model with these parameters."""
-        return cls(EmbeddingParameters.from_state(state))
 
 
 def spread_group(calls: Calls, seconds: FloatArray) -> IntArray:

@@ -97,7 +97,7 @@ def pooled_tables(
     weighted: bool = False,
     ascending: bool = False,
 ) -> Tables:
-    """Tables of these heights and dims, each with its lookups a sample and the rows that those want."""
+    """Tables of these heights and dims, each with its lookups per sample and the rows that those want."""
     load = np.zeros(len(LOAD_FIELDS))
     for kind, height, length, dim in zip(access, rows, pooling, dims, strict=True):
         load += table_load(kind, max(1, round(height)), batch * length, dim, row_item_bytes)

@@ -16,12 +16,12 @@ from traincast.arrays import BoolArray, FloatArray
 from traincast.embeddings.load import CACHE_BYTES
 from traincast.embeddings.optimizers import OPTIMIZER_STATE, OptimizerState
 from traincast.kernels.call import Calls
+from traincast.kernels.physics import clock, pinned_rate
 from traincast.platform.device import Device
 
 L2_SHARE = 0.9  # of the L2 that rows can occupy
 LOOKUP_SECONDS = 0.6e-6  # FBGEMM's forward waits for one row before it asks for the next
-BAG_LOOKUP_SECONDS = 0.2e-6  # other kernels, at most: 8 more lookups a bag cost them 1.9 us where rows are in L2
-HOST_GBS = {3: 12.4, 4: 24.0, 5: 48.0}  # rows in pinned host memory, one direction, by PCIe generation
+BAG_LOOKUP_SECONDS = 0.2e-6  # other kernels, at most: 8 more lookups per bag cost them 1.9 us where rows are in L2
 _LOOKUPS_PER_BLOCK = 16  # warps of a block of FBGEMM's warp-per-row kernel, one lookup each
 _LOOKUPS_PER_LONG_BLOCK = 1024  # that FBGEMM gives one block of its block-per-row kernel
 _SECTOR = 32  # bytes: the least that NVIDIA's L2 and DRAM move
@@ -50,7 +50,7 @@ class Rates:
     l2_bytes_per_clock: float = 21.0  # per SM
     long_row_seconds: float = 2.6e-6  # FBGEMM's block-per-row kernel: what the warps of a block do together, per row
     long_row_l2_share: float = 0.583  # of the L2's rate, in that kernel
-    empty_block_cycles: float = 185.0  # per SM: its warp-per-row kernel launches a warp a lookup, most return at once
+    empty_block_cycles: float = 185.0  # per SM: its warp-per-row kernel launches a warp per lookup, most return at once
 
 
 SHEET_RATES = Rates()
@@ -99,9 +99,9 @@ def _forward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
 
 
 def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
-    """Time of the update. FBGEMM gives rows with many lookups a block each, two blocks an SM, and the others a warp.
+    """Time of the update. FBGEMM gives rows with many lookups a block each, two blocks per SM, and the others a warp.
 
-    It launches a warp a lookup, and those that find no row of their own return at once.
+    It launches a warp per lookup, and those that find no row of their own return at once.
     """
     traffic = _backward(calls, device)
     fused = _kinds_starting(calls, "tbe_backward")
@@ -115,7 +115,7 @@ def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     blocks = np.clip(np.ceil(calls["long_lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
     together = np.where(fused, rates.long_row_seconds * calls["long_rows"] / blocks, 0.0)
     idle_warps = lookups - (calls["distinct_rows"] - calls["long_rows"])
-    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * _clock(device))
+    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * clock(device))
     working = together + l2 * (long / rates.long_row_l2_share + 1.0 - long)
     start = np.where(fused, rates.update_start_seconds, rates.start_seconds)
     busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device))
@@ -123,7 +123,7 @@ def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
 
 
 def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
-    """Rows read in order and added to sums with atomics, of which the L2 makes one sector a clock in any one line."""
+    """Rows read in order and added to sums with atomics, of which the L2 makes one sector per clock in any one line."""
     missing = _missing_bytes(calls, device)
     keys = calls["lookups"] * calls["index_bytes"]
     traffic = _Traffic(
@@ -135,7 +135,7 @@ def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
         host_written=np.zeros(len(calls)),
     )
     row = calls["row_bytes"] / np.maximum(calls["lookups"], 1.0)
-    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / _clock(device)
+    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / clock(device)
     moving = np.maximum(
         _dram_seconds(traffic, device, rates, rates.scattered_write_share), _l2_seconds(traffic, device, rates)
     )
@@ -146,23 +146,18 @@ def _kinds_starting(calls: Calls, prefix: str) -> BoolArray:
     return np.asarray(np.array([kind.startswith(prefix) for kind in calls.family.kinds])[calls.kind])
 
 
-def _clock(device: Device) -> float:
-    return 1e6 * (device.clock_mhz or device.boost_clock_mhz)
-
-
 def _dram_seconds(traffic: _Traffic, device: Device, rates: Rates, write_share: FloatArray | float) -> FloatArray:
     streams = (traffic.dram_read + traffic.streamed) / rates.read_share
     return np.asarray((streams + traffic.scattered / write_share) / device.dram_bandwidth)
 
 
 def _l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
-    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * _clock(device)))
+    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * clock(device)))
 
 
 def _host_seconds(traffic: _Traffic, device: Device) -> FloatArray:
     """Both directions of PCIe at once."""
-    rate = 1e9 * HOST_GBS.get(device.pcie_gen, HOST_GBS[5 if device.pcie_gen > 5 else 3])
-    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / rate)
+    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / pinned_rate(device))
 
 
 def _missing_bytes(calls: Calls, device: Device) -> FloatArray:

@@ -17,14 +17,14 @@ from traincast.kernels.embedding.measured import (
 from traincast.kernels.embedding.model import EmbeddingModel, spread_group
 from traincast.kernels.embedding.parameters import SPREAD_GROUPS
 from traincast.kernels.solve import spread_90
-from traincast.kernels.training import UNJUDGED_SPREAD, FamilyTraining, Predictor
+from traincast.kernels.training import UNJUDGED_SPREAD, ModelTraining
 from traincast.measurements.metrics import mean_error_percent, within
 
 LEAST_SECONDS = 50e-6
 """Kernels from here on are reported apart: shorter ones are mostly their start."""
 
 
-class EmbeddingTraining(FamilyTraining[EmbeddingSamples, EmbeddingModel]):
+class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
     """Rates of memory and starts of kernels."""
 
     profile: ClassVar[str] = "embedding"
@@ -43,19 +43,11 @@ class EmbeddingTraining(FamilyTraining[EmbeddingSamples, EmbeddingModel]):
         """The model of these samples."""
         return EmbeddingModel(start=samples.start).fit(samples.measurements())
 
-    def predictor(self, fitted: EmbeddingModel) -> Predictor:
-        """As the model predicts."""
-        return fitted.predict
-
     def calibrate(self, fitted: EmbeddingModel, samples: EmbeddingSamples, seen: BoolArray) -> EmbeddingModel:
         """Spreads from the held-out samples: the others are too few to leave some of them out. `judged_spreads` keeps
         a sample from judging itself."""
         seconds, _ = samples.predicted(fitted.predict)
         return fitted.with_spread(spreads(samples, seconds, ~seen), UNJUDGED_SPREAD, samples.measurements())
-
-    def model(self, fitted: EmbeddingModel, data: Path) -> EmbeddingModel:
-        """The fitted model itself."""
-        return fitted
 
     def provenance(self, fitted: EmbeddingModel, samples: EmbeddingSamples) -> dict[str, Any]:
         """With kernels above 50 us apart, and intervals that other shapes tell."""

@@ -21,7 +21,7 @@ _FLOOR_SHARE = 0.02  # of a machine's measurements: tiny products, where only th
 _EVENT_OFFSET = 0.5  # of the floor: a first guess at what events add to a long kernel
 _LOOP_OFFSET = 0.1  # of the floor: launches queue up behind each other in a loop
 _LINEAR_WEIGHT = 1.5  # NeuSight has a third as many linear layers as batched products
-_DEEPBENCH_WEIGHT = 5.0  # 134 shapes a device, against thousands
+_DEEPBENCH_WEIGHT = 5.0  # 134 shapes per device, against thousands
 _DEEPBENCH_HALF_WEIGHT = 20.0  # all there is for Volta's and Turing's tensor cores
 
 

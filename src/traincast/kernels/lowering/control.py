@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.kernels.operands import on_device
+from traincast.kernels.operands import on_device, whole
 from traincast.kernels.registry import Control, ControlKind, Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import STREAM_SYNCHRONIZE, elementwise, memcpy, reduction
 from traincast.workload.ops import Signature
@@ -16,15 +16,12 @@ _KINDS = {
 }
 
 
-def _number(signature: Signature, name: str) -> int:
-    value = signature.scalar(name, -1)
-    return value if isinstance(value, int) else -1
-
-
 @lowers(*_KINDS)
 def control(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A control op is one control item."""
-    return (Control(_KINDS[signature.name], event=_number(signature, "event"), stream=_number(signature, "stream")),)
+    return (
+        Control(_KINDS[signature.name], event=whole(signature, "event", -1), stream=whole(signature, "stream", -1)),
+    )
 
 
 @lowers("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")

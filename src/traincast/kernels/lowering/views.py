@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traincast.kernels.operands import aten
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.workload.ops import Signature
 
@@ -31,11 +32,7 @@ _OTHER = (
 )
 
 
-def _names(*tables: str) -> tuple[str, ...]:
-    return tuple(f"aten::{name}" for table in tables for name in table.split())
-
-
-@lowers(*_names(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER)
+@lowers(*aten(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER)
 def free_of_device_work(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Nothing runs on the device."""
     return ()

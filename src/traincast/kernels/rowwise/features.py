@@ -1,6 +1,6 @@
 """What a row-wise kernel's time is made of: features whose non-negative combination is seconds.
 
-Softmax and layer norm run one block (or warp) a row. Their time is streaming, plus the second and third pass over a
+Softmax and layer norm run one block (or warp) per row. Their time is streaming, plus the second and third pass over a
 row as far as the rows in flight overflow the caches, plus a latency for every wave of blocks that depends on how
 often a thread iterates.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.kernels.physics import clock
 from traincast.platform.device import ADA, TURING, Device
 
 Features = Callable[[Device, FloatArray, FloatArray, FloatArray], FloatArray]
@@ -25,13 +26,13 @@ _BLOCKS = {TURING: 16, ADA: 24}
 
 
 def layer_norm_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
-    """Seconds-like features of PyTorch's vectorised layer norm: blocks of 4 warps, 4 values a thread."""
+    """Seconds-like features of PyTorch's vectorised layer norm: blocks of 4 warps, 4 values per thread."""
     threads = 256.0 if device.vendor == "amd" else 128.0
     return np.stack(_block_features(device, rows, cols, item, np.full(len(rows), threads)), axis=1)
 
 
 def softmax_features(device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray) -> FloatArray:
-    """Seconds-like features of PyTorch's softmax: a warp a row when narrow, a block a row when wide."""
+    """Seconds-like features of PyTorch's softmax: a warp per row when narrow, a block per row when wide."""
     wide = (cols > SOFTMAX_WARP_COLS).astype(np.float64)
     if device.vendor == "amd":
         threads = np.full(len(rows), 1024.0)
@@ -40,7 +41,7 @@ def softmax_features(device: Device, rows: FloatArray, cols: FloatArray, item: F
     block = _block_features(device, rows, cols, item, threads)
     stream, waves = block[0], block[8]
     odd = (cols % 4 != 0).astype(np.float64)
-    block += [stream * odd, waves * odd, rows / (device.num_sms * _clock(device))]
+    block += [stream * odd, waves * odd, rows / (device.num_sms * clock(device))]
     narrow = 1.0 - wide
     features = [column * wide for column in block] + [
         column * narrow for column in _warp_features(device, rows, cols, item, stream, odd)
@@ -69,15 +70,15 @@ def _block_features(
         for low, high in zip(_OVERFLOW[:-1], _OVERFLOW[1:], strict=True)
     ]
     waves = rows / (device.num_sms * _blocks_per_sm(device, threads))
-    whole = np.ceil(waves) / _clock(device)
+    whole = np.ceil(waves) / clock(device)
     iterations = np.ceil(cols / (4.0 * threads))
-    features = [stream, *(stream * step for step in rise), waves / _clock(device), whole]
+    features = [stream, *(stream * step for step in rise), waves / clock(device), whole]
     for count in range(1, _ITERATIONS + 1):
         if count < _ITERATIONS:
             here = (iterations == count).astype(np.float64)
         else:
             here = np.where(iterations >= count, iterations / count, 0.0)
-        features += [waves / _clock(device) * here, whole * here]
+        features += [waves / clock(device) * here, whole * here]
     return features
 
 
@@ -85,19 +86,15 @@ def _warp_features(
     device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray, stream: FloatArray, odd: FloatArray
 ) -> list[FloatArray]:
     padded = 2.0 ** np.ceil(np.log2(np.maximum(cols, 1.0)))  # a warp works on the next power of two
-    clock = _clock(device)
-    work = rows * padded / (device.num_sms * device.cores_per_sm * clock)
+    cycles = clock(device)
+    work = rows * padded / (device.num_sms * device.cores_per_sm * cycles)
     middle, upper = (cols > 256).astype(np.float64), (cols > 512).astype(np.float64)
     return [
         stream, stream * odd, stream * middle, stream * upper, work, work * middle, work * upper,
-        rows / (device.num_sms * clock), np.ceil(rows / (device.num_sms * 64.0)) / clock,
+        rows / (device.num_sms * cycles), np.ceil(rows / (device.num_sms * 64.0)) / cycles,
     ]  # fmt: skip
 
 
 def _blocks_per_sm(device: Device, threads: FloatArray) -> FloatArray:
     resident = np.floor(_THREADS.get(device.compute_capability, 2048) / threads)
     return np.clip(resident, 1.0, _BLOCKS.get(device.compute_capability, 32))
-
-
-def _clock(device: Device) -> float:
-    return 1e6 * (device.clock_mhz or device.boost_clock_mhz)

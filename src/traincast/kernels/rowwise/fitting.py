@@ -65,7 +65,7 @@ def _asymptote(device: Device, features: Features, passes: float) -> tuple[Float
     rows = np.array([4096.0, 8192.0, 16384.0, 32768.0, 65536.0])
     cols = np.array([16384.0, 32768.0, 65536.0, 65536.0, 131072.0])
     item = np.full(len(rows), 4.0)
-    in_flight = 4.0 * device.num_sms * 4 * cols  # at least four blocks an SM
+    in_flight = 4.0 * device.num_sms * 4 * cols  # at least four blocks per SM
     traffic = 2.0 + (passes - 1.0) * np.clip(in_flight / device.l2_bytes, 0.0, 1.0)
     stream = stream_seconds(device, rows, cols, item)
     return features(device, rows, cols, item), traffic * stream, LEAST_TRAFFIC * stream

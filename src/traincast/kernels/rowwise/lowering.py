@@ -146,7 +146,7 @@ def group_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ..
 
 @lowers("aten::native_group_norm_backward")
 def group_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Two sums a channel, their combination, the input's gradient, and the weight's and bias's."""
+    """Two sums per channel, their combination, the input's gradient, and the weight's and bias's."""
     grad, source = signature.inputs[:2]
     channels = product(grad.shape[:2])
     sums = TensorSpec((2, channels), (channels, 1), "float32", grad.device)

@@ -10,27 +10,24 @@ import numpy.typing as npt
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import Calls, Estimate, Family
-from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.kernels.model import KernelModel, Measurements, ParametricModel, State
 from traincast.kernels.rowwise import NORM, SOFTMAX
 from traincast.kernels.rowwise.features import layer_norm_features, softmax_features
 from traincast.kernels.rowwise.parameters import RowParameters
-from traincast.kernels.streaming.memory import START_SECONDS
+from traincast.kernels.streaming.memory import START_SECONDS, START_SPREAD
 from traincast.kernels.streaming.parameters import DeviceView, StreamParameters
 from traincast.platform.device import Device
 
-_START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 
 
-class SoftmaxModel(KernelModel):
+class SoftmaxModel(ParametricModel[RowParameters]):
     """Softmax and log-softmax over the last dimension. The backward reads two tensors where the forward reads one."""
 
     family: ClassVar[Family] = SOFTMAX
+    parameters = RowParameters
     _BACKWARD_TRAFFIC: ClassVar[float] = 1.5  # three tensors through memory where the forward has two
-
-    def __init__(self, parameters: RowParameters | None = None) -> None:
-        self.parameters_ = parameters
 
     def fit(self, data: Measurements) -> Self:
         """From device times of the forward kernel."""
@@ -41,25 +38,14 @@ class SoftmaxModel(KernelModel):
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        assert self.parameters_ is not None, "the model has not been fitted"
         rows, cols = calls["rows"], calls["cols"]
-        seconds, known, sigma = self.parameters_.seconds(softmax_features, device, rows, cols, calls.item_bytes())
+        seconds, known, sigma = self.fitted.seconds(softmax_features, device, rows, cols, calls.item_bytes())
         backward = calls.is_kind("backward", "log_backward")
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
-        low, high = self.parameters_.cols_range
+        low, high = self.fitted.cols_range
         measured = ~derived & (cols >= low) & (cols <= high)
         return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
-
-    def state(self) -> State:
-        """The fitted parameters."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return self.parameters_.state()
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The model with these parameters."""
-        return cls(RowParameters.from_state(state))
 
 
 class NormModel(KernelModel):
@@ -108,7 +94,7 @@ class NormModel(KernelModel):
 
 
 def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
-    """One block a channel. Training reads its input twice, backward both inputs twice; few channels leave SMs idle."""
+    """One block per channel. Training reads its input twice, backward both inputs twice; few leave SMs idle."""
     size = calls["rows"] * calls["cols"] * calls.item_bytes()
     backward, inference = calls.is_kind("batch_backward"), calls.is_kind("batch_inference")
     reads = np.select([backward, inference], [4.0, 1.0], 2.0)
@@ -120,4 +106,4 @@ def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
 
 def _spread(seconds: FloatArray, sigma: float, measured: npt.NDArray[np.bool_]) -> FloatArray:
     total = np.hypot(sigma, np.where(measured, 0.0, _DERIVED_SPREAD))
-    return np.asarray(np.hypot(total, _START_SPREAD * START_SECONDS / seconds))
+    return np.asarray(np.hypot(total, START_SPREAD * START_SECONDS / seconds))

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.kernels.physics import clock
 from traincast.platform.device import Device
 
 START_SECONDS = 2.8e-6
 """Time of a kernel with next to nothing to do: launch on the device, one trip to memory, drain. The smallest
 element-wise kernels take 2.8 us in the DLRM traces of V100 and 3.2 in the recommender trace of A100."""
+
+START_SPREAD = 0.25
+"""Log-sigma of that start: 2 to 4 us in the traces."""
 
 _L2_OVER_DRAM = 1.25  # an L2 is never slower than the DRAM behind it
 
@@ -31,12 +35,11 @@ class MemorySystem:
     ) -> MemorySystem:
         """From the shares of the sheet's DRAM rate that reads and writes reach, the L2 bytes an SM moves in one
         clock, and the share of the L2 that one kernel's data can occupy. Only the L2 follows the SM clock."""
-        clock = 1e6 * (device.clock_mhz or device.boost_clock_mhz)
         read, write = read_share * device.dram_bandwidth, write_share * device.dram_bandwidth
         return MemorySystem(
             read_rate=read,
             write_rate=write,
-            l2_rate=max(l2_bytes_per_clock * device.num_sms * clock, _L2_OVER_DRAM * max(read, write)),
+            l2_rate=max(l2_bytes_per_clock * device.num_sms * clock(device), _L2_OVER_DRAM * max(read, write)),
             l2_bytes=l2_share * device.l2_bytes,
         )
 
@@ -54,8 +57,7 @@ class MemorySystem:
 
 def lane_seconds(device: Device, lane_cycles: FloatArray) -> FloatArray:
     """Time of this many cycles of one lane, spread over all lanes of the device."""
-    clock = 1e6 * (device.clock_mhz or device.boost_clock_mhz)
-    return lane_cycles / (device.num_sms * device.cores_per_sm * clock)
+    return lane_cycles / (device.num_sms * device.cores_per_sm * clock(device))
 
 
 def overlapped(first: FloatArray, second: FloatArray) -> FloatArray:

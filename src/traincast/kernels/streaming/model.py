@@ -7,22 +7,20 @@ measurements. A family only says how many bytes and lane cycles a call costs.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.call import Calls, Estimate, Family
-from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.kernels.model import Measurements, ParametricModel
 from traincast.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
-from traincast.kernels.streaming.memory import START_SECONDS, MemorySystem, lane_seconds, overlapped
+from traincast.kernels.streaming.memory import START_SECONDS, START_SPREAD, MemorySystem, lane_seconds, overlapped
 from traincast.kernels.streaming.parameters import StreamParameters
 from traincast.platform.device import Device
 
-# lane cycles an element: instruction counts of the compiled kernels, to the nearest handful. Only `pow` ever limits
+# lane cycles per element: instruction counts of the compiled kernels, to the nearest handful. Only `pow` ever limits
 # a measured kernel, and is fitted; the others matter when the data sits in L2.
 _CYCLES = {
     "add": 2, "mul": 2, "div": 8, "tanh": 20, "relu": 2, "gelu": 25, "exp": 12, "copy": 2, "fill": 1,
@@ -36,7 +34,6 @@ _STARTS = {
 }  # fmt: skip
 _OFFSET_CYCLES = 20.0  # an element's place in one of up to three such operands: integer divisions by multiplication
 _MOST_OFFSETS = 3.0  # operands whose offsets ATen's kernels compute: two inputs and a result
-_START_SPREAD = 0.25  # log-sigma of the start of a kernel: 2 to 4 us in the traces
 _UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind or type of kernel
 _BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/evidence/streaming.md
 
@@ -52,11 +49,10 @@ class Work:
     measured: BoolArray  # kinds whose time was fitted, rather than derived
 
 
-class StreamingModel(KernelModel):
+class StreamingModel(ParametricModel[StreamParameters]):
     """Base of the streaming families. Fitted state: `parameters_`."""
 
-    def __init__(self, parameters: StreamParameters | None = None) -> None:
-        self.parameters_ = parameters
+    parameters = StreamParameters
 
     def fit(self, data: Measurements) -> Self:
         """Fits the memory system to element-wise device times."""
@@ -65,18 +61,9 @@ class StreamingModel(KernelModel):
         self.parameters_ = fit_streams(data)
         return self
 
-    def state(self) -> State:
-        """The memory system's parameters."""
-        return self._fitted().state()
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
-        """The model with these parameters."""
-        return cls(StreamParameters.from_state(state))
-
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        parameters = self._fitted()
+        parameters = self.fitted
         view = parameters.view(device)
         work = self.work(calls, device, view.pow_cycles)
         memory = view.memory.seconds(work.bytes_read, work.bytes_written)
@@ -84,20 +71,16 @@ class StreamingModel(KernelModel):
         fitted = work.measured & calls.is_compute("fp32")
         spread = np.where(fitted, view.sigma, np.hypot(view.sigma, _UNMEASURED))
         beyond = np.log2(np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0))
-        sigma = np.hypot(np.hypot(spread, _BEYOND * beyond), _START_SPREAD * START_SECONDS / seconds)
+        sigma = np.hypot(np.hypot(spread, _BEYOND * beyond), START_SPREAD * START_SECONDS / seconds)
         return Estimate(seconds, sigma, fitted & (beyond == 0.0) & view.known)
 
     def memory(self, device: Device) -> MemorySystem:
         """The memory system of this device as fitted."""
-        return self._fitted().view(device).memory
+        return self.fitted.view(device).memory
 
     @abstractmethod
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """What the calls cost."""
-
-    def _fitted(self) -> StreamParameters:
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return self.parameters_
 
 
 class ElementwiseModel(StreamingModel):
@@ -172,7 +155,7 @@ class PoolModel(StreamingModel):
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """Bytes once; window reads hit the cache, so they cost cycles only."""
         backward = calls.is_kind("backward")
-        # index arithmetic with integer divisions: about 250 cycles an element backwards, 6 a window entry forwards
+        # index arithmetic with integer divisions: about 250 cycles per element backwards, 6 per window entry forwards
         cycles = np.where(backward, 250.0, 20.0 + 6.0 * calls["window"]) * calls["elements"]
         return Work(
             calls["bytes_read"] / 0.9,
@@ -202,7 +185,7 @@ class IndexModel(StreamingModel):
         written = calls["bytes_written"] * np.where(scatter, np.minimum(waste, 4.0), 1.0) / 0.85
         # an atomic holds its lane for about two L2 round trips divided by what an SM keeps in flight
         cycles = np.select([gather, scatter], [20.0 * elements + 100.0 * rows, 130.0 * elements], 10.0 * elements)
-        # index_put accumulates with one warp a row: five dependent loads of 440 cycles, 48 warps in flight an SM
+        # index_put accumulates with one warp per row: five dependent loads of 440 cycles, 48 warps in flight per SM
         warp_cycles = 5 * 440.0 / 48.0 * np.maximum(1.0, np.ceil(calls["row_elements"] / 128.0))
         put = calls.is_kind("put")
         cycles = np.where(put, rows * warp_cycles * device.cores_per_sm, cycles)
@@ -232,7 +215,7 @@ class MemcpyModel(StreamingModel):
         crossing = 1.5e-6 + (size - late) / pinned + late / staged
         seconds = np.where(link, crossing, inside.seconds)
         sigma = np.where(link, np.where(pageable, 0.35, 0.15), inside.sigma)
-        return Estimate(seconds, np.hypot(sigma, _START_SPREAD * 1e-6 / seconds), inside.in_domain & ~link)
+        return Estimate(seconds, np.hypot(sigma, START_SPREAD * 1e-6 / seconds), inside.in_domain & ~link)
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """A device copy reads and writes every byte, memset only writes."""

@@ -6,10 +6,9 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import Calls
-from traincast.kernels.physics import COPY_SHARE, clock, memory_seconds
+from traincast.kernels.physics import COPY_SHARE, clock, memory_seconds, pinned_rate
 from traincast.platform.device import Device
 
-_PCIE_GBS = {3: 12.4, 4: 24.0, 5: 48.0}  # pinned; generation 3 measured, the others by its share of the wire rate
 _PAGEABLE_SHARE = 0.8  # of the pinned rate, while the copy itself runs
 _SORT_SHARE, _SORT_START = 0.62, 9e-6  # one pass of CUB's radix sort on A100, and of a few thousand keys on V100
 _PUT_CYCLES = 47.0  # per SM and warp of ATen's indexing_backward_kernel
@@ -48,7 +47,7 @@ def index_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
 
 def memcpy_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The wire for transfers, memory for copies inside the device."""
-    pinned = 1e9 * _PCIE_GBS.get(device.pcie_gen, _PCIE_GBS[5 if device.pcie_gen > 5 else 3])
+    pinned = pinned_rate(device)
     wire = np.where(calls.is_kind("h2d_pageable", "d2h_pageable"), _PAGEABLE_SHARE * pinned, pinned)
     inside = memory_seconds(calls["bytes"] * np.where(calls.is_kind("d2d"), 2.0, 1.0), device, COPY_SHARE)
     return np.asarray(0.5 * start + np.where(calls.is_kind("d2d", "memset"), inside, calls["bytes"] / wire))

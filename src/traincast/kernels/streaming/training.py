@@ -14,14 +14,14 @@ from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.kernels.streaming.model import ElementwiseModel
 from traincast.kernels.streaming.parameters import with_spread
 from traincast.kernels.streaming.vectors import FILES, SOURCE, VectorSamples, read_vectors
-from traincast.kernels.training import UNJUDGED_SPREAD, FamilyTraining, Predictor, device_spreads, leave_one_chip_out
+from traincast.kernels.training import UNJUDGED_SPREAD, ModelTraining, device_spreads, leave_one_chip_out
 from traincast.measurements.tables import held_out
 from traincast.quantiles import Z90
 
 _LEAST_SPREAD = 0.005  # log-sigma: set by hand, no card is claimed to be known better
 
 
-class StreamTraining(FamilyTraining[VectorSamples, ElementwiseModel]):
+class StreamTraining(ModelTraining[VectorSamples, ElementwiseModel]):
     """The memory system, from element-wise kernels."""
 
     profile: ClassVar[str] = "elementwise"
@@ -39,10 +39,6 @@ class StreamTraining(FamilyTraining[VectorSamples, ElementwiseModel]):
     def fit(self, samples: VectorSamples) -> ElementwiseModel:
         """The model of these samples."""
         return ElementwiseModel().fit(samples.measurements())
-
-    def predictor(self, fitted: ElementwiseModel) -> Predictor:
-        """As the model predicts."""
-        return fitted.predict
 
     def calibrate(self, fitted: ElementwiseModel, samples: VectorSamples, seen: BoolArray) -> ElementwiseModel:
         """Spreads from a fifth of the seen shapes, and from chips left out."""
@@ -62,10 +58,6 @@ class StreamTraining(FamilyTraining[VectorSamples, ElementwiseModel]):
             medians.append(float(np.median(np.abs(np.log(shown / mine.seconds)))))
         # a share of a handful of devices: the largest error among them is the honest 90 % point
         return max(medians) / Z90 if medians else UNJUDGED_SPREAD
-
-    def model(self, fitted: ElementwiseModel, data: Path) -> ElementwiseModel:
-        """The fitted model itself."""
-        return fitted
 
     def provenance(self, fitted: ElementwiseModel, samples: VectorSamples) -> dict[str, Any]:
         """With the families that share the memory system."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.kernels.call import KernelCall
-from traincast.kernels.operands import compute_of, required
+from traincast.kernels.operands import compute_of, required, whole
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import INDEX, REDUCTION
 from traincast.kernels.streaming.launches import memcpy, small_kernel
@@ -74,7 +74,7 @@ def linearize(signature: Signature, context: LoweringContext) -> tuple[Item, ...
 
 @lowers("fbgemm::lxu_cache_lookup")
 def cache_lookup(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """A warp compares each row number with the ways of its set: 8 bytes a way."""
+    """A warp compares each row number with the ways of its set: 8 bytes per way."""
     indices = signature.inputs[0]
     ways = signature.scalar("ways", _WAYS)
     return (_compare_tags(indices.numel, ways if isinstance(ways, int) else _WAYS),)
@@ -96,8 +96,8 @@ def _compare_tags(rows: int, ways: int) -> KernelCall:
 def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
     indices = required(signature, "linear_cache_indices", 1)
-    rows, nbytes, distinct = (_whole(signature, name) for name in ("fetched_rows", "fetched_bytes", "unique_rows"))
-    bits = index_bits(_whole(signature, "total_rows") or required(signature, "weights", 0).numel)
+    rows, nbytes, distinct = (whole(signature, name) for name in ("fetched_rows", "fetched_bytes", "unique_rows"))
+    bits = index_bits(whole(signature, "total_rows") or required(signature, "weights", 0).numel)
     return (
         *radix_sort(indices.numel, bits, 8, 8),
         *prefix_sum(indices),
@@ -105,8 +105,3 @@ def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item
         *radix_sort(distinct, 32, 4, 8),
         *((memcpy("h2d_pinned", nbytes),) if rows else ()),
     )
-
-
-def _whole(signature: Signature, name: str) -> int:
-    value = signature.scalar(name, 0)
-    return value if isinstance(value, int) else 0

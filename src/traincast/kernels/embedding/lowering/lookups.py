@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from traincast.embeddings.access import Uniform, parse_access
 from traincast.kernels.embedding.tables import Tables, pooled_tables, uniform_tables
-from traincast.kernels.operands import compute_of, product, required
+from traincast.kernels.operands import compute_of, product, required, whole
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import fill, small_kernel
 from traincast.kernels.streaming.lowering.index import gather_call, index_bits, radix_sort
@@ -60,7 +60,7 @@ def _sorted_segments(count: int, segments: int, index_bytes: int, rows: int) -> 
 
 @lowers("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
 def embedding_bag(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel a bag of rows."""
+    """One kernel, a bag of rows per result."""
     weight, indices = required(signature, "weight", 0), required(signature, "indices", 1)
     weighted = bool(signature.tensors("per_sample_weights"))
     bags = signature.outputs[0].shape[0]
@@ -128,7 +128,7 @@ def batched_tables(
 ) -> Tables:
     """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given.
 
-    `pooling` (lookups a sample) and `access` say how tables differ; without, they share the lookups evenly and rows
+    `pooling` (lookups per sample) and `access` say how tables differ; without, they share the lookups evenly and rows
     are wanted alike.
     """
     dims = whole_numbers(signature.scalar("dims")) or (weights.shape[-1],) * tables
@@ -156,7 +156,7 @@ def described_tables(
     signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, weighted: bool
 ) -> Tables:
     """Tables whose load the op itself says."""
-    longest, rows, host = (_whole(signature, name) for name in ("longest_bag", "total_rows", "host"))
+    longest, rows, host = (whole(signature, name) for name in ("longest_bag", "total_rows", "host"))
     return Tables(
         batch=batch,
         load=tuple(float(value) for value in whole_numbers(signature.scalar("load"))),
@@ -167,11 +167,6 @@ def described_tables(
         weighted=weighted,
         host=host,
     )
-
-
-def _whole(signature: Signature, name: str) -> int:
-    value = signature.scalar(name, 0)
-    return value if isinstance(value, int) else 0
 
 
 @lowers("traincast::batched_embedding_forward")

@@ -75,7 +75,7 @@ def _to_host(source: TensorSpec, target: TensorSpec, non_blocking: bool) -> tupl
 
 @lowers("aten::cat", "aten::concat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack")
 def cat(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Concatenation, at most 128 tensors a launch."""
+    """Concatenation, at most 128 tensors per launch."""
     parts = [spec for spec in read_operands(signature) if spec.numel]
     return tuple(_joined(parts[i : i + _CAT_TENSORS]) for i in range(0, len(parts), _CAT_TENSORS))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.kernels.operands import compute_of, on_device, read_operands
+from traincast.kernels.operands import aten, compute_of, on_device, read_operands
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import elementwise, fill, iterated
 from traincast.kernels.streaming.lowering.index import scatter_call
@@ -51,10 +51,6 @@ def _kinds() -> dict[str, str]:
 _KINDS = _kinds()
 
 
-def _aten(names: str) -> tuple[str, ...]:
-    return tuple(f"aten::{name}" for name in names.split())
-
-
 @lowers(*_KINDS)
 def pointwise(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; comparisons compute in the type of what they compare."""
@@ -85,13 +81,13 @@ def _sparse(signature: Signature) -> tuple[Item, ...]:
     return (scatter_call(values.numel, run, target.itemsize, indices.nbytes, compute_of(target)),)
 
 
-@lowers(*_aten(_FILLS))
+@lowers(*aten(_FILLS))
 def fills(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that only writes."""
     return tuple(fill(spec) for spec in signature.outputs if on_device(spec) and spec.numel)
 
 
-@lowers(*_aten(_RANDOM))
+@lowers(*aten(_RANDOM))
 def random(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that draws random numbers and only writes."""
     return tuple(elementwise("dropout", (), (spec,)) for spec in signature.outputs if on_device(spec) and spec.numel)

@@ -49,7 +49,7 @@ def scatter_call(elements: int, row_elements: int, item_bytes: int, index_bytes:
 
 
 def radix_sort(elements: int, bits: int, key_bytes: int = 8, value_bytes: int = 8) -> tuple[Item, ...]:
-    """The launches of CUB's radix sort of pairs: one for a single tile, else a histogram, a scan and a pass a byte."""
+    """Launches of CUB's radix sort of pairs: one for a single tile, else a histogram, a scan and a pass per byte."""
     pair_bytes = elements * (key_bytes + value_bytes)
     compute = "int64" if key_bytes == 8 else "int32"
     one_pass = INDEX.call(
@@ -246,7 +246,7 @@ def sort(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 
 @lowers("aten::topk", "aten::kthvalue")
 def topk(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Radix selection reads the rows once a radix digit; the few largest are then sorted."""
+    """Radix selection reads the rows once per radix digit; the few largest are then sorted."""
     source, largest = signature.inputs[0], signature.outputs[0]
     select = REDUCTION.call(
         "inner",
@@ -261,7 +261,7 @@ def topk(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 
 @lowers("aten::one_hot")
 def one_hot(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Zeros, then a one a row."""
+    """Zeros, then a one per row."""
     rows = signature.inputs[0]
     return (fill(signature.outputs[0]), scatter_call(rows.numel, 1, 8, rows.nbytes, "int64"))
 

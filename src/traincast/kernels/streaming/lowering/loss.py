@@ -89,6 +89,6 @@ def nll_loss(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
 
 @lowers("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 def nll_loss_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """The gradient is zeroed, then one element a target is written."""
+    """The gradient is zeroed, then one element per target is written."""
     target = signature.inputs[2]
     return (fill(signature.outputs[0]), small_kernel("loss", elements=target.numel, compute="fp32", item_bytes=8))

@@ -159,7 +159,7 @@ def update_scale(signature: Signature, context: LoweringContext) -> tuple[Item, 
 
 @lowers("aten::_foreach_norm", "aten::_foreach_max")
 def foreach_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Partial results a chunk, zeroed first, then one kernel that adds them up."""
+    """Partial results per chunk, zeroed first, then one kernel that adds them up."""
     tensors = signature.inputs
     if not tensors or not on_device(tensors[0]):
         return ()

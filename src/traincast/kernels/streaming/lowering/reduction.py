@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from traincast.kernels.operands import compute_of, on_device, read_operands, real_bytes, reduction_kind, total_bytes
+from traincast.kernels.operands import (
+    aten,
+    compute_of,
+    on_device,
+    read_operands,
+    real_bytes,
+    reduction_kind,
+    total_bytes,
+)
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import REDUCTION
 from traincast.kernels.streaming.launches import iterated, reduction
@@ -15,17 +23,13 @@ _REDUCTIONS = """
 _SCANS = "cumsum cumsum_ cumprod cumprod_ cummax cummin logcumsumexp"
 
 
-def _aten(names: str) -> tuple[str, ...]:
-    return tuple(f"aten::{name}" for name in names.split())
-
-
 def _dims(value: Scalar) -> tuple[int, ...]:
     if isinstance(value, tuple):
         return tuple(item for item in value if isinstance(item, int))
     return (value,) if isinstance(value, int) else ()
 
 
-@lowers(*_aten(_REDUCTIONS))
+@lowers(*aten(_REDUCTIONS))
 def reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; `max` and `min` of two tensors are element-wise."""
     source = signature.inputs[0]
@@ -40,7 +44,7 @@ def reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     return (reduction(kind, source, outputs),)
 
 
-@lowers(*_aten(_SCANS))
+@lowers(*aten(_SCANS))
 def scan(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A running sum: one kernel that reads and writes everything."""
     source = signature.inputs[0]
