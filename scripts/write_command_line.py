@@ -19,8 +19,13 @@ INTRODUCTION = """# Command line
 Written by `python scripts/write_command_line.py`. Every verb also has `--help` and `--json` (one JSON document on
 stdout instead of text), and a [call in Python](index.md) with the same words.
 
-Exit codes: 0, all is well; 1, the answer is no (no plan fits, an error is above `--max-mape`); 2, the input is wrong:
-one line on stderr says what, and what to do.
+| exit code | meaning |
+|---|---|
+| 0 | all is well |
+| 1 | the answer is no: no plan fits, or an error is above `--max-mape` |
+| 2 | the input is wrong; one line on stderr says what, and what to do |
+| 70 | a defect of Traincast; one line on stderr says what to report |
+| 130 | interrupted |
 """
 
 
