@@ -11,8 +11,8 @@ from traincast.host.distribution import Distribution
 from traincast.host.names import ISSUERS, PYTHON, current_name
 from traincast.host.overheads import TYPES, Overheads, pooled
 
-_MIN_SAMPLES = 3
-_LONGEST_GAP = 100e-6  # seconds
+_MIN_SAMPLES = 3  # fewer do not make a mean that outliers could be told from
+_LONGEST_GAP = 100e-6  # seconds between ops; what is longer is the user's own Python
 _RUNTIME = ("launch", "memcpy", "memset")
 
 

@@ -24,7 +24,7 @@ from traincast.traces.link import Linked
 
 # what the profiler adds, as the DLRM study measured it; a trace in which ops take less than this bounds it
 _OP_COST_NS, _CALL_COST_NS = 2_000.0, 4_000.0
-_BOUND_QUANTILE = 0.1
+_BOUND_QUANTILE = 0.1  # of spacings and launches: the shortest, but for what the clock rounds
 _JOIN_NS = 100_000  # a thread silent for longer than this while another works is waiting for it
 
 _RUNTIME_CLASSES = (

@@ -22,6 +22,7 @@ from traincast.walk.instructions import StepInstructions, step_instructions
 from traincast.walk.matched_calls import rank_list
 from traincast.walk.timeline import Timeline
 from traincast.walk.uneven import Unevenness
+from traincast.workload.ops import Phase
 from traincast.workload.tables import bytes_left_out
 from traincast.workload.workload import Workload
 
@@ -39,16 +40,9 @@ def predict_step(
     uneven: Unevenness | None = None,
 ) -> Prediction:
     """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r)."""
-    context = lowering_context(workload, tf32=tf32)
-    if platform.topology is not None and len(workload.ranks) > 1:
-        context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
-    programs, ranks = workload.programs, workload.ranks
-    if uneven is not None:  # no two ranks are alike
-        programs, ranks = tuple(programs[p] for p in ranks), tuple(range(len(ranks)))
-    instructions = step_instructions(programs, ranks, context)
-    exchanged = instructions.seconds(platform.topology)
+    instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
     costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
-    costs = _with_meetings(costs, instructions, exchanged)
+    costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
     host = host or load_host_profile(platform.device.host)
     walked = walk_step(
         instructions,
@@ -59,18 +53,31 @@ def predict_step(
         gap=platform.device.kernel_gap,
         uneven=uneven,
     )
+    return _prediction(workload, platform, host, walked, costs)
+
+
+def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
+    """The step as instructions; `apart` gives every rank a program of its own, since no two are alike."""
+    context = lowering_context(workload, tf32=tf32)
+    if platform.topology is not None and len(workload.ranks) > 1:
+        context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
+    if not apart:
+        return step_instructions(workload.programs, workload.ranks, context)
+    programs = tuple(workload.programs[p] for p in workload.ranks)
+    return step_instructions(programs, tuple(range(len(programs))), context)
+
+
+def _prediction(
+    workload: Workload, platform: Platform, host: HostProfile, walked: StepWalk, costs: Costs
+) -> Prediction:
+    """What the walk says: of the step, and of the rank that the others wait for."""
     answers = rank_answers(walked)
     slowest = _slowest(walked, answers)
-    timeline, answer = walked.timeline(slowest), answers[slowest]
-    program = walked.classes.program[slowest]
-    fullest = max(answers, key=lambda answer: answer.memory.peak_bytes)
+    timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
     spread = _relative_spread(timeline, costs, host, answer.device_active)
-    launched = timeline.schedule.call[timeline.launches]
-    per_source = np.bincount(costs.source[launched], weights=timeline.kernel_seconds, minlength=len(Source))
-    estimated = instructions.lowered[program].estimated
+    estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
     outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~estimated)
-    seconds = walked.seconds
     return Prediction(
         workload=workload,
         platform=platform,
@@ -83,13 +90,13 @@ def predict_step(
         exposed_comm=answer.exposed_comm,
         by_family=timeline.seconds_by_family(),
         by_phase=_by_phase(timeline),
-        by_source={source.name.lower(): float(per_source[source]) for source in Source if per_source[source]},
+        by_source=_by_source(timeline, costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         out_of_domain_ops=outside_ops,
         out_of_domain_seconds=outside_seconds,
-        memory=fullest.memory,
-        warnings=_warnings(answers, platform, max(map(bytes_left_out, programs))),
+        memory=max((answer.memory for answer in answers), key=lambda memory: memory.peak_bytes),
+        warnings=_warnings(answers, platform, max(map(bytes_left_out, walked.instructions.programs))),
         timeline=timeline,
         walk=walked,
         ranks=answers,
@@ -128,9 +135,15 @@ def _relative_spread(timeline: Timeline, costs: Costs, host: HostProfile, active
     return math.hypot(host.spread * idle, *by_family.values()) / timeline.seconds
 
 
-def _by_phase(timeline: Timeline) -> dict[str, float]:
-    from traincast.workload.ops import Phase
+def _by_source(timeline: Timeline, costs: Costs) -> dict[str, float]:
+    """Kernel seconds by how their durations were found."""
+    source = costs.source[timeline.schedule.call[timeline.launches]]
+    seconds = np.bincount(source, weights=timeline.kernel_seconds, minlength=len(Source))
+    return {source.name.lower(): float(seconds[source]) for source in Source if seconds[source]}
 
+
+def _by_phase(timeline: Timeline) -> dict[str, float]:
+    """Kernel seconds by phase of the step."""
     phase = timeline.program.op_phase[timeline.schedule.op[timeline.launches]]
     totals = np.bincount(phase, weights=timeline.kernel_seconds, minlength=len(Phase))
     return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}

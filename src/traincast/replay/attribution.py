@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.host.overheads import TYPES as OVERHEAD_TYPES
 from traincast.host.overheads import Overheads
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.platform import Platform
-from traincast.replay.host import KEPT, TYPES, TracedHost, pooled_host
+from traincast.replay.host import TYPES, TracedHost, pooled_host
 from traincast.replay.kernels import KEPT as KEPT_KERNELS
 from traincast.replay.kernels import Known, TracedKernels, predict_kernels
 from traincast.replay.shares import StepShares, gmae
@@ -177,14 +178,19 @@ def attribute(
     """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower."""
     kernels = predict_kernels(linked, reader, platform.device)
     host = pooled_host(linked, instructions, profile.scaled(scale))
-    types = tuple(kind for kind in TYPES if kind != KEPT)
     predicted = replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, None))
     unscaled, complete = (
-        replace(predicted, host_seconds=pooled.replaced(instructions.host_seconds, *types))
+        replace(predicted, host_seconds=pooled.replaced(instructions.host_seconds, *OVERHEAD_TYPES))
         for pooled in (pooled_host(linked, instructions, profile), host)
     )
     walks = [rewalk(linked, variant) for variant in (instructions, predicted, unscaled, complete)]
-    families = sorted(set(kernels.family))
+    families = {
+        family: replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, family))
+        for family in sorted(set(kernels.family))
+    }
+    types = {
+        kind: replace(predicted, host_seconds=host.replaced(instructions.host_seconds, kind)) for kind in OVERHEAD_TYPES
+    }
     return Attribution(
         platform=platform.key,
         host_profile=profile.name,
@@ -192,28 +198,25 @@ def attribute(
         circular=measured_here(profile, linked),
         kernels=kernels,
         host=host,
-        steps=tuple(
-            TracedShares(
-                number=replayed.number,
-                measured=replayed.measured,
-                stages={"walk": replayed.walked, "kernels": with_kernels.walked, "overheads": full.walked},
-                unscaled=as_shipped.walked,
-            )
-            for replayed, with_kernels, as_shipped, full in zip(*(walked.steps for walked in walks), strict=True)
-        ),
+        steps=_shares(walks),
         predicted=predicted,
         complete=complete,
         full=walks[-1],
-        change_by_family=_changes(
-            linked,
-            walks[0],
-            {f: replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, f)) for f in families},
-        ),
-        change_by_type=_changes(
-            linked,
-            walks[1],
-            {t: replace(predicted, host_seconds=host.replaced(instructions.host_seconds, t)) for t in types},
-        ),
+        change_by_family=_changes(linked, walks[0], families),
+        change_by_type=_changes(linked, walks[1], types),
+    )
+
+
+def _shares(walks: Sequence[Replay]) -> tuple[TracedShares, ...]:
+    """The stages of every step, from walks as measured, with predicted kernels, and with two hosts."""
+    return tuple(
+        TracedShares(
+            number=replayed.number,
+            measured=replayed.measured,
+            stages={"walk": replayed.walked, "kernels": with_kernels.walked, "overheads": full.walked},
+            unscaled=as_shipped.walked,
+        )
+        for replayed, with_kernels, as_shipped, full in zip(*(walked.steps for walked in walks), strict=True)
     )
 
 

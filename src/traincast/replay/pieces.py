@@ -20,7 +20,7 @@ from traincast.workload.ops import Signature, TensorSpec
 
 _WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 _TO_HOST = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::nonzero", "aten::equal"})
-_ALL_STREAMS = -1
+_ALL_STREAMS = -1  # no stream has this number
 
 
 @dataclass(eq=False, slots=True)

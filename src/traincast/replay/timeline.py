@@ -16,7 +16,7 @@ from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code, Schedule
 
-_NS = 1e-9
+_NS = 1e-9  # seconds: traces count in nanoseconds, the walk in seconds
 STEP_EDGE = -2
 """The `row` of an instruction that stands for the start or end of a step."""
 

@@ -8,7 +8,7 @@ from traincast.prediction.result import Prediction
 from traincast.walk.timeline import Timeline
 
 _MOST_RANKS = 32  # a trace of a thousand ranks is larger than any viewer opens
-_CRITICAL = 0
+_CRITICAL = 0  # its process number; ranks count from 1
 
 
 def chrome_trace(prediction: Prediction) -> dict[str, Any]:

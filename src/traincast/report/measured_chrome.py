@@ -14,7 +14,7 @@ from traincast.replay.together import RanksReplay
 
 _HOST, _MEASURED, _REPLAYED = "host, measured", "device, measured", "device, replayed"
 _PREDICTED, _PATH = "device, predicted", "critical path"
-_PER_RANK = 5
+_PER_RANK = 5  # process numbers of one rank, one for each of these tracks
 
 
 def measured_chrome_trace(report: TraceReport) -> dict[str, Any]:

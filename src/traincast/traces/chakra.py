@@ -8,16 +8,16 @@ from pathlib import Path
 from traincast.errors import TraincastError
 from traincast.traces.execution import NodeSink, Row, finish
 from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.rows import LIMIT
 from traincast.traces.scan import MAX_VALUE
 from traincast.traces.source import ByteSource
 
-_READ = 1 << 19
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_READ = 1 << 19  # bytes at a time: large enough that reading costs nothing, small beside any trace
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
 # field numbers of Chakra's Node message, and of AttributeProto's integer and text members. Control dependencies are
 # not used: Chakra's own converter leaves node numbers in them from before it renumbered the nodes
 _ID, _NAME, _TYPE, _, _DATA, _START, _DURATION, _INPUTS, _OUTPUTS, _ATTRIBUTE = range(1, 11)
 _INTEGERS, _TEXT = (5, 7, 9, 11, 13, 15, 17, 19), 29
-_LIMIT = 1 << 62
 
 
 class ShortError(Exception):
@@ -112,7 +112,7 @@ def _node(message: bytes, sink: NodeSink) -> tuple[Row, list[int]]:
     return row, [_bounded(need) for need in needs]
 
 
-def _bounded(value: int, limit: int = _LIMIT) -> int:
+def _bounded(value: int, limit: int = LIMIT) -> int:
     if value > limit:
         raise ShortError
     return value
@@ -120,7 +120,7 @@ def _bounded(value: int, limit: int = _LIMIT) -> int:
 
 def _number(attributes: dict[str, int | str], key: str, default: int) -> int:
     value = attributes.get(key, default)
-    return value if isinstance(value, int) and abs(value) <= _LIMIT else default
+    return value if isinstance(value, int) and abs(value) <= LIMIT else default
 
 
 def _arguments(inputs: bytes, outputs: bytes) -> bytes:

@@ -11,12 +11,10 @@ import msgspec
 import numpy as np
 
 from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
-from traincast.traces.rows import UNREADABLE, RowSink
+from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner
 
-_LIMIT = 1 << 62
-Int = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
 _RAW = msgspec.Raw(b"")
 _COMMUNICATES = re.compile(r"record_param_comms|c10d|nccl", re.IGNORECASE)
 NODE_ARRAYS = ("nodes", "workload_graph")
@@ -173,7 +171,7 @@ def _arguments(values: Any, *sides: Any) -> bytes:
 
 
 def _whole(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LIMIT else default
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LIMIT else default
 
 
 def _small(value: int) -> int:

@@ -10,15 +10,13 @@ import msgspec
 import numpy as np
 
 from traincast.traces.events import CATEGORIES, EVENT, Kind, TimelineTrace, blank_events
-from traincast.traces.rows import UNREADABLE, RowSink
+from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner, Table
 
-_LIMIT = 1 << 62
-Int = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)]
-Time = Annotated[int, msgspec.Meta(ge=-_LIMIT, le=_LIMIT)] | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
+Time = Int | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
-_LARGEST_US = 9 * 10**15
+_LARGEST_US = 9 * 10**15  # in nanoseconds this still fits into a column
 _NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
 _RAW = msgspec.Raw(b"")
@@ -190,7 +188,7 @@ def _count(value: Any) -> int:
     """A number of bytes, which AMD's traces write as text."""
     if isinstance(value, str) and value.isdigit() and len(value) < 19:
         value = int(value)
-    return int(value) if isinstance(value, (int, float)) and 0 <= value <= _LIMIT else -1
+    return int(value) if isinstance(value, (int, float)) and 0 <= value <= LIMIT else -1
 
 
 def _details(a: Arguments) -> bytes:

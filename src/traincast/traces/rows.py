@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -13,6 +13,12 @@ from traincast.traces.tables import Interner, TableBuilder
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What decoding of damaged JSON raises."""
+
+LIMIT = 1 << 62
+"""No number of a trace may be larger: columns are int64, and sums of two numbers must not overflow."""
+
+Int = Annotated[int, msgspec.Meta(ge=-LIMIT, le=LIMIT)]
+"""A whole number that a column can hold."""
 
 # a profiler that is cut off leaves a row or two amiss; a file with more of them than this is something else
 _MAX_SKIPPED_SHARE, _MAX_SKIPPED = 0.01, 3

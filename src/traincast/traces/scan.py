@@ -14,9 +14,9 @@ from typing import Protocol
 from traincast.errors import TraincastError
 from traincast.traces.source import ByteSource, check_encoding
 
-CHUNK = 1 << 19
+CHUNK = 1 << 19  # bytes at a time: a few thousand events, which is a good batch for the decoder
 MAX_VALUE = 1 << 24  # bytes of one event, node or header member
-MAX_DEPTH = 256
+MAX_DEPTH = 256  # traces nest ten deep; deeper is meant to exhaust a parser
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string cut off
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*+")

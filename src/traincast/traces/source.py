@@ -8,8 +8,8 @@ from pathlib import Path
 
 from traincast.errors import TraincastError
 
-_READ = 1 << 18
-_GZIP = b"\x1f\x8b"
+_READ = 1 << 18  # bytes at a time; inflated they are a few MB
+_GZIP = b"\x1f\x8b"  # how every gzip member begins
 # deflate packs a real trace 10 to 60 times; beyond this a small file is only meant to fill the machine
 _MAX_RATIO, _RATIO_FROM = 250, 1 << 27
 _MAX_MEMBERS = 10_000  # a trace appended to in pieces has a few; each one costs a copy of what is left to unpack

@@ -14,7 +14,7 @@ from traincast.errors import TraincastError
 Table = npt.NDArray[np.void]
 K = TypeVar("K", bound=Hashable)
 
-_ROWS_IN_MEMORY = 1 << 16
+_ROWS_IN_MEMORY = 1 << 16  # about 10 MB of events
 _MAX_TEXT = 1 << 26  # bytes of distinct names or argument lists
 
 

@@ -20,7 +20,7 @@ from traincast.walk.crew import Crew, CrewWalk
 from traincast.walk.ranks import Agenda, Meetings, walk_ranks
 
 _CLOSE = 1e-3  # durations are settled when the step can change by less than this share
-_MOST_WALKS = 20
+_MOST_WALKS = 20  # steps settle within a few; this only bounds one that does not
 
 
 @cache
