@@ -5,7 +5,7 @@
 
 For each task: seconds of both searches and their ratio (goal: at most 1), the predicted step under both plans by the
 full walk (goal: never worse than TorchRec's or a greedy baseline; 5 % better on average over the random tasks), plans
-scored a second by the fast cost (goal: 10,000), and how it agrees with the full walk over plans of the task: rank
+scored per second by the fast cost (goal: 10,000), and how it agrees with the full walk over plans of the task: rank
 correlation (goal: 0.95), share of the pairs of plans more than 5 % apart that it ranks rightly, and worst error.
 TorchRec is imported before the clock starts and stops after `--timeout` seconds: a ratio is then an upper bound.
 `--anytime` needs no TorchRec: the step of the plan found in so many seconds.

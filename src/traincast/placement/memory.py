@@ -23,7 +23,11 @@ HEADROOM = 0.15
 HOST_BYTES_PER_GPU = 128e9
 """Host memory that a rank can use for tables. Platforms do not state it; this is TorchRec's default."""
 POOLED_BYTES = 4
+"""Of a pooled element: FBGEMM pools in fp32 whatever the type of the table."""
 INDEX_BYTES = 8
+"""Of a row number: FBGEMM works on int64."""
+LENGTH_BYTES = 4
+"""Of the length of a bag: TorchRec sends int32."""
 TERMS = ("weights", "optimizer", "gradients", "activations", "communication", "host")
 """Terms in bytes; `host` is in host memory, the others on the device."""
 _ADAGRAD_COPIES = 2  # of a gradient, which a step over a whole table makes: scaled, and the root of its moment

@@ -80,7 +80,7 @@ class Plan:
     def shards(self, tables: Sequence[Table]) -> tuple[Shard, ...]:
         """All shards, table by table, as TorchRec cuts them: blocks of `ceil(rows / ranks)` rows, equal columns.
 
-        A data-parallel table has one whole shard a rank; a block of rows past the end of the table is empty.
+        A data-parallel table has one whole shard per rank; a block of rows past the end of the table is empty.
         """
         return tuple(
             shard

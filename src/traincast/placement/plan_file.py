@@ -12,6 +12,7 @@ from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.plan import Placement, Plan
 
 MAX_PLANS = 10_000
+"""Each is walked in full: a longer file is most likely a mistake."""
 _PLAN_FIELDS = ("world_size", "tables")
 _PLACEMENT_FIELDS = ("kind", "ranks", "kernel", "cache_fraction")
 

@@ -51,7 +51,7 @@ class Changes:
 
     @staticmethod
     def single(table: IntArray, option: IntArray, places: IntArray) -> Changes:
-        """One candidate a change."""
+        """One candidate per change."""
         return Changes(np.arange(len(table)), table, option, places, len(table))
 
     @staticmethod

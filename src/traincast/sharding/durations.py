@@ -11,13 +11,13 @@ from traincast.arrays import FloatArray, IntArray
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.host.profile import HostProfile
 from traincast.placement.kinds import ShardingKind
-from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
+from traincast.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.programs.sharded.marks import Role
 from traincast.sharding.exchanges import busiest, task_exchanges
 from traincast.sharding.lookups import TableGroup
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.slots import EXCHANGES, Part, Slot
-from traincast.sharding.structure import LENGTH_BYTES, Around, Structure, Surroundings, load_of
+from traincast.sharding.structure import Around, Structure, Surroundings, load_of
 from traincast.sharding.task import Task
 
 

@@ -12,7 +12,7 @@ from traincast.sharding.starts import row_of_group, spread
 
 MOST_CANDIDATES = 1024
 """Changes of one kind that are tried at once; of more, a sample."""
-_EVEN = 1e-9
+_EVEN = 1e-9  # relative difference below which loads of ranks are equal: that of rounding
 _LIGHT = 0.5  # of the average load of a rank: shards of tables that change their kind together
 
 

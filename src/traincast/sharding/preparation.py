@@ -17,9 +17,9 @@ from traincast.kernels.embedding.tables import Tables
 from traincast.kernels.streaming.lowering.index import RADIX_BITS, SINGLE_TILE
 from traincast.platform.device import Device
 
-_GRID = 2.0 ** np.arange(6.0, 34.5, 0.5)
+_GRID = 2.0 ** np.arange(6.0, 34.5, 0.5)  # lookups: from fewer than one launch sorts to more than a device holds
 _LOOKUPS = FIELDS.index("lookups")
-_MOST_PASSES = 8
+_MOST_PASSES = 8  # a row number has eight bytes
 
 
 class Preparation:

@@ -37,7 +37,7 @@ TERMS = {
 """What a plan decides, by the roles of durations in the fast cost."""
 _FEW = (8, 8)  # tables and ranks up to which the search takes its time
 _ROUNDS = 2  # of shakes
-_REACH = 1.15
+_REACH = 1.15  # times the best start: groups of worse ones are not tried; about twice what the fast cost errs by
 _FINALISTS, _OTHERS, _MORE_FINALISTS = 3, 2, 10
 _SPARE = 0.03  # of the time limit: walks do not all take as long
 _NEAR = 1.08  # times the best fast cost: as far as it errs

@@ -14,7 +14,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.host.profile import ALONE, HostProfile
-from traincast.placement.memory import INDEX_BYTES
+from traincast.placement.memory import INDEX_BYTES, LENGTH_BYTES
 from traincast.prediction.step import host_seconds
 from traincast.programs.sharded.layout import Batch, Layout, Section
 from traincast.programs.sharded.marks import Role
@@ -25,7 +25,6 @@ from traincast.sharding.rank import EMPTY, RankProgram
 from traincast.sharding.slots import SMALL, Part, Slot
 from traincast.sharding.task import Task
 
-LENGTH_BYTES = 4
 LOADS = (0.0, 1 / 1024, 1 / 32, 1 / 8, 1 / 2, 2.0)
 """Loads of a rank, over the heaviest to be expected, at which the small kernels are tabulated. At 0 they take what they
 take at least: the heaviest may be a copy of a huge table, thousands of times what a good plan copies."""

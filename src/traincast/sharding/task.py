@@ -14,12 +14,14 @@ from traincast.platform.topology import Topology
 from traincast.programs.sharded.config import Dense
 
 MAX_GPUS = 1024
+"""The most GPUs that are searched for: time and memory of a full walk grow with their square."""
 MAX_BATCH = 1 << 20
+"""The largest batch of a GPU: far above any in use, so a larger one is a mistake."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Tables to be placed on `gpus` GPUs of a platform, for `batch_size` samples a GPU.
+    """Tables to be placed on `gpus` GPUs of a platform, for `batch_size` samples per GPU.
 
     `dense` is what every GPU computes besides (None: the step is that of the tables alone).
     """

@@ -12,12 +12,10 @@ from typing import Any
 
 from traincast.embeddings.table import Table, check_tables
 from traincast.errors import TraincastError
-from traincast.placement.plan import Plan
+from traincast.placement.plan import COLUMN_STEP, Plan
 from traincast.torchrec_io.plans import plan_to_json
 from traincast.torchrec_io.tables import DATA_TYPES, default_modules
 
-COLUMN_MULTIPLE = 4
-"""FBGEMM's kernels read rows in pieces of this many elements."""
 _OWN_FBGEMM_OPS = "traincast.zoo.define.embedding_ops"
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_adagrad", "Adam": "adam"}
 
@@ -117,7 +115,7 @@ def embedding_bag_config(configs: Any, table: Table) -> Any:
 def describe_module(model: Any, pooling_factors: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The description (see `tables_from_json`) of every embedding collection in a torch module.
 
-    `pooling_factors` says the mean lookups a sample of each table, by name; TorchRec's configs do not know them.
+    `pooling_factors` says the mean lookups per sample of each table, by name; TorchRec's configs do not know them.
     """
     bags = torchrec("modules.embedding_modules")
     factors = pooling_factors or {}
@@ -161,9 +159,9 @@ def _parameter(types: Any, parameter: Mapping[str, Any]) -> Any:
 
 
 def _check_dim(table: Table) -> None:
-    if table.dim % COLUMN_MULTIPLE:
+    if table.dim % COLUMN_STEP:
         raise TraincastError(
-            f"table '{table.name}': dim {table.dim}; TorchRec's kernels need a multiple of {COLUMN_MULTIPLE}"
+            f"table '{table.name}': dim {table.dim}; TorchRec's kernels need a multiple of {COLUMN_STEP}"
         )
 
 

@@ -21,6 +21,7 @@ from traincast.placement.plan import Placement, Plan, Shard, check_placement, ch
 from traincast.torchrec_io.fields import choice, mapping, number, plain, sequence, text, whole
 
 MAX_RANKS = 1 << 16
+"""More than any job has: a longer list of shards is a mistake."""
 DEFAULT_CACHE_FRACTION = 0.2
 """Share of the rows that FBGEMM caches on the device when a plan does not say."""
 KIND_OF = {

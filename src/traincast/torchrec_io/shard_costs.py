@@ -22,7 +22,7 @@ from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.streaming.launches import memcpy
 from traincast.placement.kinds import ComputeKernel, ShardingKind
-from traincast.placement.memory import INDEX_BYTES, POOLED_BYTES
+from traincast.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.placement.options import Option, option_of
 from traincast.placement.plan import Placement, Plan
 from traincast.sharding.choices import ALL, NODE, scope_of
@@ -32,8 +32,6 @@ from traincast.sharding.exchanges import task_exchanges
 from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.task import Task
-
-_LENGTH_BYTES = 4
 
 
 class ShardSeconds(NamedTuple):
@@ -127,7 +125,7 @@ class ShardCosts:
         fields[copied, 1] += self._update_seconds(sums[copied], group[copied])
         fields[copied, 3] = self._world.seconds("all_reduce", POOLED_BYTES * sums[copied, ELEMENTS])
         samples = float(self.task.batch_size * self.task.gpus)
-        arriving = _LENGTH_BYTES * samples * sums[:, TABLES], (INDEX_BYTES + 4 * weighted) * sums[:, LOOKUPS]
+        arriving = LENGTH_BYTES * samples * sums[:, TABLES], (INDEX_BYTES + 4 * weighted) * sums[:, LOOKUPS]
         inputs = sum(self._world.seconds("all_to_all", message) for message in arriving)
         fields[:, 2] = np.where(copied, 0.0, inputs)
         pooled = POOLED_BYTES * samples * sums[:, COLUMNS]

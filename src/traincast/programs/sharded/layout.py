@@ -91,7 +91,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Layout:
-    """All sections of a plan, in the order of `ShardingKind`, for `batch_size` samples a rank."""
+    """All sections of a plan, in the order of `ShardingKind`, for `batch_size` samples per rank."""
 
     sections: tuple[Section, ...]
     world_size: int
@@ -122,7 +122,7 @@ class Layout:
 
 
 def lay_out(tables: Sequence[Table], plan: Plan, *, batch_size: int, gpus_per_node: int) -> Layout:
-    """What each rank of the plan has, for a batch of `batch_size` samples a rank. A bad plan is refused by name."""
+    """What each rank of the plan has, for a batch of `batch_size` samples per rank. A bad plan is refused by name."""
     plan = check_plan(plan, tables, plan.world_size, gpus_per_node)
     if plan.world_size > gpus_per_node and plan.world_size % gpus_per_node:
         raise TraincastError(

@@ -47,7 +47,7 @@ def sharded_dlrm(
     index_dtype: str = "int64",
     name: str = "sharded-dlrm",
 ) -> Workload:
-    """One training step under a plan, for `batch_size` samples a rank.
+    """One training step under a plan, for `batch_size` samples per rank.
 
     Without a dense part it is the lookups, their exchange, and the way back from gradients that are there. Without
     `redistribute_inputs` every rank is fed the row numbers of its own parts, as facebookresearch/dlrm does.
