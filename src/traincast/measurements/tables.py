@@ -142,7 +142,7 @@ def devices_in(table: MeasuredTable, column: str = "device") -> list[Device]:
     return sorted(devices, key=lambda device: device.key)
 
 
-def device_rows(table: MeasuredTable, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
+def device_numbers(table: MeasuredTable, devices: Sequence[Device], column: str = "device") -> npt.NDArray[np.int64]:
     """Position in `devices` of every row's device."""
     position = {device.name: i for i, device in enumerate(devices)}
     return np.array([position[str(name)] for name in table.text(column)], dtype=np.int64)

@@ -15,7 +15,14 @@ from traincast.kernels.attention.model import AttentionModel
 from traincast.kernels.call import Calls
 from traincast.kernels.samples import Samples
 from traincast.kernels.training import ModelTraining, Predictor, device_spreads, unseen_spread
-from traincast.measurements.tables import MeasuredTable, check_possible, device_rows, devices_in, held_out, read_table
+from traincast.measurements.tables import (
+    MeasuredTable,
+    check_possible,
+    device_numbers,
+    devices_in,
+    held_out,
+    read_table,
+)
 
 FILE = "kernels/attention_mixed.parquet"
 FRAMEWORK = "vllm"  # calls the FlashAttention kernels that PyTorch also carries; the others use kernels of their own
@@ -81,7 +88,7 @@ def read_attention(data: Path) -> AttentionSamples:
         raise TraincastError(f"'{FILE}' has no rows whose 'framework' is {FRAMEWORK}")
     table = table.take(np.asarray(chosen, dtype=np.bool_))
     devices = tuple(devices_in(table))
-    device = device_rows(table, devices)
+    device = device_numbers(table, devices)
     batch, length, heads, kv_heads, dim = (table.number(name) for name in sizes)
     values = np.stack([batch, heads, kv_heads, length, length, dim, np.ones(len(table))], axis=1)
     calls = Calls.from_columns(ATTENTION, ["forward"] * len(table), ["bf16"] * len(table), values)
@@ -92,6 +99,6 @@ def read_attention(data: Path) -> AttentionSamples:
 def _check(table: MeasuredTable) -> None:
     """All rows, those of other frameworks too: causal products of queries, keys and values at the sheet's peak."""
     devices = devices_in(table)
-    peak = np.array([device.peak("bf16") for device in devices])[device_rows(table, devices)]
+    peak = np.array([device.peak("bf16") for device in devices])[device_numbers(table, devices)]
     batch, length, heads, dim = (table.number(name) for name in ("batch", "seq_len", "num_q_heads", "head_dim"))
     check_possible(table, 2 * batch * heads * length * length * dim / peak, 1e-6 * table.number("latency_us"))

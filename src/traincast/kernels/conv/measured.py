@@ -15,7 +15,7 @@ from traincast.measurements.tables import (
     MeasuredTable,
     check_positive,
     check_possible,
-    device_rows,
+    device_numbers,
     devices_in,
     held_out,
     read_table,
@@ -77,7 +77,7 @@ def read_convolutions(data: Path) -> ConvSamples:
     computes = ["fp32"] * len(wide) + [_COMPUTE[name] for name in bench.text("precision")]
     calls = Calls.from_columns(CONV, kinds, computes, values)
     seconds = 1e-6 * np.concatenate([wide.number("latency_us"), bench.number("latency_us")])
-    device = np.concatenate([device_rows(wide, ordered), device_rows(bench, ordered)])
+    device = np.concatenate([device_numbers(wide, ordered), device_numbers(bench, ordered)])
     timed = np.arange(len(seconds)) < len(wide)
     _check(wide, bench, ordered, calls)
     shape = [calls.values[:, i] for i in range(8)] + [calls.kind.astype(np.float64)]
@@ -115,7 +115,7 @@ def _check(wide: MeasuredTable, bench: MeasuredTable, devices: tuple[Device, ...
         part = calls.take(rows)
         products = part["batch"] * part["in_channels"] * part["out_channels"] * part["kernel_h"] * part["kernel_w"]
         outputs = part["in_h"] / part["stride_h"] * (part["in_w"] / part["stride_w"])
-        index = device_rows(table, devices)
+        index = device_numbers(table, devices)
         peak = np.array([max(d.peak_flops.values()) for d in devices])[index]
         check_possible(table, 2 * products * outputs / 4 / peak, 1e-6 * table.number("latency_us"))
         start += len(table)

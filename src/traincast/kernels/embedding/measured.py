@@ -27,7 +27,7 @@ from traincast.measurements.tables import (
     check_among,
     check_positive,
     check_possible,
-    device_rows,
+    device_numbers,
     devices_in,
     read_table,
 )
@@ -166,7 +166,7 @@ def _read_jobs(data: Path) -> MeasuredTable:
         check_positive(table, name)
     check_positive(table.take(~np.isnan(table.number("total_rows"))), "total_rows")
     devices = devices_in(table)
-    rate = np.array([device.dram_bandwidth for device in devices])[device_rows(table, devices)]
+    rate = np.array([device.dram_bandwidth for device in devices])[device_numbers(table, devices)]
     pooled = np.where(table.text("direction") == "forward", 4 * table.number("batch") * table.number("total_dim"), 0.0)
     _check_bags(table, pooled, rate, "duration_us")
     return table
@@ -179,7 +179,7 @@ def _check_bags(table: MeasuredTable, pooled_bytes: FloatArray, rate: FloatArray
 
 def _job_samples(table: MeasuredTable) -> Iterator[_Sample]:
     devices = devices_in(table)
-    device = device_rows(table, devices)
+    device = device_numbers(table, devices)
     updates: dict[tuple[Any, ...], list[int]] = {}
     for i, kernel in enumerate(table.text("kernel_name")):
         if kernel.endswith(_FORWARD):

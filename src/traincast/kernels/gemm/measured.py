@@ -19,7 +19,7 @@ from traincast.measurements.tables import (
     MeasuredTable,
     check_positive,
     check_possible,
-    device_rows,
+    device_numbers,
     devices_in,
     held_out,
     read_table,
@@ -131,7 +131,7 @@ def _samples(
     source: str, table: MeasuredTable, kinds: Sequence[str], compute: Sequence[str], values: FloatArray, test: BoolArray
 ) -> GemmSamples:
     devices = tuple(devices_in(table))
-    device = device_rows(table, devices)
+    device = device_numbers(table, devices)
     seconds = 1e-6 * table.number("latency_us")
     batch, m, n, k = values[:, :4].T
     if source != "aic":  # checked row by row before they were merged
@@ -144,7 +144,7 @@ def _samples(
 def _check(table: MeasuredTable, compute: npt.NDArray[Any], *sizes: FloatArray) -> None:
     """Refuses rows faster than three times the sheet's peak."""
     devices = devices_in(table)
-    device = device_rows(table, devices)
+    device = device_numbers(table, devices)
     peak = np.zeros(len(table))
     for name in np.unique(compute):
         chosen = compute == name

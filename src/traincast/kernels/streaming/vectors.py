@@ -18,7 +18,14 @@ from traincast.kernels.call import Calls
 from traincast.kernels.rowwise import NORM, SOFTMAX
 from traincast.kernels.samples import Samples
 from traincast.kernels.streaming import ELEMENTWISE
-from traincast.measurements.tables import MeasuredTable, check_possible, device_rows, devices_in, held_out, read_table
+from traincast.measurements.tables import (
+    MeasuredTable,
+    check_possible,
+    device_numbers,
+    devices_in,
+    held_out,
+    read_table,
+)
 from traincast.platform import Device
 
 FILES = ("kernels/vector_fp32.parquet", "kernels/vector_amd.parquet")
@@ -95,15 +102,15 @@ def read_vectors(data: Path, ops: str) -> VectorSamples:
     zero = np.zeros(len(table))
     op, rows, cols = table.text("op").astype(str), table.number("rows"), table.number("cols")
     samples = VectorSamples(
-        ordered, device_rows(table, ordered), _calls(op, rows, cols), 1e-6 * table.number("latency_us"),
+        ordered, device_numbers(table, ordered), _calls(op, rows, cols), 1e-6 * table.number("latency_us"),
         held_out(rows, cols), op, rows, cols, np.asarray(table.text("split") == "test", dtype=np.bool_), zero, zero,
     )  # fmt: skip
     return replace(samples, floor=_floors(samples))
 
 
 def _check(table: MeasuredTable, devices: tuple[Device, ...]) -> None:
-    rate = np.array([device.dram_bandwidth for device in devices])[device_rows(table, devices)]
-    cached = np.array([device.l2_bytes for device in devices])[device_rows(table, devices)]
+    rate = np.array([device.dram_bandwidth for device in devices])[device_numbers(table, devices)]
+    cached = np.array([device.l2_bytes for device in devices])[device_numbers(table, devices)]
     moved = np.maximum(8 * table.number("rows") * table.number("cols") - 2 * cached, 0.0)
     check_possible(table, moved / rate, 1e-6 * table.number("latency_us"))
 
