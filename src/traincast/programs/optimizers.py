@@ -62,13 +62,13 @@ def step_one_by_one(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grad
 def step_together(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
     """One update of all parameters by ops over lists (`_foreach_*`)."""
     tape.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
-    parameters = [each.parameter for each in stepped]
+    parameters = [state.parameter for state in stepped]
     if optimizer == "sgd":
         lists = [("self", parameters), ("other", grads)]
         tape.op("aten::_foreach_add_", lists, [], [("alpha", -LEARNING_RATE)], overload="List")
         return
-    counts = [each.count for each in stepped if each.count is not None]
-    moments = [[each.moments[i] for each in stepped] for i in range(len(stepped[0].moments))]
+    counts = [state.count for state in stepped if state.count is not None]
+    moments = [[state.moments[i] for state in stepped] for i in range(len(stepped[0].moments))]
     one = tape.resident((), StorageKind.ACTIVATION, device="cpu")
     tape.op("aten::lift_fresh", [("self", one)], [one])
     tape.op("aten::_foreach_add_", [("self", counts), ("other", one)], [], [("alpha", 1.0)], overload="Tensor")

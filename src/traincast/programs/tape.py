@@ -115,14 +115,21 @@ class Tape:
         stream: int = 0,
     ) -> int:
         """Adds an op to the open scope; gives its index."""
-        groups = [(key, (value,) if isinstance(value, Ref) else tuple(value)) for key, value in arguments]
-        inputs = [ref for _, refs in groups for ref in refs]
+        inputs: list[Ref] = []
+        groups: list[tuple[str, int]] = []
+        for key, value in arguments:
+            if isinstance(value, Ref):
+                inputs.append(value)
+                groups.append((key, 1))
+            else:
+                inputs.extend(value)
+                groups.append((key, len(value)))
         signature = Signature(
             name=name,
             inputs=tuple([ref.spec for ref in inputs]),
             outputs=tuple([ref.spec for ref in outputs]),
             scalars=tuple(scalars),
-            groups=tuple([(key, len(refs)) for key, refs in groups]),
+            groups=tuple(groups),
             overload=overload,
         )
         return self.builder.op(

@@ -139,10 +139,10 @@ class _Step(FusedStep):
     def _look_up(self, table: Table, weights: Ref) -> Ref:
         """The rows of one input, summed over its lookups: [samples of all ranks, dim]."""
         tape = self.tape
-        given = tape.resident((self.whole * int(table.pooling.mean),), StorageKind.INPUT, "int64")
+        indices = tape.resident((self.whole * int(table.pooling.mean),), StorageKind.INPUT, "int64")
         self._executor("tensorflow::EmbeddingLookup")
         result = tape.new((self.whole, 1, table.dim))
-        arguments = [("weights", weights), ("indices", given)]
+        arguments = [("weights", weights), ("indices", indices)]
         self.op("traincast::batched_embedding_forward", arguments, result, _load(table, self.whole))
         return tape.view(result, (self.whole, table.dim))
 
@@ -154,25 +154,25 @@ class _Step(FusedStep):
         self.tape.free(*parts)
         return joined
 
-    def _exchange(self, given: Ref, *, forward: bool) -> Ref:
+    def _exchange(self, source: Ref, *, forward: bool) -> Ref:
         """Horovod's all-to-all; alone there is none."""
         tape = self.tape
         if tape.world_size == 1:
-            return given
-        own = [self.local * sum(self.columns[tape.rank])] * tape.world_size
+            return source
+        this_rank = [self.local * sum(self.columns[tape.rank])] * tape.world_size
         others = [self.local * sum(widths) for widths in self.columns]
-        send, receive = (own, others) if forward else (others, own)
+        send, receive = (this_rank, others) if forward else (others, this_rank)
         self._executor("HorovodAlltoall")
         received = tape.new((sum(receive),))
-        tape.wait(tape.all_to_all(tape.world, given, received, send, receive))
-        tape.free(given)
+        tape.wait(tape.all_to_all(tape.world, source, received, send, receive))
+        tape.free(source)
         return received
 
-    def _split(self, given: Ref, widths: Sequence[int], rows: int) -> list[Ref]:
+    def _split(self, source: Ref, widths: Sequence[int], rows: int) -> list[Ref]:
         """A tensor cut up by columns: a copy for each part, in one kernel."""
         self._executor("tensorflow::SplitV")
         parts = [self.tape.new((rows, width)) for width in widths]
-        self.tape.op("fsdp::split_with_sizes_copy", [("all_gather_output", given), ("out", parts)], [])
+        self.tape.op("fsdp::split_with_sizes_copy", [("all_gather_output", source), ("out", parts)], [])
         return parts
 
     def _forward_dense(self, received: Ref) -> None:
@@ -193,7 +193,7 @@ class _Step(FusedStep):
         self._products_forward(self.dense, x)
 
     def _products_forward(self, mlp: FusedMlp, x: Ref) -> None:
-        """A product a layer; bias and activation are one kernel that XLA makes."""
+        """A product per layer; bias and activation are one kernel that XLA makes."""
         mlp.layers = list(zip(mlp.masters[::2], mlp.masters[1::2], strict=True))
         mlp.results = [x]
         for weight, _ in mlp.layers:
@@ -232,10 +232,10 @@ class _Step(FusedStep):
             whole = tape.new((1, self.local, width))
             grad = self.op("aten::avg_pool2d_backward", [("grad_output", small), ("self", whole)], whole, scalars)
         pieces = []
-        for each in self.widths:  # the gradient of a concatenation is a slice for each part
+        for columns in self.widths:  # the gradient of a concatenation is a slice for each part
             self._executor("tensorflow::Slice")
-            part = tape.view(grad, (self.local, each), (width, 1))
-            pieces.append(self.op("aten::clone", [("self", part)], tape.new((self.local, each))))
+            part = tape.view(grad, (self.local, columns), (width, 1))
+            pieces.append(self.op("aten::clone", [("self", part)], tape.new((self.local, columns))))
         return self._concatenated(pieces)
 
     def _update(self, grad: Ref) -> None:
@@ -260,10 +260,10 @@ class _Step(FusedStep):
         count = sum(grad.shape[0] for grad in grads)
         indices, values = tape.resident((count,), StorageKind.INPUT, "int64"), grads[0]
         if len(grads) > 1:
-            given = [tape.resident((grad.shape[0],), StorageKind.INPUT, "int64") for grad in grads]
+            row_numbers = [tape.resident((grad.shape[0],), StorageKind.INPUT, "int64") for grad in grads]
             self._executor("tensorflow::ConcatV2")
             indices = tape.new((count,), "int64")
-            tape.op("aten::cat", [("tensors", given)], [indices], [("dim", 0)])
+            tape.op("aten::cat", [("tensors", row_numbers)], [indices], [("dim", 0)])
             self._executor("tensorflow::ConcatV2")
             values = tape.new((count, dim))
             tape.op("aten::cat", [("tensors", grads)], [values], [("dim", 0)])

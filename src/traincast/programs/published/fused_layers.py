@@ -88,6 +88,6 @@ class FusedStep:
             product = [("self", flipped), ("mat2", mlp.results[number])]
             grads.append(self.op("aten::mm", product, tape.new(weight.shape, self.dtype)))
         if self.casts:
-            for each in grads:
-                self.cast(each, "float32", scope="ToCopyBackward0")
+            for weight_grad in grads:
+                self.cast(weight_grad, "float32", scope="ToCopyBackward0")
         return grad

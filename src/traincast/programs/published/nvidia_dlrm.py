@@ -126,10 +126,10 @@ class _Step(FusedStep):
 
     def _look_up(self, batch: Batch) -> Ref:
         tape, shape = self.tape, (self.whole, batch.tables)
-        given = tape.resident(shape, StorageKind.INPUT, "int64")
+        row_numbers = tape.resident(shape, StorageKind.INPUT, "int64")
         starts = tape.resident((batch.tables,), StorageKind.BUFFER, "int64")
         tape.scope("aten::add", Phase.FORWARD)
-        self.indices = self.op("aten::add", [("self", given), ("other", starts)], tape.new(shape, "int64"))
+        self.indices = self.op("aten::add", [("self", row_numbers), ("other", starts)], tape.new(shape, "int64"))
         tape.scope("EmbeddingGatherFunction")
         arguments = [("weights", self.weights), ("table_offsets", starts), ("indices", self.indices)]
         fused = self.run.gpus == 1  # then one kernel gathers and casts
@@ -246,8 +246,8 @@ class _Step(FusedStep):
         tape.scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
         if self.casts:
             tape.op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
-            found = tape.resident((1,), StorageKind.BUFFER)
-            tape.op("aten::_local_scalar_dense", [("self", found)])
+            overflow = tape.resident((1,), StorageKind.BUFFER)
+            tape.op("aten::_local_scalar_dense", [("self", overflow)])
         tape.op("aten::_foreach_add_", [("self", masters), ("other", grads)], [], [("alpha", -0.1)], overload="List")
         if self.batch is None:
             return

@@ -10,7 +10,7 @@ from traincast.programs.dlrm.config import INTERACTIONS, LOSSES, OPTIMIZERS, Dlr
 from traincast.programs.dlrm.cross_config import DcnConfig
 
 HALVES = ("", "bfloat16", "float16")
-_STEP_COPIES = {"adagrad": 2, "adam": 1}  # numbers a parameter that a step makes and drops
+_STEP_COPIES = {"adagrad": 2, "adam": 1}  # numbers per parameter that a step makes and drops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

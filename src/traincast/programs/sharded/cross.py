@@ -18,7 +18,7 @@ class _Product:
 
     weight: Ref
     transposed: Ref | None = None
-    given: Ref | None = None
+    operand: Ref | None = None
     ops: tuple[int, int] = (-1, -1)  # t, mm
     casts: tuple[int, int] = (-1, -1)  # of the weight and of what was given, under autocast
     grad: Ref | None = None
@@ -55,20 +55,20 @@ class CrossNetwork:
 
     def parameters(self) -> list[Ref]:
         """All that narrow, all that widen, all biases."""
-        narrow, widen = [each.narrow.weight for each in self.layers], [each.widen.weight for each in self.layers]
-        return [*narrow, *widen, *(each.bias for each in self.layers)]
+        narrow, widen = [layer.narrow.weight for layer in self.layers], [layer.widen.weight for layer in self.layers]
+        return [*narrow, *widen, *(layer.bias for layer in self.layers)]
 
     def grads(self) -> list[Ref]:
         """Their gradients, once backward has run."""
-        narrow, widen = [each.narrow.grad for each in self.layers], [each.widen.grad for each in self.layers]
-        return [ref for ref in (*narrow, *widen, *(each.bias_grad for each in self.layers)) if ref is not None]
+        narrow, widen = [layer.narrow.grad for layer in self.layers], [layer.widen.grad for layer in self.layers]
+        return [ref for ref in (*narrow, *widen, *(layer.bias_grad for layer in self.layers)) if ref is not None]
 
     def arriving(self) -> list[TensorSpec]:
         """Forms of the gradients in the order in which they come."""
         return [
             ref.spec
-            for each in reversed(self.layers)
-            for ref in (each.bias, each.widen.weight, each.narrow.weight)
+            for layer in reversed(self.layers)
+            for ref in (layer.bias, layer.widen.weight, layer.narrow.weight)
         ]  # fmt: skip
 
     def leave_autocast(self) -> None:
@@ -86,9 +86,9 @@ class CrossNetwork:
             crossed = wide
             add, layer.shifted = self._pointwise("add", crossed, layer.bias)
             mul, product = self._pointwise("mul", first, layer.shifted)
-            given = x
-            again, x = self._pointwise("add", product, given)
-            tape.free(product, *([given] if tape.half and given is not first else []))
+            before = x
+            again, x = self._pointwise("add", product, before)
+            tape.free(product, *([before] if tape.half and before is not first else []))
             layer.ops = (add, mul, again)
         if crossed is not None:
             tape.free(crossed)
@@ -156,26 +156,26 @@ class CrossNetwork:
         t = tape.op("aten::t", [("self", weight)], [transposed], module=self.module)
         result = tape.new((x.shape[0], fan_out), x.spec.dtype)
         mm = tape.op("aten::mm", [("self", x), ("mat2", transposed)], [result], module=self.module)
-        product.transposed, product.given, product.ops = transposed, x, (t, mm)
+        product.transposed, product.operand, product.ops = transposed, x, (t, mm)
         return result
 
     def _product_backward(self, product: _Product, grad: Ref) -> Ref:
         """The gradient of what the product was given; that of its weight is kept, still to be accumulated."""
-        assert product.transposed is not None and product.given is not None
+        assert product.transposed is not None and product.operand is not None
         tape, (batch, fan_out), fan_in, dtype = self.tape, grad.shape, product.weight.shape[1], grad.spec.dtype
         op = partial(tape.op, module=self.module, forward=product.ops[1])
         tape.scope("MmBackward0")
         flipped = tape.view(grad, (fan_out, batch), (1, fan_out))
         op("aten::t", [("self", grad)], [flipped])
         weight_grad = tape.new((fan_out, fan_in), dtype)
-        op("aten::mm", [("self", flipped), ("mat2", product.given)], [weight_grad])
+        op("aten::mm", [("self", flipped), ("mat2", product.operand)], [weight_grad])
         product.grad = tape.view(weight_grad, (fan_in, fan_out), (1, fan_in))
         op("aten::t", [("self", weight_grad)], [product.grad])
         straight = tape.view(product.transposed, (fan_out, fan_in))
         op("aten::t", [("self", product.transposed)], [straight])
         below = tape.new((batch, fan_in), dtype)
         op("aten::mm", [("self", grad), ("mat2", straight)], [below])
-        tape.free(product.given, grad, *([product.transposed] if product.casts[0] >= 0 else []))
+        tape.free(product.operand, grad, *([product.transposed] if product.casts[0] >= 0 else []))
         return below
 
     def _turn(self, product: _Product) -> None:

@@ -28,7 +28,9 @@ class EagerDense:
         self.float_op = -1
         self.modules: list[Mlp | CrossNetwork] = [self.bottom, *self._above(dense.top_input(columns))]
         self.reducers = self._under_ddp()
-        self.stepped = with_state(tape, dense.optimizer, [ref for each in self.modules for ref in each.parameters()])
+        self.stepped = with_state(
+            tape, dense.optimizer, [ref for module in self.modules for ref in module.parameters()]
+        )
 
     def _above(self, width: int) -> list[Mlp | CrossNetwork]:
         """Modules after the interaction, whose result is so wide."""

@@ -46,17 +46,17 @@ def ordered(tape: MarkedTape, sections: Sequence[Section], local: Features, batc
     return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
 
 
-def redistribute(tape: MarkedTape, section: Section, given: Features, batch: int) -> Features | None:
+def redistribute(tape: MarkedTape, section: Section, features: Features, batch: int) -> Features | None:
     """The lookups of this rank's parts for the samples of all ranks; None when it has no part.
 
     Sizes first, which the host waits for; then lengths, row numbers and weights.
     """
     world, rank = tape.world_size, tape.rank
-    lookups = [section.local_lookups(each) for each in range(world)]
+    lookups = [section.local_lookups(holder) for holder in range(world)]
     if section.kind.by_rows:
         with tape.marked(Role.BUCKET, section.kind):
-            given = _bucketized(tape, sum(section.tables) * batch, given)
-    tensors = [given.bags, given.values, *([] if given.weights is None else [given.weights])]
+            features = _bucketized(tape, sum(section.tables) * batch, features)
+    tensors = [features.bags, features.values, *([] if features.weights is None else [features.weights])]
     with tape.marked(Role.SIZES, section.kind):
         _exchange_sizes(tape, len(tensors))
     arrived = []
@@ -77,9 +77,9 @@ def redistribute(tape: MarkedTape, section: Section, given: Features, batch: int
     return result
 
 
-def split(tape: MarkedTape, given: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
+def split(tape: MarkedTape, features: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
     """The lookups of each kernel."""
-    return [_part(tape, given, batch.tables * samples, batch.lookups) for batch in batches]
+    return [_part(tape, features, batch.tables * samples, batch.lookups) for batch in batches]
 
 
 def _part(tape: MarkedTape, whole: Features, lengths: int, lookups: int) -> Features:
@@ -99,29 +99,29 @@ def offsets_of(tape: MarkedTape, lengths: Ref, dtype: str) -> Ref:
     return offsets
 
 
-def _permuted(tape: MarkedTape, lengths: int, lookups: int, given: Features) -> Features:
+def _permuted(tape: MarkedTape, lengths: int, lookups: int, features: Features) -> Features:
     """Features in another order: one op, a kernel for lengths and one for the rest."""
     tape.scope("fbgemm::permute_2D_sparse_data", Phase.FORWARD)
-    return _moved(tape, "fbgemm::permute_2D_sparse_data", lengths, lookups, given)
+    return _moved(tape, "fbgemm::permute_2D_sparse_data", lengths, lookups, features)
 
 
-def _bucketized(tape: MarkedTape, lengths: int, given: Features) -> Features:
+def _bucketized(tape: MarkedTape, lengths: int, features: Features) -> Features:
     """Row numbers sorted by the rank that holds their block of rows."""
     tape.scope("fbgemm::block_bucketize_sparse_features", Phase.FORWARD)
-    return _moved(tape, "fbgemm::block_bucketize_sparse_features", lengths, given.values.shape[0], given)
+    return _moved(tape, "fbgemm::block_bucketize_sparse_features", lengths, features.values.shape[0], features)
 
 
-def _moved(tape: MarkedTape, name: str, lengths: int, lookups: int, given: Features) -> Features:
-    dtype = given.values.spec.dtype
+def _moved(tape: MarkedTape, name: str, lengths: int, lookups: int, features: Features) -> Features:
+    dtype = features.values.spec.dtype
     moved = Features(
         tape.new((lengths,), LENGTH_DTYPE),
         tape.new((lookups,), dtype),
-        None if given.weights is None else tape.new((lookups,)),
+        None if features.weights is None else tape.new((lookups,)),
     )
-    arguments: Arguments = [("lengths", given.bags), ("indices", given.values)]
+    arguments: Arguments = [("lengths", features.bags), ("indices", features.values)]
     outputs = [moved.bags, moved.values]
-    if given.weights is not None and moved.weights is not None:
-        arguments = [*arguments, ("weights", given.weights)]
+    if features.weights is not None and moved.weights is not None:
+        arguments = [*arguments, ("weights", features.weights)]
         outputs.append(moved.weights)
     tape.op(name, arguments, outputs, module=MODULE)
     return moved
@@ -146,7 +146,7 @@ def _exchange_sizes(tape: MarkedTape, tensors: int) -> None:
     tape.free(sent, received, answer)
 
 
-def _exchange(tape: MarkedTape, given: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
+def _exchange(tape: MarkedTape, source: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
     tape.scope("c10d::alltoall_base_", Phase.FORWARD)
-    output = tape.new((sum(receive),), given.spec.dtype)
-    return output, tape.all_to_all(tape.world, given, output, send, receive, module=MODULE)
+    output = tape.new((sum(receive),), source.spec.dtype)
+    return output, tape.all_to_all(tape.world, source, output, send, receive, module=MODULE)

@@ -151,10 +151,10 @@ class Outputs:
     def _own_columns(self) -> int:
         return self.section.columns[self.tape.rank]
 
-    def _empty_like(self, given: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.tape.new((elements,), given.spec.dtype)
+    def _empty_like(self, like: Ref, elements: int, forward: int = -1) -> Ref:
+        result = self.tape.new((elements,), like.spec.dtype)
         scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.tape.op("aten::new_empty", [("self", given)], [result], scalars, module=MODULE, forward=forward)
+        self.tape.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
         return result
 
     def _start_all_to_all(self, group: Communicator, pooled: Ref) -> None:

@@ -139,14 +139,14 @@ class _Writer:
         forms = [lookup.weights.spec for lookup in self.copies]
         self.reducer = Reducer(tape, tape.world, forms, as_views=True) if forms else None
         self.stepped: list[Stepped] = [
-            each
+            state
             for lookup in self.copies
-            for each in with_state(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
+            for state in with_state(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
         ]
 
     def _data_parallel(self) -> list[Lookup]:
         pairs = zip(self.sections, self.lookups, strict=True)
-        return [each for section, lookups in pairs if section.kind.copied for each in lookups]
+        return [lookup for section, lookups in pairs if section.kind.copied for lookup in lookups]
 
     def _samples(self, section: Section) -> int:
         return section.kind.samples(self.layout.batch_size, self.layout.world_size)
@@ -160,8 +160,8 @@ class _Writer:
             self.reducer.drop()
         if self.redistributed:
             features = self._redistributed(features[0][0])
-        for section, lookups, output, given in zip(self.sections, self.lookups, self.outputs, features, strict=True):
-            self._look_up(section, lookups, output, given)
+        for section, lookups, output, taken in zip(self.sections, self.lookups, self.outputs, features, strict=True):
+            self._look_up(section, lookups, output, taken)
         embedded = self._forward()
         grads = self._back_to_embeddings(embedded)
         self._backward(grads)
@@ -173,9 +173,9 @@ class _Writer:
         if not self.redistributed:
             return [
                 [
-                    copy_features(tape, each.tables, each.lookups, self._samples(section), self.index_dtype,
-                                  weighted=each.weighted, offsets=True)
-                    for each in section.ranks[tape.rank]
+                    copy_features(tape, kernel.tables, kernel.lookups, self._samples(section), self.index_dtype,
+                                  weighted=kernel.weighted, offsets=True)
+                    for kernel in section.ranks[tape.rank]
                 ]
                 for section in self.sections
             ]  # fmt: skip
@@ -187,10 +187,10 @@ class _Writer:
         """The lookups of each kernel, for the samples of all ranks."""
         tape, batch = self.tape, self.layout.batch_size
         result = []
-        for section, given in zip(self.sections, ordered(tape, self.sections, local, batch), strict=True):
-            own = section.ranks[tape.rank]
-            arrived = given if section.kind.copied else redistribute(tape, section, given, batch)
-            parts = split(tape, arrived, own, self._samples(section)) if arrived is not None else []
+        for section, features in zip(self.sections, ordered(tape, self.sections, local, batch), strict=True):
+            batches = section.ranks[tape.rank]
+            arrived = features if section.kind.copied else redistribute(tape, section, features, batch)
+            parts = split(tape, arrived, batches, self._samples(section)) if arrived is not None else []
             result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
         return result
 
@@ -199,11 +199,11 @@ class _Writer:
         with self.tape.marked(Role.LOOKUP, section.kind, batch):
             return Features(offsets_of(self.tape, lookups.bags, self.index_dtype), lookups.values, lookups.weights)
 
-    def _look_up(self, section: Section, lookups: list[Lookup], output: Outputs, given: list[Features]) -> None:
+    def _look_up(self, section: Section, lookups: list[Lookup], output: Outputs, inputs: list[Features]) -> None:
         """Runs the kernels of a section and sends what they pooled on its way."""
         tape = self.tape
         pooled = []
-        for number, (lookup, features) in enumerate(zip(lookups, given, strict=True)):
+        for number, (lookup, features) in enumerate(zip(lookups, inputs, strict=True)):
             weights = features.weights if lookup.batch.weighted else None
             with tape.marked(Role.LOOKUP, section.kind, number):
                 pooled.append(lookup.forward(features.values, features.bags, weights))
@@ -261,18 +261,18 @@ class _Writer:
         """Sends gradients back while the bottom MLP computes its own, then updates the tables."""
         tape = self.tape
         together = list(zip(self.sections, self.lookups, self.outputs, grads, strict=True))
-        for section, _, output, given in reversed(together):
+        for section, _, output, gradients in reversed(together):
             if not section.kind.copied:
-                output.start_backward(given)
+                output.start_backward(gradients)
         if self.dense is not None:
             with tape.marked(Role.DENSE):
                 self.dense.backward_bottom()
         dense_grads: list[Ref] = []
         came: list[Ref] = []
-        for section, lookups, output, given in reversed(together):
+        for section, lookups, output, gradients in reversed(together):
             if section.kind.copied:
-                dense_grads = self._update(section, lookups, given[0])
-                tape.free(given[0])
+                dense_grads = self._update(section, lookups, gradients[0])
+                tape.free(gradients[0])
             else:
                 flat = output.finish_backward()
                 if lookups:
@@ -295,7 +295,7 @@ class _Writer:
         tape, forward = self.tape, self.reshapes[section.kind]
         with tape.marked(Role.SHAPE, section.kind):
             tape.scope("ViewBackward0", Phase.BACKWARD)
-        shape = (lookups[0].samples, sum(each.batch.columns for each in lookups))
+        shape = (lookups[0].samples, sum(lookup.batch.columns for lookup in lookups))
         whole = tape.view(flat, shape)
         tape.op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
         return whole

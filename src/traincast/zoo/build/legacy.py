@@ -41,13 +41,13 @@ def _engine_ops(program: Program, scope: Scope) -> list[tuple[int, str]]:
     if scope.thread == 0 or scope.name == _ACCUMULATE:
         return []
     ops = program.ops[scope.first_op : scope.first_op + scope.num_ops]
-    found: list[tuple[int, str]] = []
+    engine_ops: list[tuple[int, str]] = []
     rest = [op.name for op in ops]
     while rest and rest[-1] in _SUMS:
-        found.append((scope.first_op + len(rest) - 1, rest.pop()))
+        engine_ops.append((scope.first_op + len(rest) - 1, rest.pop()))
     if scope.name == "AddmmBackward0" and rest[-2:] == ["aten::sum", "aten::view"]:
-        found += [(scope.first_op + len(rest) - back, rest[-back]) for back in (1, 2)]
-    return found[::-1]
+        engine_ops += [(scope.first_op + len(rest) - back, rest[-back]) for back in (1, 2)]
+    return engine_ops[::-1]
 
 
 def _rescoped(

@@ -169,12 +169,12 @@ def pipeline_step(config: Gpt2Config) -> Callable[..., Step]:
         def step() -> None:
             if first:
                 positions = torch.arange(seq_len, device="cuda").unsqueeze(0)
-                given = whole.dropout(whole.tokens(tokens) + whole.positions(positions))
+                entering = whole.dropout(whole.tokens(tokens) + whole.positions(positions))
             else:
-                given = torch.empty_like(hidden)
-                dist.recv(given, rank - 1)
-                given.requires_grad_()
-            x = given
+                entering = torch.empty_like(hidden)
+                dist.recv(entering, rank - 1)
+                entering.requires_grad_()
+            x = entering
             for block in blocks:
                 x = block(x)
             if last:
@@ -185,8 +185,8 @@ def pipeline_step(config: Gpt2Config) -> Callable[..., Step]:
                 dist.recv(grad, rank + 1)
                 x.backward(grad)
             if not first:
-                assert given.grad is not None
-                dist.send(given.grad, rank - 1)
+                assert entering.grad is not None
+                dist.send(entering.grad, rank - 1)
 
         return step
 

@@ -53,14 +53,16 @@ class Recipe:
 
     def settings(self) -> list[Setting]:
         """Every variant, the default first."""
-        found = []
+        settings = []
         for choice in self.choices:
             for precision in ("fp32", "half"):
                 for optimizer in self.optimizers:
                     if (choice, optimizer) not in self.without:
-                        found.append(Setting(mode="training", optimizer=optimizer, precision=precision, choice=choice))
-                found.append(Setting(mode="inference", optimizer="", precision=precision, choice=choice))
-        return found
+                        settings.append(
+                            Setting(mode="training", optimizer=optimizer, precision=precision, choice=choice)
+                        )
+                settings.append(Setting(mode="inference", optimizer="", precision=precision, choice=choice))
+        return settings
 
 
 def count_parameters(build: Callable[[], nn.Module]) -> int:
@@ -157,10 +159,10 @@ def _dlrm_v2_parameters() -> int:
 
 def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: int, study: bool) -> Recipe:
     def make(setting: Setting) -> MakeStep:
-        given = images(side, setting)
+        inputs = images(side, setting)
         if study:
-            return cnn_study_step(setting, model, given, classes)
-        return modern_step(setting, model, given, F.cross_entropy, classes)
+            return cnn_study_step(setting, model, inputs, classes)
+        return modern_step(setting, model, inputs, F.cross_entropy, classes)
 
     return Recipe(
         name=name, description=description, batch_size=32, make=make, parameters=lambda: count_parameters(model),

@@ -66,15 +66,15 @@ def modern_step(
 
     def make(batch_size: int, seq_len: int) -> Step:
         model = setting.prepare(build)
-        given, targets = inputs(batch_size, seq_len), labels(batch_size, seq_len)
+        batch, targets = inputs(batch_size, seq_len), labels(batch_size, seq_len)
         if setting.mode == "inference":
-            return _inference(model, given)
+            return _inference(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE)
 
         def step() -> None:
             optimizer.zero_grad()
             with setting.autocast:
-                value = loss(model(*given), *targets)
+                value = loss(model(*batch), *targets)
             value.backward()
             optimizer.step()
 
@@ -88,15 +88,15 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
 
     def make(batch_size: int, seq_len: int) -> Step:
         model = setting.prepare(build)
-        given, (targets,) = inputs(batch_size, seq_len), labels(batch_size, seq_len)
+        batch, (targets,) = inputs(batch_size, seq_len), labels(batch_size, seq_len)
         if setting.mode == "inference":
-            return _inference(model, given)
+            return _inference(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE, foreach=False)
         criterion = nn.CrossEntropyLoss()
 
         def step() -> None:
             with setting.autocast:
-                output = model(*given)
+                output = model(*batch)
             torch.cuda.synchronize()
             with setting.autocast:
                 loss = criterion(output, targets)
@@ -111,10 +111,10 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
     return make
 
 
-def _inference(model: nn.Module, given: Sequence[torch.Tensor]) -> Step:
+def _inference(model: nn.Module, batch: Sequence[torch.Tensor]) -> Step:
     def step() -> None:
         with torch.no_grad():
-            model(*given)
+            model(*batch)
 
     return step
 
@@ -152,7 +152,7 @@ def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: Dlr
         host = host_batch(config, batch_size, setting.input_dtype)
 
         def forward() -> Any:
-            indices = [each.to(device) for each in host.indices]
+            indices = [tensor.to(device) for tensor in host.indices]
             offsets = host.offsets.to(device)
             return model(host.dense.to(device), indices if config.embedding == "bag" else indices[0], offsets)
 
@@ -187,8 +187,8 @@ def dlrm_v2_step(setting: Setting, build: Callable[[DcnConfig], DlrmDcn], config
         host = host_batch(config, batch_size, setting.input_dtype)
 
         def forward() -> Any:
-            given = (host.dense, *host.indices, host.offsets)
-            return model(*(each.to(device, non_blocking=True) for each in given))
+            sent = (host.dense, *host.indices, host.offsets)
+            return model(*(tensor.to(device, non_blocking=True) for tensor in sent))
 
         if setting.mode == "inference":
             return torch.no_grad()(forward)

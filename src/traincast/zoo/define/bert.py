@@ -115,8 +115,8 @@ class Bert(nn.Module):
         """Hidden states and the pooled first token."""
         mask = None
         if self.config.attention == "eager":
-            given = torch.ones(input_ids.shape, device=input_ids.device)
-            mask = (1.0 - given[:, None, None, :]) * torch.finfo(torch.float32).min
+            present = torch.ones(input_ids.shape, device=input_ids.device)
+            mask = (1.0 - present[:, None, None, :]) * torch.finfo(torch.float32).min
             mask = mask.to(self.pooler.weight.dtype)
         x = self.embeddings(input_ids)
         for layer in self.layers:

@@ -116,7 +116,7 @@ def _mixed_e(channels: int) -> Mixed:
 
 class Auxiliary(nn.Module):
     """The classifier on the middle of the network. The study trains with it run forwards and its result unused: its
-    overhead table counts 96 convolutions a step and 94 of their backwards."""
+    overhead table counts 96 convolutions per step and 94 of their backwards."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()

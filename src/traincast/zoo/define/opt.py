@@ -23,15 +23,15 @@ class OptConfig:
     attention: str = "eager"
 
 
-def _decoder_mask(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _decoder_mask(present: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Causal mask and padding mask as numbers to add to the scores, [batch, 1, length, length]."""
-    batch, length = given.shape
+    batch, length = present.shape
     lowest = torch.finfo(dtype).min
-    causal = torch.full((length, length), lowest, dtype=dtype, device=given.device)
-    order = torch.arange(length, device=given.device)
+    causal = torch.full((length, length), lowest, dtype=dtype, device=present.device)
+    order = torch.arange(length, device=present.device)
     causal.masked_fill_(order < (order + 1).view(length, 1), 0)
     causal = causal[None, None, :, :].expand(batch, 1, length, length)
-    hidden = 1.0 - given[:, None, None, :].expand(batch, 1, length, length).to(dtype)
+    hidden = 1.0 - present[:, None, None, :].expand(batch, 1, length, length).to(dtype)
     hidden = hidden.masked_fill(hidden.to(torch.bool), lowest)
     return causal.masked_fill(hidden.bool(), lowest)
 
@@ -111,9 +111,9 @@ class Opt(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Scores [batch, length, vocab]."""
         x = self.tokens(input_ids.view(-1, input_ids.shape[-1]))
-        given = torch.ones(input_ids.shape, device=input_ids.device)
-        mask = _decoder_mask(given, x.dtype) if self.config.attention == "eager" else None
-        seen = given.long()
+        present = torch.ones(input_ids.shape, device=input_ids.device)
+        mask = _decoder_mask(present, x.dtype) if self.config.attention == "eager" else None
+        seen = present.long()
         order = (torch.cumsum(seen, dim=1).type_as(seen) * seen).long() - 1
         x = x + self.positions(order[:, 0:] + 2)
         for layer in self.layers:

@@ -30,8 +30,8 @@ class RmsNorm(nn.Module):
 
 def encoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Numbers to add to the scores, [batch, 1, 1, length]."""
-    given = torch.ones(ids.shape, device=ids.device)[:, None, None, :].to(dtype)
-    return (1.0 - given) * torch.finfo(dtype).min
+    present = torch.ones(ids.shape, device=ids.device)[:, None, None, :].to(dtype)
+    return (1.0 - present) * torch.finfo(dtype).min
 
 
 def decoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -39,8 +39,8 @@ def decoder_mask(ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     batch, length = ids.shape
     order = torch.arange(length, device=ids.device)
     causal = order[None, None, :].repeat(batch, length, 1) <= order[None, :, None]
-    given = torch.ones(ids.shape, device=ids.device)
-    both = causal.to(given.dtype)[:, None, :, :] * given[:, None, None, :]
+    present = torch.ones(ids.shape, device=ids.device)
+    both = causal.to(present.dtype)[:, None, :, :] * present[:, None, None, :]
     return (1.0 - both.to(dtype)) * torch.finfo(dtype).min
 
 
