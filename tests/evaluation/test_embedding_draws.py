@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from traincast.fitting.embedding_sets import Locality
 
 from traincast.embeddings.classes import NUM_BINS
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.evaluation import embedding_draws
 from traincast.evaluation.embedding_access import Point, drawn_points, error_rows, published_sets, rounded, zipf_points
 from traincast.evaluation.embedding_draws import THINNING, count_exactly, draw_beginning, draw_part, draw_zipf
+from traincast.evaluation.embedding_locality import Locality
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ aten: Any = torch.ops.aten
 Tensor: TypeAlias = torch.Tensor
 _switches: Any = torch.backends.cuda
 _HALF = (torch.float16, torch.bfloat16)
-_CUDNN_MIN_EPS = 1e-5
+_CUDNN_MIN_EPS = 1e-5  # CUDNN_BN_MIN_EPSILON
 _MOST_SAMPLES = {True: 880801, False: 65535}  # cuDNN's batch limit by training
 _ALIGNED = 8  # elements: head size of flash attention, last dimension of a mask
 

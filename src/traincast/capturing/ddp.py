@@ -22,7 +22,7 @@ from traincast.errors import TraincastError
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _BROADCAST = "torch.distributed::_broadcast_coalesced"
-_BROADCASTS_IN_FLIGHT = 2
+_BROADCASTS_IN_FLIGHT = 2  # MAX_INFLIGHT of PyTorch's broadcast_coalesced
 _REFUSED = ("static_graph", "mixed_precision", "delay_all_reduce_named_params")
 _bucket_assignment: Any = torch._C._distributed_c10d._compute_bucket_assignment_by_size
 

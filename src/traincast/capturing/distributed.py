@@ -16,7 +16,7 @@ from traincast.workload.generalise import capture_sizes, generalise_ranks, same_
 from traincast.workload.program import Columns, Program
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
-MAX_WORLD_SIZE = 1 << 16
+MAX_WORLD_SIZE = 1 << 16  # a limit beyond any cluster
 
 
 def capture_distributed(

@@ -10,7 +10,7 @@ import torch
 aten: Any = torch.ops.aten
 Tensor = torch.Tensor
 _MODES = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "gru.input": 3}
-_LSTM = 2
+_LSTM = 2  # cuDNN's number of the cell, as those above
 
 
 def replacements() -> dict[str, Callable[..., Any]]:

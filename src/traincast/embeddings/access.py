@@ -13,8 +13,8 @@ from traincast.embeddings.reuse import ReuseHistogram
 from traincast.embeddings.zipf import zipf_classes
 from traincast.errors import TraincastError
 
-MAX_EXPONENT = 10.0
-_SHOWN = 60
+MAX_EXPONENT = 10.0  # above, all lookups want one row
+_SHOWN = 60  # characters of a wrong value that a message repeats
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from traincast.embeddings.poisson import at_most
 BIN_EDGES = (0, *(2**power for power in range(16)))
 """Reuse bins: (0, 1], (1, 2], (2, 4], ... (16384, 32768], and beyond 32768."""
 NUM_BINS = len(BIN_EDGES)
-_BISECTIONS = 60
+_BISECTIONS = 60  # halve any window to a double's precision
 
 
 @dataclass(frozen=True, eq=False, slots=True)

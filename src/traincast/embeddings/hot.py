@@ -16,7 +16,7 @@ from traincast.arrays import FloatArray
 TYPICAL = 1.4  # mean count of a bin over its lower edge, for counts that thin out like a power law
 SPREAD = 0.2  # of the counts inside a bin about their mean: a power law over one octave
 _FEW = 32.0  # rows beyond which their number is as good as known
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # of a quotient that should be whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

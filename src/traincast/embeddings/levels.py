@@ -9,7 +9,7 @@ from math import ceil
 from traincast.embeddings.table import Table
 from traincast.errors import TraincastError
 
-SECTOR_BYTES = 32
+SECTOR_BYTES = 32  # what a GPU's memory moves at the least
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.errors import TraincastError
 
 FIRST_TOUCH = -1
-DEFAULT_LARGEST = 1 << 20
-MAX_INDEX = (1 << 34) - 1
+DEFAULT_LARGEST = 1 << 20  # rows of the largest cache that is counted; memory grows with it
+MAX_INDEX = (1 << 34) - 1  # leaves room for positions in a 64-bit sort key
 MAX_PIECE = (1 << 26) - 1
 """Lookups counted at once; sorting so many takes about 3 GB."""
-_BLOCK_BITS = 18
+_BLOCK_BITS = 18  # numbers sorted at a time, so that they stay in the CPU's cache
 
 
 def stack_distances(indices: IntArray) -> IntArray:

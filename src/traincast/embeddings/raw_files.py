@@ -16,8 +16,8 @@ from traincast.embeddings.lru import MAX_PIECE
 from traincast.embeddings.raw import Bags, check_integers, check_lengths, lengths_of, samples_of, sum_of, whole
 from traincast.errors import TraincastError
 
-_PIECE_ITEMS = 1 << 20
-_MAX_SAMPLES = 1 << 24
+_PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
+_MAX_SAMPLES = 1 << 24  # of a file whose lengths are held in memory
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 

@@ -15,8 +15,8 @@ from traincast.embeddings.table import Pooling, Table, check_tables
 from traincast.errors import TraincastError, shown, unknown
 from traincast.files.reading import read_csv, read_document
 
-MAX_BYTES = 1 << 25
-MAX_TABLES = 100_000
+MAX_BYTES = 1 << 25  # of a description; a limit against damaged files
+MAX_TABLES = 100_000  # a hundred times the largest built-in set
 _FIELDS = ("name", "rows", "dim", "pooling", "access", "dtype", "weighted", "optimizer")
 _REUSE_FIELDS = ("lookups", "unique_rows", "row_shares", "access_shares", "precision")
 _RAW_FIELDS = ("indices", "table", "column", "batch_size")

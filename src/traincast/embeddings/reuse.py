@@ -18,14 +18,14 @@ from traincast.embeddings.classes import BIN_EDGES, NUM_BINS, RowClasses, bin_sh
 from traincast.embeddings.hot import TYPICAL, HotBin
 from traincast.errors import TraincastError
 
-_SUM_SLACK = 0.02
-_MEAN_SLACK = 0.02
-_COARSEST = 0.01
+_SUM_SLACK = 0.02  # of shares that should add up to 1: 17 of them rounded to three decimals are off by 0.009 at most
+_MEAN_SLACK = 0.02  # what rounding may move the mean count of a bin
+_COARSEST = 0.01  # coarser shares say nothing about hot rows
 _DIRECT_FROM = 8  # bins of counts beyond 128: a count is as good as a rate
 _UNSEEN_WEIGHT = 0.02  # the histogram counts for more than the height of the table, where the two disagree
-_RATES = 48
-_LOWEST_RATE = 0.02
-_ITERATIONS = 200
+_RATES = 48  # geometric, 20 % apart
+_LOWEST_RATE = 0.02  # rows wanted once in 50 such batches stand for all rarer ones
+_ITERATIONS = 200  # steps of Richardson and Lucy; a choice, as is the number of rates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

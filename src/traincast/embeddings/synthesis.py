@@ -26,7 +26,7 @@ HEIGHT_SPREAD = 1.0  # of its natural logarithm
 DIMS = (32, 64, 128)
 _OWNER_ROWS = 2.0  # rows of a bin that a table owns at least, so that rare hot rows belong to few tables
 _OWNER_ROOM = 4.0  # lookups of an owner over the counts of the bin
-_ROUNDS = 300
+_ROUNDS = 300  # of proportional fitting, after which totals are within 1 %
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,9 +13,9 @@ from traincast.errors import TraincastError, unknown
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 OPTIMIZERS = tuple(OPTIMIZER_STATE)
-MAX_ROWS = 1 << 34
-MAX_DIM = 1 << 16
-MAX_POOLING = 1 << 20
+MAX_ROWS = 1 << 34  # limits beyond any table that was published, which catch sizes in other units
+MAX_DIM = 1 << 16  # likewise
+MAX_POOLING = 1 << 20  # likewise, lookups of one sample
 
 
 @dataclass(frozen=True, slots=True)

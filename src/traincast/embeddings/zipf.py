@@ -9,8 +9,6 @@ from traincast.embeddings.classes import RowClasses
 
 _SINGLE = 256  # ranks that are a class of their own
 _RATIO = 1.02  # last rank over first of the other classes
-_STEEPEST = 4.0
-_BISECTIONS = 16
 
 
 def zipf_classes(rows: int, exponent: float) -> RowClasses:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from traincast.evaluation.cases import Case
@@ -23,33 +24,19 @@ TRANSFORMERS = {
 def dlrm_cases(data: Path) -> list[Case]:
     """The DLRM study: three models at four batch sizes."""
     names = {"DLRM_default": "dlrm-default", "DLRM_MLPerf": "dlrm-mlperf", "DLRM_DDP": "dlrm-ddp"}
+    others = {"reference": "ref_err_e2e_pct", "kernels only": "ref_err_kernel_only_pct"}
+    rows = rows_of(data / "iterations" / "dlrm_single_gpu.csv")
     return [
-        Case(
-            name=f"{row['model']} {row['batch']}",
-            group=row["device"],
-            question=_study(row, names),
-            measured_ms=row.positive("iteration_ms"),
-            measured_active_ms=row.positive("gpu_active_ms_implied"),
-            others={"reference": row.signed("ref_err_e2e_pct"), "kernels only": row.signed("ref_err_kernel_only_pct")},
-        )
-        for row in rows_of(data / "iterations" / "dlrm_single_gpu.csv")
+        replace(_study(row, names, others), measured_active_ms=row.positive("gpu_active_ms_implied")) for row in rows
     ]
 
 
 def cnn_cases(data: Path) -> list[Case]:
     """The CNN part of the study: ResNet-50 and Inception-v3, timed from forward to the end of the update."""
     names = {"ResNet50": "resnet50", "Inception-V3": "inception-v3"}
-    return [
-        Case(
-            name=f"{row['model']} {row['batch']}",
-            group=row["device"],
-            question=_study(row, names),
-            measured_ms=row.positive("iteration_ms"),
-            others={"|reference|": row.signed("ref_abs_err_pct"), "|Habitat|": row.signed("habitat_abs_err_pct")},
-            stops_at="Optimizer.zero_grad#SGD.zero_grad",
-        )
-        for row in rows_of(data / "iterations" / "cnn_single_gpu.csv")
-    ]
+    others = {"|reference|": "ref_abs_err_pct", "|Habitat|": "habitat_abs_err_pct"}
+    rows = rows_of(data / "iterations" / "cnn_single_gpu.csv")
+    return [replace(_study(row, names, others), stops_at="Optimizer.zero_grad#SGD.zero_grad") for row in rows]
 
 
 def transformer_cases(data: Path) -> list[Case]:
@@ -77,10 +64,17 @@ def transformer_cases(data: Path) -> list[Case]:
     return cases
 
 
-def _study(row: Row, names: Mapping[str, str]) -> Question:
-    return Question(
-        workload=row.known("model", names),
-        on=device_by_name(row["device"]).key,
-        variant=Variant(batch_size=row.count("batch")),
-        clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
+def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Case:
+    """A row of the study, whose models are built in under these `names`; `others` are columns of others' errors."""
+    return Case(
+        name=f"{row['model']} {row['batch']}",
+        group=row["device"],
+        question=Question(
+            workload=row.known("model", names),
+            on=device_by_name(row["device"]).key,
+            variant=Variant(batch_size=row.count("batch")),
+            clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
+        ),
+        measured_ms=row.positive("iteration_ms"),
+        others={name: row.signed(column) for name, column in others.items()},
     )

@@ -8,7 +8,7 @@ from traincast.errors import TraincastError, unknown
 from traincast.platform.device import ADA, AMPERE, BLACKWELL, HOPPER, PASCAL, TURING, VOLTA, Device
 from traincast.platform.files import known_fields, number
 
-_DEFAULT_HOST = "server-2022"
+_DEFAULT_HOST = "server-2022"  # the newest host profile that is shipped
 _DEFAULT_KERNEL_GAP_US = 1.5  # between the 0.8 to 2.2 us of the architectures that traces show
 # who makes an architecture, and NVIDIA's compute capability; a newer one states both in its sheet
 ARCHITECTURES = {

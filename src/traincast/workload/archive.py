@@ -17,9 +17,9 @@ import numpy.typing as npt
 from traincast.errors import TraincastError
 from traincast.workload.codec import show
 
-MAX_TOTAL_BYTES = 512 << 20
-MAX_JSON_BYTES = 16 << 20
-_MAX_DIRECTORY_BYTES = 4 << 20
+MAX_TOTAL_BYTES = 512 << 20  # chosen as a limit against zip bombs, like the two below
+MAX_JSON_BYTES = 16 << 20  # names and signatures
+_MAX_DIRECTORY_BYTES = 4 << 20  # the list of members
 _END_RECORD = struct.Struct("<4s4H2IH")
 _NPY_HEADER = re.compile(
     rb"\{'descr': '([<|]i[1248])', 'fortran_order': False, 'shape': \((\d{1,12}), ?(\d{1,12})?\), \} *\n"

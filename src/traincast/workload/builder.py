@@ -14,7 +14,7 @@ from traincast.workload.sizes import SizeTable
 from traincast.workload.symbolic import with_size_indices
 
 T = TypeVar("T", bound=Hashable)
-_NEVER = int(np.iinfo(np.int32).max)
+_NEVER = int(np.iinfo(np.int32).max)  # beyond every op: the storage outlives the step
 
 
 class _Index(Generic[T]):

@@ -14,7 +14,7 @@ Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json
 T = TypeVar("T", str, int, bool, list["Json"], dict[str, "Json"])
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
-_MAX_DEPTH = 8
+_MAX_DEPTH = 8  # a limit against damaged files: arguments of PyTorch's ops are lists of numbers at most
 
 
 def show(value: object) -> str:

@@ -22,8 +22,8 @@ from traincast.workload.validate import validate_workload
 from traincast.workload.workload import Workload
 
 FORMAT = "traincast-workload"
-VERSION = 1
-MAX_PROGRAMS = 1024
+VERSION = 1  # rises by one with every change that an old reader could misunderstand
+MAX_PROGRAMS = 1024  # of ranks that differ; chosen as a limit against damaged files
 
 
 def save_workload(workload: Workload, path: str | Path) -> None:

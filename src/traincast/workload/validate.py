@@ -21,7 +21,7 @@ _PER_OP = ("op_signature", "op_module", "op_forward", "op_stream")
 _PER_SCOPE = ("scope_name", "scope_phase", "scope_thread", "scope_after")
 _PER_STORAGE = ("storage_bytes", "storage_kind", "storage_alloc", "storage_free")
 _MAX_SMALL = 1 << 16  # streams and threads are small numbers
-_MAX_MULTIPLES = 64
+_MAX_MULTIPLES = 64  # chosen as a limit against damaged files: kernels pad to few multiples
 
 
 def validate_workload(workload: Workload) -> None:

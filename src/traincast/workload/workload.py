@@ -12,8 +12,8 @@ from traincast.errors import TraincastError
 from traincast.results import Records, Result
 from traincast.workload.program import Program, peak_memory
 
-MAX_BATCH = 1 << 26
-MAX_SEQ_LEN = 1 << 20
+MAX_BATCH = 1 << 26  # samples; chosen so that sizes of real steps stay within 64 bits
+MAX_SEQ_LEN = 1 << 20  # tokens; likewise, for their squares
 DEFAULT_FRAMEWORK = "2.13"
 """The PyTorch that steps follow unless they say another: the one that captures are tested with."""
 STUDY_FRAMEWORK = "1.8"
