@@ -118,9 +118,8 @@ def scoring_speed(cost: FastCost, plan: Plan) -> float:
     for batch in range(SCORED_BATCHES):
         tables = generator.choice(movable, size=SCORED_AT_ONCE)
         places = placed.places[tables].copy()
-        nodes = choices.world_size // choices.gpus_per_node
         for row, option in enumerate(placed.option[tables].tolist()):
-            among = nodes if choices.options[option].kind == "table_row_wise" else choices.world_size
+            among = choices.options[option].targets(choices.world_size, choices.gpus_per_node)
             places[row, : choices.options[option].slices] = generator.integers(0, among, choices.options[option].slices)
         changes = Changes.single(tables, placed.option[tables], places)
         start = time.process_time()
@@ -139,8 +138,7 @@ def neighbours(cost: FastCost, plans: Sequence[Plan], count: int) -> Iterator[Pl
         size = round(len(names) ** generator.uniform())  # from one table to all
         for table in generator.choice(len(names), size=size, replace=False):
             option = choices.options[int(generator.choice(choices.rows[table]))]
-            nodes = choices.world_size // choices.gpus_per_node
-            among = nodes if option.kind == "table_row_wise" else choices.world_size
+            among = option.targets(choices.world_size, choices.gpus_per_node)
             places = generator.integers(0, among, size=max(1, option.slices)).tolist()
             changed[table] = option.placement(places[: option.slices], choices.world_size, choices.gpus_per_node)
         yield Plan(names, tuple(changed), choices.world_size)
