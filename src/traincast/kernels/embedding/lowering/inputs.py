@@ -7,7 +7,7 @@ from traincast.kernels.operands import compute_of, required, whole
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import INDEX, REDUCTION
 from traincast.kernels.streaming.launches import memcpy, small_kernel
-from traincast.kernels.streaming.lowering.index import gather_call, index_bits, radix_sort
+from traincast.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
 from traincast.workload.ops import Signature, TensorSpec
 
 _WAYS = 32  # rows of a set of FBGEMM's cache
@@ -24,7 +24,7 @@ def prefix_sum(spec: TensorSpec) -> tuple[Item, ...]:
 
 def moved_elements(spec: TensorSpec, run: int) -> KernelCall:
     """Elements copied in runs from one place to another."""
-    return gather_call(spec.numel, max(1, run), spec.itemsize, 0, compute_of(spec))
+    return index_call("gather", spec.numel, max(1, run), spec.itemsize, 0, compute_of(spec))
 
 
 @lowers("fbgemm::asynchronous_complete_cumsum", "fbgemm::asynchronous_inclusive_cumsum")

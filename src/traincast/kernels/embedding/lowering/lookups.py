@@ -9,7 +9,7 @@ from traincast.kernels.embedding.tables import Tables, pooled_tables, uniform_ta
 from traincast.kernels.operands import compute_of, product, required, whole
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import fill, small_kernel
-from traincast.kernels.streaming.lowering.index import gather_call, index_bits, radix_sort
+from traincast.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 _LARGEST_INDEX = (1 << 63) - 1  # `_coalesce` sorts every bit of its 64-bit keys
@@ -53,7 +53,7 @@ def embedding_dense_backward(signature: Signature, context: LoweringContext) -> 
 def _sorted_segments(count: int, segments: int, index_bytes: int, rows: int) -> tuple[Item, ...]:
     """ATen's preparation of a dense gradient: positions, a sort, and where the runs of equal indices start."""
     positions = small_kernel(elements=count, compute="int64", item_bytes=8)
-    runs = gather_call(count, 1, 8, 8 * count, "int64")
+    runs = index_call("gather", count, 1, 8, 8 * count, "int64")
     offsets = tuple(small_kernel("add", elements=segments, compute="int64", item_bytes=8) for _ in range(3))
     return (positions, *radix_sort(count, index_bits(rows), index_bytes, index_bytes), runs, *offsets)
 
@@ -82,7 +82,7 @@ def embedding_bag_sparse_backward(signature: Signature, context: LoweringContext
     """The gradient of each bag repeated for each of its rows; the indices are kept as they are."""
     grad, indices = signature.inputs[0], required(signature, "indices", 1)
     dim = grad.shape[-1]
-    return (gather_call(indices.numel * dim, dim, grad.itemsize, indices.nbytes, compute_of(grad)),)
+    return (index_call("gather", indices.numel * dim, dim, grad.itemsize, indices.nbytes, compute_of(grad)),)
 
 
 @lowers("aten::_embedding_bag_per_sample_weights_backward")
@@ -98,7 +98,9 @@ def coalesce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     """A sparse gradient made unique: sort the indices, find the runs, add the values of equal ones."""
     indices, values = signature.inputs[:2]
     stored = indices.shape[-1]
-    add = gather_call(values.numel, product(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values))
+    add = index_call(
+        "gather", values.numel, product(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values)
+    )
     return (*_sorted_segments(stored, stored, indices.itemsize, _LARGEST_INDEX), add)
 
 
@@ -107,7 +109,7 @@ def sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, .
     """The rows of a dense tensor at the places of a sparse one."""
     indices, values = signature.tensors("mask")[:2]
     run = values.numel // max(1, indices.shape[-1])
-    return (gather_call(values.numel, run, values.itemsize, indices.nbytes, compute_of(values)),)
+    return (index_call("gather", values.numel, run, values.itemsize, indices.nbytes, compute_of(values)),)
 
 
 def whole_numbers(value: Scalar) -> tuple[int, ...]:

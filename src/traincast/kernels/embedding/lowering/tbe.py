@@ -11,7 +11,7 @@ from traincast.kernels.operands import compute_of, operand, required
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import REDUCTION
 from traincast.kernels.streaming.launches import elementwise, fill, small_kernel
-from traincast.kernels.streaming.lowering.index import gather_call, index_bits, radix_sort
+from traincast.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
 from traincast.workload.ops import Signature, TensorSpec
 
 
@@ -89,7 +89,7 @@ def tbe_preparation(tables: Tables) -> tuple[Item, ...]:
     """The launches before the update kernels, in the order of FBGEMM's backward."""
     count = tables.lookups
     bits = index_bits(int(tables.rows))
-    linear = gather_call(count, 1, 8, count * tables.index_bytes, "int64")
+    linear = index_call("gather", count, 1, 8, count * tables.index_bytes, "int64")
     weights: tuple[Item, ...] = ()
     if tables.weighted:
         weights = radix_sort(count, bits, 8, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traincast.kernels.operands import aten, compute_of, on_device, read_operands
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import elementwise, fill, iterated
-from traincast.kernels.streaming.lowering.index import scatter_call
+from traincast.kernels.streaming.lowering.index import index_call
 from traincast.workload.ops import Signature
 
 # Arithmetic class -> ops. Each is known in place too.
@@ -78,7 +78,7 @@ def _sparse(signature: Signature) -> tuple[Item, ...]:
     if name == "self":
         return (elementwise(_KINDS[signature.name], (values,), (values,)),)
     run = values.numel // max(1, indices.shape[-1])
-    return (scatter_call(values.numel, run, target.itemsize, indices.nbytes, compute_of(target)),)
+    return (index_call("scatter", values.numel, run, target.itemsize, indices.nbytes, compute_of(target)),)
 
 
 @lowers(*aten(_FILLS))

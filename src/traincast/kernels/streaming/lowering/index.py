@@ -22,24 +22,14 @@ SINGLE_TILE = 3072  # keys that CUB sorts with one block, in one launch
 RADIX_BITS = 8  # that one pass of CUB's radix sort orders
 
 
-def gather_call(elements: int, row_elements: int, item_bytes: int, index_bytes: int, compute: str) -> KernelCall:
-    """A kernel that reads `elements` at random, `row_elements` of them together, and writes them in order."""
+def index_call(
+    kind: str, elements: int, row_elements: int, item_bytes: int, index_bytes: int, compute: str
+) -> KernelCall:
+    """A kernel that reads `elements` at random and writes them in order (gather), or reads them in order and adds each
+    to (or writes it at) a random place (scatter); `row_elements` of them lie together."""
     moved = elements * item_bytes
     return INDEX.call(
-        "gather",
-        compute,
-        elements=elements,
-        row_elements=row_elements,
-        bytes_read=moved + index_bytes,
-        bytes_written=moved,
-    )
-
-
-def scatter_call(elements: int, row_elements: int, item_bytes: int, index_bytes: int, compute: str) -> KernelCall:
-    """A kernel that reads `elements` in order and adds each to (or writes it at) a random place."""
-    moved = elements * item_bytes
-    return INDEX.call(
-        "scatter",
+        kind,
         compute,
         elements=elements,
         row_elements=row_elements,
@@ -126,7 +116,8 @@ def index(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One gather, after index tensors on the host have been copied and masks turned into positions."""
     source, result = signature.inputs[0], signature.outputs[0]
     indices = _index_specs(signature)
-    gather = gather_call(
+    gather = index_call(
+        "gather",
         result.numel,
         _run(signature, source, indices),
         result.itemsize,
@@ -142,7 +133,7 @@ def gather(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     source, result = signature.inputs[0], signature.outputs[0]
     run = product(source.shape[1:]) if signature.name == "aten::index_select" and signature.scalar("dim", 0) == 0 else 1
     index_bytes = sum(real_bytes(spec) for spec in _index_specs(signature))
-    return (gather_call(result.numel, run, result.itemsize, index_bytes, compute_of(result)),)
+    return (index_call("gather", result.numel, run, result.itemsize, index_bytes, compute_of(result)),)
 
 
 @lowers("aten::masked_select")
@@ -150,7 +141,7 @@ def masked_select(signature: Signature, context: LoweringContext) -> tuple[Item,
     """Positions of the set elements, then a gather."""
     source, mask = signature.inputs[:2]
     selected = signature.outputs[0].numel if signature.outputs else mask.numel
-    return (*_nonzero(mask), gather_call(selected, 1, source.itemsize, 8 * selected, compute_of(source)))
+    return (*_nonzero(mask), index_call("gather", selected, 1, source.itemsize, 8 * selected, compute_of(source)))
 
 
 @lowers("aten::nonzero")
@@ -181,7 +172,7 @@ def scatter(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     rows = signature.name.startswith("aten::index_") and signature.scalar("dim", 0) == 0
     run = product(target.shape[1:]) if rows else 1
     index_bytes = sum(real_bytes(spec) for spec in _index_specs(signature))
-    return (*copied, scatter_call(values.numel, run, target.itemsize, index_bytes, compute_of(target)))
+    return (*copied, index_call("scatter", values.numel, run, target.itemsize, index_bytes, compute_of(target)))
 
 
 @lowers(
@@ -197,7 +188,7 @@ def index_put(signature: Signature, context: LoweringContext) -> tuple[Item, ...
     index_bytes = sum(real_bytes(spec) for spec in indices)
     run = _run(signature, target, indices)
     if not signature.scalar("accumulate", False):
-        return (*items, scatter_call(values.numel, run, target.itemsize, index_bytes, compute_of(target)))
+        return (*items, index_call("scatter", values.numel, run, target.itemsize, index_bytes, compute_of(target)))
     return (*items, *_accumulate(target, values, indices, run))
 
 
@@ -240,7 +231,7 @@ def sort(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     sorted_ = radix_sort(source.numel, 8 * source.itemsize, source.itemsize, 8)
     if "unique" not in signature.name:
         return (*device_copy(source, source), positions, *sorted_)
-    scan = gather_call(source.numel, 1, source.itemsize, 8 * source.numel, compute_of(source))
+    scan = index_call("gather", source.numel, 1, source.itemsize, 8 * source.numel, compute_of(source))
     return (positions, *sorted_, scan, memcpy("d2h_pageable", 8), STREAM_SYNCHRONIZE)
 
 
@@ -263,7 +254,7 @@ def topk(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 def one_hot(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Zeros, then a one per row."""
     rows = signature.inputs[0]
-    return (fill(signature.outputs[0]), scatter_call(rows.numel, 1, 8, rows.nbytes, "int64"))
+    return (fill(signature.outputs[0]), index_call("scatter", rows.numel, 1, 8, rows.nbytes, "int64"))
 
 
 @lowers("aten::bincount", "aten::histc")
@@ -273,7 +264,7 @@ def bincount(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     count = REDUCTION.call(
         "full", compute_of(source), elements=source.numel, outputs=2, bytes_read=source.nbytes, bytes_written=16
     )
-    add = scatter_call(source.numel, 1, source.itemsize, 0, compute_of(source))
+    add = index_call("scatter", source.numel, 1, source.itemsize, 0, compute_of(source))
     return (count, memcpy("d2h_pageable", 16), STREAM_SYNCHRONIZE, fill(signature.outputs[0]), add)
 
 
@@ -284,5 +275,7 @@ def searchsorted(signature: Signature, context: LoweringContext) -> tuple[Item, 
     boundaries = signature.inputs[0]
     steps = index_bits(boundaries.shape[-1] if boundaries.shape else 1)
     return (
-        gather_call(result.numel, 1, result.itemsize, result.numel * boundaries.itemsize * steps, compute_of(result)),
+        index_call(
+            "gather", result.numel, 1, result.itemsize, result.numel * boundaries.itemsize * steps, compute_of(result)
+        ),
     )
