@@ -8,7 +8,7 @@ import yaml
 from traincast.errors import TraincastError
 from traincast.programs.published.catalog import published_programs
 from traincast.programs.published.distributed_embeddings_tables import EqualTables, place
-from traincast.programs.published.nvidia_dlrm import deal
+from traincast.programs.published.nvidia_dlrm import deal, rows_per_table
 from traincast.workload import Phase, StorageKind
 from traincast.workload.validate import validate_workload
 
@@ -140,7 +140,7 @@ def test_sizes_are_those_of_the_public_specifications(shared_data):
         ("nvidia-dlrm-large", published["large"]["rows_per_table"]),
         ("nvidia-dlrm-mlperf", configs["mlperf"]["dlrm"]["rows_per_table"]),
     ):
-        assert PROGRAMS[name].sizes["rows_per_table"] == rows
+        assert list(rows_per_table(PROGRAMS[name].sizes)) == rows
 
 
 def test_tables_are_dealt_as_nvidia_deals_them():

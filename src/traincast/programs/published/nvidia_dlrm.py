@@ -13,6 +13,7 @@ from typing import Any
 
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.placement import Placement, Plan, ShardingKind
+from traincast.programs.dlrm.config import CRITEO_ROWS
 from traincast.programs.published.fused_layers import FusedStep
 from traincast.programs.published.run import Run, mlp_parameters
 from traincast.programs.rank_tape import RankTape
@@ -51,7 +52,7 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     step and gradients are unscaled (DeepLearningExamples); without it half-precision weights are kept (Apex O2)."""
     tables = [
         Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.constant(1), access=Zipf(SKEW))
-        for i, rows in enumerate(sizes["rows_per_table"])
+        for i, rows in enumerate(rows_per_table(sizes))
     ]
     owners = deal([table.rows for table in tables], run.gpus)
     where = {table: rank for rank, held in enumerate(owners) for table in held}
@@ -74,10 +75,15 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     )
 
 
+def rows_per_table(sizes: Mapping[str, Any]) -> Sequence[int]:
+    """Rows of the tables; those of the MLPerf reference unless `sizes` say others."""
+    rows: Sequence[int] = sizes.get("rows_per_table", CRITEO_ROWS)
+    return rows
+
+
 def parameters(sizes: Mapping[str, Any]) -> int:
     """Parameters of the whole model."""
-    rows: Sequence[int] = sizes["rows_per_table"]
-    return sum(rows) * DIM + mlp_parameters(BOTTOM) + mlp_parameters((*TOP, 1))
+    return sum(rows_per_table(sizes)) * DIM + mlp_parameters(BOTTOM) + mlp_parameters((*TOP, 1))
 
 
 class _Step(FusedStep):
