@@ -76,6 +76,7 @@ def try_commands(traincast: Path, python: Path, folder: Path) -> None:
     assert json.loads((folder / "step.json").read_text(encoding="utf-8"))["nodes"]
     again = run(python, "-m", "traincast", "predict", "dlrm-default", "--on", "v100", "--json", cwd=folder)
     assert json.loads(again) == answer
+    assert "traincast" in run(traincast, "completion", "bash", cwd=folder)
     code = "import traincast; print(1e3 * traincast.predict('dlrm-default', on='v100').iteration)"
     assert float(run(python, "-c", code, cwd=folder)) == answer["iteration_ms"]
     said = run(traincast, "capture", "step.py:make_step", "-o", "step.tc", "--batch-size", "8", cwd=folder, expect=2)

@@ -14,7 +14,7 @@ from tests.imports import PACKAGE
 MOST_FILE_LINES = 400
 MOST_FUNCTION_LINES = 25
 """Of nine functions in ten."""
-LONGEST_FUNCTION = 67
+LONGEST_FUNCTION = 53
 """No function is longer; whoever shortens the longest lowers this."""
 OPTION = re.compile(r"(?<![\w-])--(?!no-deps\b)[a-z][a-z-]+")
 """An option of the command line; `--no-deps` is one of pip's."""
