@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IntArray
+from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, Estimate
 from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.lowered import LoweredProgram
@@ -17,6 +18,9 @@ from traincast.kernels.shipped import shipped_model
 from traincast.platform.device import Device
 
 _ESTIMATED_SIGMA = 0.7  # log-sigma, a factor of two: assumed of an op that nobody modelled, costed from its bytes
+
+
+_LONGEST = 1e6  # seconds of one kernel: eleven days
 
 
 class Source(IntEnum):
@@ -63,9 +67,24 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
         if calls.family is COLLECTIVE:
             in_domain[rows], source[rows] = True, Source.MODEL
             continue
-        estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
+        with np.errstate(all="ignore"):  # what is not finite is refused by name below
+            estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
+        _check_sensible(calls, estimate, device)
         seconds[rows], sigma[rows], in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
         source[rows] = origin
     source[lowered.estimated] = Source.ESTIMATED
     sigma[lowered.estimated] = np.maximum(sigma[lowered.estimated], _ESTIMATED_SIGMA)
     return Costs(seconds, sigma, in_domain, source)
+
+
+def _check_sensible(calls: Calls, estimate: Estimate, device: Device) -> None:
+    """Refuses a duration that is negative or not finite, and one longer than any step."""
+    wrong = ~((estimate.seconds >= 0) & (estimate.seconds <= _LONGEST) & np.isfinite(estimate.sigma))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        sizes = dict(zip(calls.family.fields, calls.values[first].tolist(), strict=True))
+        shown_sizes = ", ".join(f"{name} {size:g}" for name, size in sizes.items())
+        raise TraincastError(
+            f"a {calls.family.name} kernel has no sensible duration on {device.name} ({estimate.seconds[first]:g} s "
+            f"with {shown_sizes}); the workload's sizes or the platform's figures are wrong"
+        )

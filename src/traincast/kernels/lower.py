@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
+from traincast.errors import TraincastError, shown
+from traincast.kernels.call import KernelCall
 from traincast.kernels.families import RECORDS
 from traincast.kernels.lowering.fallback import estimate_unknown
 from traincast.kernels.registry import LOWERINGS, Item, LoweringContext
 from traincast.workload.ops import Signature
 
+_LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
+_SHOWN_TENSORS = 6
 _WITHOUT_FAMILY = ("traincast.kernels.lowering.views", "traincast.kernels.lowering.control")
 
 
@@ -35,4 +39,23 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
     if empty and signature.name.startswith("aten::"):
         return ()
-    return LOWERINGS[signature.name](signature, context)
+    try:
+        items = LOWERINGS[signature.name](signature, context)
+    except TraincastError as error:
+        raise _misfit(signature, str(error)) from None
+    except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise _misfit(signature, str(error) or type(error).__name__) from error
+    for item in items:
+        if isinstance(item, KernelCall) and not all(0 <= value <= _LARGEST for value in item.values):
+            raise _misfit(signature, f"a {item.family.name} kernel would have sizes {shown(item.values)}")
+    return items
+
+
+def _misfit(signature: Signature, reason: str) -> TraincastError:
+    """The gate between workloads of strangers and the engine: what an op has is not what its kernels need."""
+    tensors = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in signature.inputs[:_SHOWN_TENSORS])
+    more = ", ..." if len(signature.inputs) > _SHOWN_TENSORS else ""
+    return TraincastError(
+        f"op {shown(signature.name)} cannot be turned into kernels: {reason} (its inputs: {tensors}{more}); "
+        "capture the step again, or give the op other arguments"
+    )

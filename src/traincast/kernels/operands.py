@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from traincast.errors import unknown
+from traincast.errors import TraincastError, unknown
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 _COMPUTE = {
@@ -37,7 +37,8 @@ def operand(signature: Signature, name: str, position: int) -> TensorSpec | None
 def required(signature: Signature, name: str, position: int) -> TensorSpec:
     """As `operand`, for an argument that the op cannot do without."""
     spec = operand(signature, name, position)
-    assert spec is not None, f"{signature.name} has no tensor {name!r}"
+    if spec is None:
+        raise TraincastError(f"it has no tensor '{name}'")
     return spec
 
 

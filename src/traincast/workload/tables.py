@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traincast.errors import TraincastError
 from traincast.workload.ops import DTYPE_BYTES, Signature
 from traincast.workload.program import Program
 
@@ -13,9 +14,13 @@ def bytes_left_out(program: Program) -> int:
 
 def _left_out(signature: Signature) -> int:
     rows, dims = signature.scalar("rows"), signature.scalar("dims")
-    if "backward" in signature.name or not (isinstance(rows, tuple) and isinstance(dims, tuple)):
+    if "backward" in signature.name or not (isinstance(rows, tuple) and isinstance(dims, tuple) and signature.inputs):
         return 0
     weights = signature.inputs[0]
+    if len(rows) != len(dims):
+        raise TraincastError(
+            f"op '{signature.name}' has {len(rows)} numbers of rows and {len(dims)} widths of its tables"
+        )
     pairs = zip(rows, dims, strict=True)
     whole = sum(height * width for height, width in pairs if isinstance(height, int) and isinstance(width, int))
     return max(whole - weights.numel, 0) * DTYPE_BYTES[weights.dtype]

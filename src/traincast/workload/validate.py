@@ -5,12 +5,13 @@ Runs on every load and save, so the checks are array operations; only a failure 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
 
 from traincast.arrays import BoolArray, Int32Array, IntArray
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 from traincast.workload.ops import DEVICES, DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS
@@ -22,12 +23,17 @@ _PER_SCOPE = ("scope_name", "scope_phase", "scope_thread", "scope_after")
 _PER_STORAGE = ("storage_bytes", "storage_kind", "storage_alloc", "storage_free")
 _MAX_SMALL = 1 << 16  # streams and threads are small numbers
 _MAX_MULTIPLES = 64  # chosen as a limit against damaged files: kernels pad to few multiples
+MAX_OPS = 1 << 21
+"""Ops, scopes and storages of a program; the largest built-in step has 18 thousand."""
+_MAX_NAME = 2000  # characters; the longest C++ kernel names have about 1,200
+_MAX_ELEMENTS = 1 << 50  # of a tensor: a petabyte of bytes
 
 
 def validate_workload(workload: Workload) -> None:
     """Raises a `TraincastError` that names the first thing wrong with the workload."""
     if not workload.programs:
         raise TraincastError("the workload has no program")
+    check_names((workload.name, workload.mode, *workload.meta, *workload.meta.values()))
     if not workload.ranks:
         raise TraincastError("the workload has no rank")
     for rank, program in enumerate(workload.ranks):
@@ -52,6 +58,9 @@ def validate(program: Program) -> None:
         raise TraincastError(f"batch size {program.batch_size} is not from 1 to {MAX_BATCH}")
     if not 0 <= program.seq_len <= MAX_SEQ_LEN:
         raise TraincastError(f"sequence length {program.seq_len} is not from 0 to {MAX_SEQ_LEN}")
+    if max(program.num_ops, program.num_scopes, len(program.columns.storage_bytes)) > MAX_OPS:
+        raise TraincastError(f"the program has more than {MAX_OPS} ops, scopes or storages; capture a smaller step")
+    check_names(program.names)
     _check_sizes(program)
     _check_lengths(program.columns)
     _check_pointers(program.columns)
@@ -59,6 +68,13 @@ def validate(program: Program) -> None:
     _check_order(program)
     _check_signatures(program)
     _check_counts(program)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuses names that would forge lines of a report or never end."""
+    for name in names:
+        if len(name) > _MAX_NAME or not name.isprintable():
+            raise TraincastError(f"the name {shown(name)} is not a printable text of at most {_MAX_NAME} characters")
 
 
 def _check_sizes(program: Program) -> None:
@@ -169,6 +185,8 @@ def _signature_problem(signatures: Iterable[Signature], sizes: IntArray) -> str:
     specs: dict[int, TensorSpec] = {}
     scalars: list[int] = []
     for s in signatures:
+        if not s.name.isprintable() or len(s.name) > _MAX_NAME:
+            return "has a name that is not printable"
         specs.update({id(spec): spec for spec in (*s.inputs, *s.outputs)})
         for _, value in s.scalars:
             _collect(value, scalars)
@@ -190,7 +208,13 @@ def _signature_problem(signatures: Iterable[Signature], sizes: IntArray) -> str:
         return f"refers to a size that is not in the table of {len(sizes)}"
     if extents and sizes[extents].min() < 0:
         return "has a tensor with a negative size or stride"
+    if any(_elements(spec, sizes) > _MAX_ELEMENTS for spec in specs.values()):
+        return f"has a tensor of more than {_MAX_ELEMENTS} elements"
     return ""
+
+
+def _elements(spec: TensorSpec, sizes: IntArray) -> int:
+    return math.prod(sizes[list(spec.shape)].tolist())
 
 
 def _collect(value: Scalar, into: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincast.errors import TraincastError
 from traincast.kernels.conv import CONV
 from traincast.kernels.gemm.lowering import gemm_compute
 from traincast.kernels.operands import ints, operand, product, reduction_kind, required
@@ -26,13 +27,16 @@ class _Window:
     def of(signature: Signature, spatial: int) -> _Window:
         """From an op's scalars."""
         groups = signature.scalar("groups", 1)
-        return _Window(
+        window = _Window(
             stride=ints(signature.scalar("stride"), spatial, 1),
             padding=ints(signature.scalar("padding"), spatial, 0),
             dilation=ints(signature.scalar("dilation"), spatial, 1),
             groups=groups if isinstance(groups, int) else 1,
             transposed=bool(signature.scalar("transposed", False)) or "transpose" in signature.name,
         )
+        if min(*window.stride, *window.dilation, window.groups) < 1 or min(window.padding) < 0:
+            raise TraincastError("stride, dilation and groups must be 1 or more, padding 0 or more")
+        return window
 
 
 def _convolution(

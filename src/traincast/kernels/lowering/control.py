@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from traincast.errors import TraincastError
 from traincast.kernels.operands import on_device, whole
 from traincast.kernels.registry import Control, ControlKind, Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import STREAM_SYNCHRONIZE, elementwise, memcpy, reduction
 from traincast.workload.ops import Signature
 
+_MOST_NUMBERS = 1 << 20  # of events and streams; the walk keeps a clock for each
 _KINDS = {
     "cuda::device_synchronize": ControlKind.DEVICE_SYNCHRONIZE,
     "cuda::stream_synchronize": ControlKind.STREAM_SYNCHRONIZE,
@@ -16,12 +18,17 @@ _KINDS = {
 }
 
 
+def _number(signature: Signature, name: str) -> int:
+    number = whole(signature, name, -1)
+    if not -1 <= number < _MOST_NUMBERS:
+        raise TraincastError(f"{name} {number} is not from -1 to {_MOST_NUMBERS - 1}")
+    return number
+
+
 @lowers(*_KINDS)
 def control(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A control op is one control item."""
-    return (
-        Control(_KINDS[signature.name], event=whole(signature, "event", -1), stream=whole(signature, "stream", -1)),
-    )
+    return (Control(_KINDS[signature.name], event=_number(signature, "event"), stream=_number(signature, "stream")),)
 
 
 @lowers("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")

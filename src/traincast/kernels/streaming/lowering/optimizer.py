@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from traincast.errors import TraincastError
 from traincast.kernels.operands import compute_of, is_dense, on_device, same_layout
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import ELEMENTWISE
@@ -14,6 +15,7 @@ from traincast.workload.ops import Signature, TensorSpec
 # ATen's multi_tensor_apply: how many tensors and blocks one launch takes, by number of tensor lists
 _MAX_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _MAX_BLOCKS = 320  # of one launch of ATen's multi_tensor_apply
+_MOST_LAUNCHES = 100_000  # 2e12 elements: more than any device holds
 _CHUNK = 65536  # elements of a tensor that one block takes there
 
 _FOREACH = {
@@ -45,6 +47,8 @@ class _Launch:
 def launches(sizes: Sequence[int], depth: int) -> Iterator[_Launch]:
     """How `multi_tensor_apply` cuts a list of tensors (of these numbers of elements) into launches."""
     most = _MAX_TENSORS[min(depth, 5)]
+    if sum(sizes) > _MOST_LAUNCHES * _MAX_BLOCKS * _CHUNK:
+        raise TraincastError(f"{sum(sizes)} elements are more than {_MOST_LAUNCHES} launches take")
     elements = tensors = blocks = 0
     for size in sizes:
         remaining = size
