@@ -7,12 +7,12 @@ import pytest
 from tests.fuzz.formats import FORMATS
 from tests.fuzz.running import judged, run_cases
 
-CASES = {"workload": 160, "kineto": 160, "tables": 100, "plan": 120, "platform": 120}
+CASES = {"workload": 160, "kineto": 160, "tables": 60, "indices": 60, "plan": 120}
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_changed_files_are_answered_or_refused(form):
-    findings = [str(finding) for finding in run_cases(form, range(CASES.get(form.name, 120)))]
+    findings = [str(finding) for finding in run_cases(form, range(CASES.get(form.name, 100)))]
 
     assert findings == []
 
