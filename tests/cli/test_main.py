@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import traincast
 from traincast.cli import main as main_module
 from traincast.cli.arguments import variant_options, whole_numbers
 from traincast.cli.main import main
@@ -46,6 +49,18 @@ def test_parameters_are_written_as_options_of_the_verb(message, written):
     assert in_options(message, OPTIONS) == written
 
 
+def test_only_the_command_line_writes_options():
+    _, made = parsers(VERBS)
+    written = {name for parser in made.values() for name in options(parser).values()}
+    package = Path(traincast.__file__).parent
+    library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
+
+    assert len(library) > 100
+    for path in library:
+        words = set(re.findall(r"--[a-z][a-z-]+", path.read_text(encoding="utf-8")))
+        assert not words & written, path
+
+
 def test_options_of_a_parser_are_its_long_names():
     parser = argparse.ArgumentParser()
     parser.add_argument("workload")
@@ -56,8 +71,6 @@ def test_options_of_a_parser_are_its_long_names():
 
 
 def test_the_same_mistake_is_written_for_either_reader(capsys):
-    import traincast
-
     with pytest.raises(TraincastError, match=r"leave out `seq_len`$"):
         traincast.predict("resnet50", on="v100", seq_len=4)
     assert main(["predict", "resnet50", "--on", "v100", "--seq-len", "4"]) == 2
