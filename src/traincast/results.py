@@ -28,7 +28,7 @@ class Result:
     __slots__ = ()
 
     def to_dict(self) -> Any:
-        """The whole answer as plain JSON values, the same document that the command line prints with `--json`."""
+        """The whole answer as plain JSON values, the same document that the command line prints."""
         raise NotImplementedError(type(self).__name__)
 
     def headline(self) -> str:
