@@ -142,9 +142,9 @@ def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
         clock[0] += 0.1 if len(walks) > 1 else 3.0  # the first one prepares what all need
         return score(*arguments)
 
-    def noted(choices, cost, weights, effort, *rest):
+    def noted(cost, effort, *rest):
         deadlines.append(effort.deadline)
-        return descend(choices, cost, weights, effort, *rest)
+        return descend(cost, effort, *rest)
 
     monkeypatch.setattr(searching, "monotonic", lambda: clock[0])
     monkeypatch.setattr(searching, "score_plan", slow_at_first)
