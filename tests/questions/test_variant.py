@@ -58,6 +58,8 @@ def test_a_variant_is_a_value():
         (Variant(mode="inference"), r"mine.tc holds a step of training, not inference; capture it again for inference"),
         (Variant(optimizer="adam"), r"mine.tc holds its own optimizer; only `optimizer='none'` can change it"),
         (Variant(dtype="bf16"), r"capture it under autocast for bf16"),
+        (Variant(attention="sdpa"), r"mine.tc keeps the ops .*; leave out `attention`, or capture the model with sdpa"),
+        (Variant(embedding="bag"), r"mine.tc keeps the ops .*; leave out `embedding`, or capture the model with bag"),
     ],
 )
 def test_what_a_captured_step_holds_cannot_be_chosen(variant, said):

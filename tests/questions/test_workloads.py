@@ -9,6 +9,7 @@ from traincast.platform.platform import load_platform
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import load, load_on
 from traincast.workload.file import save_workload
+from traincast.workload.ops import Phase
 from traincast.zoo.catalog import load_model
 
 DLRM = """
@@ -40,6 +41,23 @@ def test_a_saved_workload_by_file(tmp_path):
     assert load(tmp_path / "step.tc", Variant(batch_size=3)).batch_size == 3
     with pytest.raises(TraincastError, match=r"step.tc holds its own optimizer"):
         load(tmp_path / "step.tc", Variant(optimizer="sgd"))
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_optimizer_of_a_held_step_can_be_left_out(tmp_path, saved):
+    whole = load_model("vgg13")
+    save_workload(whole, tmp_path / "step.tc")
+
+    step = load(tmp_path / "step.tc" if saved else whole, Variant(optimizer="none"))
+
+    assert Phase.OPTIMIZER in whole.programs[0].columns.scope_phase
+    assert Phase.OPTIMIZER not in step.programs[0].columns.scope_phase
+    assert step.programs[0].num_ops == load("vgg13", Variant(optimizer="none")).programs[0].num_ops
+
+
+def test_what_a_workload_itself_does_not_have_is_refused():
+    with pytest.raises(TraincastError, match="workload 'vgg13' keeps the ops it was captured with"):
+        load(load_model("vgg13"), Variant(attention="sdpa"))
 
 
 def test_a_dlrm_by_its_description(described):

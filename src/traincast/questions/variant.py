@@ -72,7 +72,7 @@ def variant_of(options: VariantOptions) -> Variant:
 
 
 def check_held(name: str, mode: str, variant: Variant) -> None:
-    """Refuses what cannot be chosen any more of a workload that was captured: its mode, optimizer and types."""
+    """Refuses what cannot be chosen any more of a workload that was captured: its mode, optimizer, ops and types."""
     if variant.mode not in (None, mode):
         raise TraincastError(f"{name} holds a step of {mode}, not {variant.mode}; capture it again for {variant.mode}")
     if variant.optimizer not in (None, "none"):
@@ -81,3 +81,9 @@ def check_held(name: str, mode: str, variant: Variant) -> None:
         raise TraincastError(
             f"{name} keeps the types it was captured with; capture it under autocast for {variant.dtype}"
         )
+    for option in ("attention", "embedding"):
+        choice = getattr(variant, option)
+        if choice is not None:
+            raise TraincastError(
+                f"{name} keeps the ops it was captured with; leave out `{option}`, or capture the model with {choice}"
+            )

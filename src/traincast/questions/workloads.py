@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traincast.questions.variant import Variant, check_held
+from traincast.workload.edit import without_phase
 from traincast.workload.file import load_workload
+from traincast.workload.ops import Phase
 from traincast.workload.workload import Workload
 from traincast.zoo.catalog import list_models, load_model
 
@@ -31,7 +33,9 @@ def load(source: Source, variant: Variant) -> Workload:
         from traincast.questions.published import published_step
 
         return published_step(program, 1, variant)[0]
-    return _at_size(source if isinstance(source, Workload) else _named(str(source), variant), variant)
+    if isinstance(source, Workload):
+        return _at_size(_held(source, f"workload '{source.name}'", variant), variant)
+    return _at_size(_named(str(source), variant), variant)
 
 
 def published_program(source: Source) -> PublishedProgram | None:
@@ -83,11 +87,15 @@ def _at_size(workload: Workload, variant: Variant) -> Workload:
     return compiled_step(resized, lowering_context(resized))
 
 
+def _held(workload: Workload, name: str, variant: Variant) -> Workload:
+    """A workload that was captured before, called `name` in messages, with what can still be chosen of it."""
+    check_held(name, workload.mode, variant)
+    return without_phase(workload, Phase.OPTIMIZER) if variant.optimizer == "none" else workload
+
+
 def _named(name: str, variant: Variant) -> Workload:
     if name.endswith(".tc"):
-        workload = load_workload(Path(name))
-        check_held(Path(name).name, workload.mode, variant)
-        return workload
+        return _held(load_workload(Path(name)), Path(name).name, variant)
     mode = variant.mode or "training"
     if name.endswith((".yaml", ".yml")):
         from traincast.questions.dlrm_file import load_dlrm_yaml
