@@ -64,3 +64,33 @@ def test_a_compiled_step_says_so():
 
     (said,) = predict(question).warnings
     assert said.startswith("compiled: chains of element-wise ops")
+
+
+@pytest.mark.parametrize("device", ["v100", "t4", "p4", "mi250"])
+def test_tf32_on_a_device_without_it_is_fp32_and_says_so(device):
+    question = Question(workload="vgg13", on=device, variant=Variant(batch_size=4))
+    asked = predict(replace(question, variant=Variant(batch_size=4, dtype="tf32")))
+
+    assert asked.iteration == predict(question).iteration
+    assert asked.warnings == (f"{device} has no TF32 units; it computes in fp32",)
+
+
+@pytest.mark.parametrize("device", ["a10", "l4", "a100-80gb", "h100", "mi300x"])
+@pytest.mark.parametrize("model", ["vgg13", "resnet50"])
+def test_tf32_is_never_slower_than_fp32(model, device):
+    """Libraries may choose their fp32 kernels: convolutions on A10 and L4 came out 8 to 13 % slower."""
+    exact, fast = (
+        predict(Question(workload=model, on=device, variant=Variant(batch_size=32, dtype=dtype)))
+        for dtype in ("fp32", "tf32")
+    )
+
+    assert fast.by_family["conv"] <= exact.by_family["conv"]
+    assert fast.warnings == ()
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("v100", "bf16"), ("t4", "bf16"), ("p100", "bf16"), ("p4", "fp16")])
+def test_a_half_type_without_units_is_said(device, dtype):
+    asked = predict(Question(workload="vgg13", on=device, variant=Variant(batch_size=2, dtype=dtype)))
+
+    (said,) = asked.warnings
+    assert said.startswith(f"{device} has no {dtype} units; products are taken to run at its fp32 rate")

@@ -83,6 +83,10 @@ class Calls:
         """A selection of the calls."""
         return Calls(self.family, self.kind[rows], self.compute[rows], self.values[rows])
 
+    def computing_in(self, compute: str) -> Calls:
+        """The same calls in another compute type."""
+        return Calls(self.family, self.kind, np.full_like(self.compute, _COMPUTE_CODE[compute]), self.values)
+
     @staticmethod
     def of(family: Family, calls: Iterable[KernelCall]) -> Calls:
         """Columns from single calls of one family."""

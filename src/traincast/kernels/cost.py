@@ -50,9 +50,25 @@ def _roofline() -> Roofline:
 def price_calls(calls: Calls, device: Device, *, roofline_only: bool = False) -> tuple[Estimate, Source]:
     """Device time of calls of one family on this device."""
     model = None if roofline_only else shipped_model(calls.family.name)
-    if model is None:
-        return _roofline().predict(calls, device), Source.ROOFLINE
-    return model.predict(calls, device), Source.MODEL
+    source = Source.ROOFLINE if model is None else Source.MODEL
+    predictor = _roofline() if model is None else model
+    estimate = predictor.predict(calls, device)
+    allowed = np.flatnonzero(calls.is_compute("tf32"))
+    if not len(allowed):
+        return estimate, source
+    return _faster(estimate, allowed, predictor.predict(calls.take(allowed).computing_in("fp32"), device)), source
+
+
+def _faster(estimate: Estimate, rows: IntArray, other: Estimate) -> Estimate:
+    """The estimate with those of `rows` replaced that `other`, which is of these rows alone, does in less time.
+
+    Where TF32 is allowed, libraries still have their fp32 kernels to choose from.
+    """
+    chosen = other.seconds < estimate.seconds[rows]
+    seconds, sigma, in_domain = estimate.seconds.copy(), estimate.sigma.copy(), estimate.in_domain.copy()
+    for column, alternative in ((seconds, other.seconds), (sigma, other.sigma), (in_domain, other.in_domain)):
+        column[rows[chosen]] = alternative[chosen]
+    return Estimate(seconds, sigma, in_domain)
 
 
 def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False) -> Costs:

@@ -60,10 +60,30 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
     answer = predict_step(
         step,
         platform if many else alone,
-        tf32=question.variant.dtype == "tf32",
+        tf32=question.variant.dtype == "tf32" and "tf32" in alone.device.peak_flops,
         host=question.host_profile(),
         roofline_only=question.roofline_only,
         uneven=question.uneven,
     )
-    assumed = tuple(said for said in (shards, platform.assumed if many else "", step.meta.get("compiled")) if said)
+    notes = (
+        _missing_units(question.variant.dtype, alone),
+        shards,
+        platform.assumed if many else "",
+        step.meta.get("compiled"),
+    )
+    assumed = tuple(said for said in notes if said)
     return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
+
+
+def _missing_units(dtype: str, platform: Platform) -> str:
+    """What is assumed of a device that has no units for the type asked for; "" where it has them.
+
+    TF32 is then fp32: the same four bytes, the same cores. In a 16-bit type tensors keep their two bytes, and products
+    run at the rate of fp32, into which the cores widen their operands (convolutions without Winograd, as in any 16-bit
+    type).
+    """
+    if dtype in platform.device.peak_flops:
+        return ""
+    if dtype == "tf32":
+        return f"{platform.key} has no TF32 units; it computes in fp32"
+    return f"{platform.key} has no {dtype} units; products are taken to run at its fp32 rate with two bytes per element"
