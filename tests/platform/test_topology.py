@@ -85,6 +85,9 @@ GOOD = "gpus_per_node: 8\nlink_gbs: 100\nnetwork_gbs_per_gpu: 10\n"
         (GOOD + "island: 1.5\n", "whole number for 'island'"),
         (GOOD + "link_latency_us: .nan\n", "'link_latency_us'"),
         (GOOD + "link_latency_us: .inf\n", "'link_latency_us' is inf"),
+        (GOOD.replace("100", "100000"), "'link_gbs' is 100000, which no node has .*; check its unit"),
+        (GOOD.replace(" 10\n", " 0.001\n"), "'network_gbs_per_gpu' is 0.001"),
+        (GOOD + "link_latency_us: 1500\n", "'link_latency_us' is 1500"),
         (GOOD + "links: 3\n", "list of"),
         (GOOD + "links: [[0, 9, 1]]\n", "two GPUs below 8"),
         (GOOD + "links: [[0, 1, true]]\n", "is not"),
@@ -100,6 +103,32 @@ def test_a_wrong_description_is_refused_by_name(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(TraincastError, match=message):
         load_topology(str(path))
+
+
+MEASURED = "device: h100\ngpus_per_node: 4\nlink_gbs: 450\nnetwork_gbs_per_gpu: 25\ncurves: h100\n"
+
+
+@pytest.mark.parametrize("curves", ["h100", "h100@2.29.2", "h100+cluster01"])
+@pytest.mark.parametrize("load", [load_platform, load_topology])
+def test_curves_measured_on_other_links_are_refused(tmp_path, load, curves):
+    path = tmp_path / "ours.yaml"
+    path.write_text(MEASURED.replace("curves: h100", f"curves: {curves}").replace("450", "3"))
+    with pytest.raises(TraincastError, match=r"'link_gbs' is not that of dgx-h100, .*; leave out 'curves'"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("field", ["link_latency_us: 9", "island: 2", "links: [[0, 1, 2], [2, 3, 2]]"])
+def test_every_figure_that_curves_would_hide_is_refused(tmp_path, field):
+    path = tmp_path / "ours.yaml"
+    path.write_text(MEASURED + field + "\n")
+    with pytest.raises(TraincastError, match=f"'{field.split(':')[0]}' is not that of dgx-h100"):
+        load_topology(str(path))
+
+
+def test_curves_hold_for_a_node_of_the_same_links(tmp_path):
+    path = tmp_path / "ours.yaml"
+    path.write_text(MEASURED)
+    assert load_topology(str(path)).curves == "h100"
 
 
 def test_unknown_names_and_single_gpus_are_refused():

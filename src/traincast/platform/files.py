@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,28 @@ def number(key: str, table: dict[str, Any], field: str, *, integer: bool = False
         kind = "whole" if integer and value <= _LARGEST else "finite"
         raise TraincastError(f"platform '{key}' needs a {kind} number for '{field}', not {shown(value)}")
     return int(value) if integer else float(value)
+
+
+def figure(
+    key: str,
+    table: dict[str, Any],
+    field: str,
+    ranges: Mapping[str, tuple[float, float]],
+    owner: str,
+    *,
+    integer: bool = False,
+    default: float | None = None,
+) -> float:
+    """A number of the table within the least and most that any `owner` (GPU, node) has: beyond, its unit is wrong."""
+    if default is not None and field not in table:
+        return default
+    least, most = ranges[field]
+    value = float(number(key, table, field, integer=integer, zero=least == 0.0))
+    if not least <= value <= most:
+        raise TraincastError(
+            f"platform '{key}': '{field}' is {value:g}, which no {owner} has ({least:g} to {most:g}); check its unit"
+        )
+    return value
 
 
 def known_fields(key: str, table: dict[str, Any], known: Collection[str]) -> None:

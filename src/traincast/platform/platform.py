@@ -57,7 +57,9 @@ def load_topology(name: str) -> Topology:
     if name.endswith(USER_FILES):
         path = _user_file(name, "topology", "node")
         table = read_table(path)
-        return topology_from(path.stem, table, _device_of(table, path.parent))
+        topology = topology_from(path.stem, table, _device_of(table, path.parent))
+        _check_curves(topology)
+        return topology
     if name in device_keys():
         raise TraincastError(
             f"'{name}' is one GPU and says nothing of links; name a node ({', '.join(node_keys())}) or describe yours"
@@ -79,6 +81,8 @@ def _node(key: str, table: dict[str, Any], folder: Path | None = None) -> Platfo
     device = _device_of(table, folder)
     assert device is not None
     topology = topology_from(key, table, device)
+    if folder is not None:
+        _check_curves(topology)
     return Platform(key=key, device=device, gpus_per_node=topology.gpus_per_node, topology=topology)
 
 
@@ -91,3 +95,20 @@ def _device_of(table: dict[str, Any], folder: Path | None = None) -> Device | No
         return load_device(name)
     path = _user_file(str(folder / name), "device", "device")
     return device_from(path.stem, read_table(path))
+
+
+def _check_curves(topology: Topology) -> None:
+    """Refuses measured curves beside links that are not those of the node they were measured on.
+
+    Curves stand for the links inside a node, so the file's own figures would do nothing. A name is that of a node's
+    curves, perhaps of one version (`h100@2.23`) or of several sets (`h100+cluster01`).
+    """
+    names = {part.split("@")[0] for part in topology.curves.split("+")}
+    for key in node_keys():
+        measured = load_topology(key)
+        field = topology.joined_like(measured) if measured.curves in names - {""} else ""
+        if field:
+            raise TraincastError(
+                f"platform '{topology.key}': its '{field}' is not that of {key}, where curves '{measured.curves}' were "
+                f"measured; leave out 'curves' to predict from the links, or give the '{field}' of {key}"
+            )

@@ -6,7 +6,7 @@ from typing import Any
 
 from traincast.errors import TraincastError, unknown
 from traincast.platform.device import ADA, AMPERE, BLACKWELL, HOPPER, PASCAL, TURING, VOLTA, Device
-from traincast.platform.files import known_fields, number
+from traincast.platform.files import figure, known_fields, number
 
 _DEFAULT_HOST = "server-2022"  # the newest host profile that is shipped
 _DEFAULT_KERNEL_GAP_US = 1.5  # between the 0.8 to 2.2 us of the architectures that traces show
@@ -42,6 +42,17 @@ _RANGES = {
 _TEXTS = ("name", "vendor", "arch", "host", "node", "source", "notes")
 _MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
 _DISAGREE = 4.0  # an fp32 peak this far from two flop a core and clock; dual issue is a factor of 2
+
+# least and most of a peak for one flop/s of fp32, twice what any GPU has: matrix units are 1 (L40) to 60 (B200, fp8)
+# times as fast, fp64 is 1/64 (graphics) to 2 (MI250); a type done by plain cores far slower is better left out
+_PEAK_RATIOS = {
+    "fp32_matrix": (0.5, 16.0),
+    "tf32": (0.5, 32.0),
+    "fp16": (0.5, 64.0),
+    "bf16": (0.5, 64.0),
+    "fp8": (0.5, 128.0),
+    "fp64": (1 / 128, 4.0),
+}
 
 
 def device_from(key: str, table: dict[str, Any]) -> Device:
@@ -82,15 +93,7 @@ def device_from(key: str, table: dict[str, Any]) -> Device:
 def _figure(
     key: str, table: dict[str, Any], field: str, *, integer: bool = False, default: float | None = None
 ) -> float:
-    if default is not None and field not in table:
-        return default
-    least, most = _RANGES[field]
-    value = float(number(key, table, field, integer=integer, zero=least == 0.0))
-    if not least <= value <= most:
-        raise TraincastError(
-            f"platform '{key}': '{field}' is {value:g}, which no GPU has ({least:g} to {most:g}); check its unit"
-        )
-    return value
+    return figure(key, table, field, _RANGES, "GPU", integer=integer, default=default)
 
 
 def _peak(key: str, peaks: dict[str, Any], name: str) -> float:
@@ -131,3 +134,16 @@ def _check_together(key: str, device: Device) -> None:
             f"platform '{key}': peak 'fp32' is {device.peak_flops['fp32'] / 1e12:g} TFLOPS, but 'num_sms', "
             f"'cores_per_sm' and 'boost_clock_mhz' make {cores / 1e12:.3g}; check their units"
         )
+    _check_peaks(key, device)
+
+
+def _check_peaks(key: str, device: Device) -> None:
+    """Peaks in another unit than fp32's: alone they may be those of some GPU."""
+    plain = device.peak_flops["fp32"]
+    for name, (least, most) in _PEAK_RATIOS.items():
+        ratio = device.peak_flops.get(name, plain * least) / plain
+        if not least <= ratio * (1 + 1e-9) <= most:
+            raise TraincastError(
+                f"platform '{key}': peak '{name}' is {ratio * plain / 1e12:g} TFLOPS, {ratio:.3g} times that of fp32 "
+                f"({least:.3g} to {most:g} are known); give peaks in TFLOPS, and leave out a type without units"
+            )

@@ -7,17 +7,27 @@ from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.platform.device import Device
-from traincast.platform.files import known_fields, number
+from traincast.platform.files import figure, known_fields
 from traincast.platform.mesh import Links, all_to_all_load, connected, ring_count
 
 PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
 _DEFAULT_PCIE = 4  # of a node that names no device, and of generations not listed: the usual one since 2020
-_MAX_GPUS_PER_NODE = 1024  # beyond any machine; a larger number is a mistake
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 _FIELDS = (
     "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
     "link_latency_us", "network_latency_us", "links", "curves", "source", "notes",
 )  # fmt: skip
+# least and most that any node has, several times over: outside, a figure is in another unit
+_RANGES = {
+    "gpus_per_node": (1.0, 1024.0),
+    "island": (1.0, 1024.0),
+    "adapters": (1.0, 1024.0),
+    "link_gbs": (0.1, 20_000.0),
+    "host_gbs": (0.1, 20_000.0),
+    "network_gbs_per_gpu": (0.01, 20_000.0),
+    "link_latency_us": (0.01, 1000.0),
+    "network_latency_us": (0.01, 100_000.0),
+}
 LINK_LATENCY_US = 1.5  # assumed, as are the network's: the links' launch and steps are fitted on top of them
 NETWORK_LATENCY_US = 5.0
 
@@ -78,6 +88,20 @@ class Topology:
         share = max(1.0, self.adapters * ranks_per_node / self.gpus_per_node)
         return min(share, float(self.adapters)) * self.adapter_bandwidth
 
+    def joined_like(self, other: Topology) -> str:
+        """The field of a node's file in which the links inside the nodes differ ("": none).
+
+        That a node holds fewer or more GPUs is no difference where the links join all of them.
+        """
+        whole = self.island == self.gpus_per_node, other.island == other.gpus_per_node
+        differs = {
+            "link_gbs": self.link_bandwidth != other.link_bandwidth,
+            "link_latency_us": self.link_latency != other.link_latency,
+            "island": whole[0] != whole[1],
+            "links": self.links != other.links,
+        }
+        return next((field for field, different in differs.items() if different), "")
+
     def _wire_bandwidth(self) -> float:
         wires = [sum(count for a, b, count in self.links if gpu in (a, b)) for gpu in range(self.gpus_per_node)]
         return self.link_bandwidth / max(wires)
@@ -86,12 +110,10 @@ class Topology:
 def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Topology:
     """A topology from the fields of a node file; `device` is the one it names (None: it names none)."""
     known_fields(key, table, _FIELDS)
-    gpus = number(key, table, "gpus_per_node", integer=True)
-    if gpus > _MAX_GPUS_PER_NODE:
-        raise TraincastError(f"platform '{key}': gpus_per_node is {gpus}; at most {_MAX_GPUS_PER_NODE} are supported")
-    link = number(key, table, "link_gbs")
-    adapters = number(key, table, "adapters", integer=True) if "adapters" in table else gpus
-    island = number(key, table, "island", integer=True) if "island" in table else gpus
+    gpus = int(_figure(key, table, "gpus_per_node", integer=True))
+    link = _figure(key, table, "link_gbs")
+    adapters = int(_figure(key, table, "adapters", gpus, integer=True))
+    island = int(_figure(key, table, "island", gpus, integer=True))
     return Topology(
         key=key,
         gpus_per_node=gpus,
@@ -99,21 +121,23 @@ def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Top
         link_bandwidth=1e9 * link,
         host_bandwidth=1e9 * (link if island == 1 else _host_gbs(key, table, device)),
         adapters=adapters,
-        adapter_bandwidth=1e9 * number(key, table, "network_gbs_per_gpu") * gpus / adapters,
-        link_latency=1e-6 * _optional(key, table, "link_latency_us", LINK_LATENCY_US),
-        network_latency=1e-6 * _optional(key, table, "network_latency_us", NETWORK_LATENCY_US),
+        adapter_bandwidth=1e9 * _figure(key, table, "network_gbs_per_gpu") * gpus / adapters,
+        link_latency=1e-6 * _figure(key, table, "link_latency_us", LINK_LATENCY_US),
+        network_latency=1e-6 * _figure(key, table, "network_latency_us", NETWORK_LATENCY_US),
         links=_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
     )
 
 
-def _optional(key: str, table: dict[str, Any], field: str, default: float) -> float:
-    return float(number(key, table, field)) if field in table else default
+def _figure(
+    key: str, table: dict[str, Any], field: str, default: float | None = None, *, integer: bool = False
+) -> float:
+    return figure(key, table, field, _RANGES, "node", integer=integer, default=default)
 
 
 def _host_gbs(key: str, table: dict[str, Any], device: Device | None) -> float:
     default = PCIE_GBS.get(device.pcie_gen if device else _DEFAULT_PCIE, PCIE_GBS[_DEFAULT_PCIE])
-    return _optional(key, table, "host_gbs", default)
+    return _figure(key, table, "host_gbs", default)
 
 
 def _links(key: str, rows: Any, gpus: int) -> Links:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.kernels.signatures import field, kernels, lowered, tensor
 from traincast.embeddings import Pooling, Table, Zipf
-from traincast.embeddings.load import Part, total_load
+from traincast.embeddings.load import FIELDS, Part, total_load
+from traincast.errors import TraincastError
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.embedding import EMBEDDING
@@ -39,7 +40,7 @@ def _forward(dtype: str = "float32", **more):
 def _backward(optimizer: str, **more):
     name = f"fbgemm::split_embedding_backward_codegen_{optimizer}_unweighted_exact_cuda"
     outputs = [tensor(64 * 1_000_000 + 8000)] if optimizer == "dense" else []
-    return lowered(name, {"grad_output": tensor(512, 80), **_inputs()}, outputs, **FORMS, **more)
+    return lowered(name, {"grad_output": tensor(512, 80), **_inputs()}, outputs, **(FORMS | more))
 
 
 def _seconds(call, device: str = "a100-80gb") -> float:
@@ -51,6 +52,29 @@ def test_the_load_of_an_op_is_what_its_kernel_touches():
     assert (call.kind, field(call, "batch"), field(call, "tables")) == ("tbe_forward", 512, 2)
     assert (field(call, "lookups"), field(call, "columns"), field(call, "longest_bag")) == (512 * 23, 80, 20)
     assert field(_forward("float16"), "row_item_bytes") == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"), [("distinct_rows", "lookups"), ("long_rows", "distinct_rows"), ("long_lookups", "lookups")]
+)
+def test_a_load_that_contradicts_itself_is_refused(part, whole):
+    """More different rows than lookups made the time of an update negative."""
+    wrong = list(LOAD)
+    wrong[FIELDS.index(part)] = 1_000_000_000
+    with pytest.raises(TraincastError, match=rf"its load has 1e\+09 {part}, more than its \d+ {whole}"):
+        _backward("sgd", load=tuple(wrong))
+
+
+def test_a_load_with_a_number_missing_is_refused():
+    with pytest.raises(TraincastError, match="its load has 25 numbers, not 26"):
+        _backward("sgd", load=LOAD[:-1])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+def test_an_update_never_takes_negative_time(optimizer):
+    call = _backward(optimizer)[-1]
+    values = dict(zip(EMBEDDING.fields, call.values, strict=True)) | {"distinct_rows": 1e12}
+    assert _seconds(replace(call, values=tuple(values.values()))) > 0
 
 
 def test_a_dense_gradient_is_zeroed_first():

@@ -114,7 +114,7 @@ def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     long = np.where(fused, calls["long_lookups"] / lookups, 0.0)
     blocks = np.clip(np.ceil(calls["long_lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
     together = np.where(fused, rates.long_row_seconds * calls["long_rows"] / blocks, 0.0)
-    idle_warps = lookups - (calls["distinct_rows"] - calls["long_rows"])
+    idle_warps = np.maximum(lookups - (calls["distinct_rows"] - calls["long_rows"]), 0.0)
     empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * clock(device))
     working = together + l2 * (long / rates.long_row_l2_share + 1.0 - long)
     start = np.where(fused, rates.update_start_seconds, rates.start_seconds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.embeddings.access import Uniform, parse_access
+from traincast.embeddings.load import FIELDS as LOAD_FIELDS
+from traincast.errors import TraincastError
 from traincast.kernels.embedding.tables import Tables, pooled_tables, uniform_tables
 from traincast.kernels.operands import compute_of, product, required, whole
 from traincast.kernels.registry import Item, LoweringContext, lowers
@@ -159,9 +161,11 @@ def described_tables(
 ) -> Tables:
     """Tables whose load the op itself says."""
     longest, rows, host = (whole(signature, name) for name in ("longest_bag", "total_rows", "host"))
+    load = tuple(float(value) for value in whole_numbers(signature.scalar("load")))
+    _check_load(load)
     return Tables(
         batch=batch,
-        load=tuple(float(value) for value in whole_numbers(signature.scalar("load"))),
+        load=load,
         rows=rows,
         longest_bag=longest,
         index_bytes=indices.itemsize,
@@ -169,6 +173,16 @@ def described_tables(
         weighted=weighted,
         host=host,
     )
+
+
+def _check_load(load: tuple[float, ...]) -> None:
+    """Refuses a load whose numbers contradict each other, up to their rounding by table."""
+    if len(load) != len(LOAD_FIELDS):
+        raise TraincastError(f"its load has {len(load)} numbers, not {len(LOAD_FIELDS)}")
+    sums = dict(zip(LOAD_FIELDS, load, strict=True))
+    for part, whole_sum in (("distinct_rows", "lookups"), ("long_rows", "distinct_rows"), ("long_lookups", "lookups")):
+        if sums[part] > sums[whole_sum] + sums["tables"]:
+            raise TraincastError(f"its load has {sums[part]:g} {part}, more than its {sums[whole_sum]:g} {whole_sum}")
 
 
 @lowers("traincast::batched_embedding_forward")
