@@ -12,11 +12,16 @@ class TraincastError(ValueError):
     """Bad input. The message names the thing that is wrong and the remedy, on one line."""
 
 
+_LONGEST_NAME = 300  # characters of a name that a message repeats; nothing that is known has as many
+
+
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> TraincastError:
     """An error for a name nobody knows, with the nearest known names."""
-    nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    is_short = len(name) <= _LONGEST_NAME and name.isprintable()
+    nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4) if is_short else []
     hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
-    return TraincastError(f"unknown {kind} '{name}'.{hint} {remedy}")
+    quoted = f"'{name}'" if is_short else shown(name)
+    return TraincastError(f"unknown {kind} {quoted}.{hint} {remedy}")
 
 
 _SHORT = reprlib.Repr()

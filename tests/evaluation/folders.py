@@ -31,7 +31,10 @@ MLPERF = {
     "mlperf_round": "v0.7", "submitter": "Somebody", "system": "box", "benchmark": "dlrm", "accelerator": "NVIDIA A100",
     "num_gpus": "8", "framework": "PyTorch 1.6.0", "global_batch": "55296", "iteration_ms": "3.2",
 }  # fmt: skip
-EMBEDDINGS = {"model": "tiny", "num_gpus": "1", "global_batch": "1024", "iteration_ms": "20.0"}
+EMBEDDINGS = {
+    "device": "NVIDIA A100-SXM4 (DGX A100)", "model": "tiny", "num_gpus": "1", "global_batch": "1024",
+    "iteration_ms": "20.0",
+}  # fmt: skip
 
 
 def write_rows(folder: Path, name: str, *rows: dict[str, str]) -> Path:

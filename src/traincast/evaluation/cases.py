@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.questions.predict import Question, predict
 from traincast.walk.timeline import Timeline
@@ -27,6 +28,15 @@ class Case:
     measured_active_ms: float | None = None
     others: dict[str, float] = field(default_factory=dict)
     stops_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A measured step that cannot be predicted, and why in one line. `group` is "" where the row does not tell it."""
+
+    name: str
+    reason: str
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +67,30 @@ class Outcome:
 
 
 def run_cases(
-    cases: Sequence[Case], *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
-) -> list[Outcome]:
-    """Predicts every case; `progress` hears the fraction done."""
-    outcomes = []
+    cases: Sequence[Case | LeftOut], *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
+) -> list[Outcome | LeftOut]:
+    """Predicts every case that can be predicted, the others keep their reason; `progress` hears the fraction done."""
+    outcomes: list[Outcome | LeftOut] = []
     for done, case in enumerate(cases):
-        answer = predict(replace(case.question, roofline_only=roofline_only))
-        timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
-        scale = 1e3 * timed / answer.iteration
-        outcomes.append(
-            Outcome(
-                case=case,
-                predicted_ms=1e3 * timed,
-                low_ms=scale * answer.interval[0],
-                high_ms=scale * answer.interval[1],
-                active_ms=1e3 * answer.device_active,
-            )
-        )
+        outcomes.append(case if isinstance(case, LeftOut) else _outcome(case, roofline_only=roofline_only))
         progress((done + 1) / len(cases))
     return outcomes
+
+
+def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
+    try:
+        answer = predict(replace(case.question, roofline_only=roofline_only))
+    except TraincastError as error:
+        return LeftOut(name=case.name, group=case.group, reason=str(error))
+    timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
+    scale = 1e3 * timed / answer.iteration
+    return Outcome(
+        case=case,
+        predicted_ms=1e3 * timed,
+        low_ms=scale * answer.interval[0],
+        high_ms=scale * answer.interval[1],
+        active_ms=1e3 * answer.device_active,
+    )
 
 
 def _reached(timeline: Timeline, name: str) -> float:

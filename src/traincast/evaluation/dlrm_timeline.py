@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
+from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row
+from traincast.measurements.tables import read_table
 from traincast.questions.predict import Question, predict
 from traincast.questions.variant import Variant
 from traincast.walk.timeline import Timeline
 
 _SUITE = "dlrm_kernel_timeline_v100"
+_FILE = f"kernels/{_SUITE}.parquet"
 _SNAPSHOTS = (("2021-08-22", "DLRM_default", "dlrm-default"), ("2021-05-14", "DLRM_MLPerf", "dlrm-mlperf"))
 # until mid-2021 PyTorch copied the index lists of the interaction before the gather, since then within it
 _EARLIER_COPIES = "module::forward_pass::interaction > aten::to"
@@ -33,7 +36,10 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
         timeline = predict(Question(workload=name, on="v100", variant=variant, clock_mhz=_CLOCK_MHZ)).timeline
         predicted = _predicted(timeline)
         if len(predicted) != len(measured):
-            raise AssertionError(f"{name} launches from {len(predicted)} ops, the timeline from {len(measured)}")
+            raise TraincastError(
+                f"'{_FILE}', snapshot {snapshot}: {len(measured)} ops launch kernels, of {name} {len(predicted)} do; "
+                "give the whole table"
+            )
         names = [f"{op} #{i}" for i, (op, _) in enumerate(measured)]
         ours, theirs = np.array(predicted), np.array([us for _, us in measured])
         long = np.flatnonzero(theirs > _LONG_US)
@@ -47,14 +53,18 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
 
 def _measured(data: Path, snapshot: str) -> list[tuple[str, float]]:
     """(top-level op, microseconds of its kernels) in launch order."""
-    import polars as pl
-
-    table = pl.read_parquet(data / "kernels" / "dlrm_kernel_timeline_v100.parquet")
-    chosen = (pl.col("snapshot") == snapshot) & ~pl.col("op_path").str.ends_with(_EARLIER_COPIES)
-    rows = table.filter(chosen).sort("position").to_dicts()
+    numbers = ["position", "op_occurrence", "duration_us_median"]
+    table = read_table(data, _FILE, ["snapshot", "op_path"], numbers, positive=["duration_us_median"])
+    columns = [table.text("op_path"), *(table.number(name) for name in numbers)]
+    rows = [
+        (str(path), position, occurrence, microseconds)
+        for of_snapshot, path, position, occurrence, microseconds in zip(table.text("snapshot"), *columns, strict=True)
+        if of_snapshot == snapshot and not str(path).endswith(_EARLIER_COPIES)
+    ]
+    rows.sort(key=lambda row: row[1])
     return [
-        (path.rsplit(" > ", 1)[-1], sum(row["duration_us_median"] for row in group))
-        for (path, _), group in groupby(rows, key=lambda row: (row["op_path"], row["op_occurrence"]))
+        (path.rsplit(" > ", 1)[-1], sum(row[3] for row in group))
+        for (path, _), group in groupby(rows, key=lambda row: (row[0], row[2]))
     ]
 
 

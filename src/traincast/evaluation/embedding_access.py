@@ -18,6 +18,7 @@ from traincast.embeddings.access import Reuse, Zipf
 from traincast.embeddings.classes import RowClasses
 from traincast.embeddings.lru import LruCounter
 from traincast.embeddings.reuse import ReuseHistogram
+from traincast.errors import TraincastError
 from traincast.evaluation.embedding_draws import (
     CACHES,
     FEWEST_EVENTS,
@@ -62,7 +63,12 @@ def published_sets(data: Path) -> dict[str, list[Locality]]:
     for year in ("2021", "2022"):
         for name, batch in read_locality(data / "embedding_access" / f"locality_{year}.csv").items():
             numbered = name.rpartition("_")[2].isdecimal()
-            sets[year if numbered else f"{year} large"].append(batch)
+            sets.setdefault(year if numbered else f"{year} large", []).append(batch)
+    missing = [name for name, batches in sets.items() if not batches]
+    if missing:
+        raise TraincastError(
+            f"no batch of the set '{missing[0]}' in '{data / 'embedding_access'}'; give the whole files"
+        )
     return sets
 
 

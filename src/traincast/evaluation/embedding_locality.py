@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,12 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.embeddings.classes import NUM_BINS
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
+from traincast.files.reading import read_csv
+
+_COUNTS = ("batch_size", "avg_num_indices", "avg_num_unique_rows")
+_SHARES_OFF = 0.05  # three decimals each: the published ones add up to 1 within 0.01
+_MOST = 1e10  # lookups and rows of a batch; the published ones have up to 2e9, and more would not fit into memory
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,17 +34,22 @@ def read_locality(path: Path) -> dict[str, Locality]:
     """The published batches of one file, by name."""
     summary: dict[str, dict[str, float]] = defaultdict(dict)
     shares: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["section"] == "summary":
-                summary[row["dataset"]][row["metric"]] = float(row["value"])
-            else:
-                shares[row["dataset"], row["section"]].append(float(row["value"]))
+    for number, row in enumerate(read_csv(path, required=("dataset", "section", "metric", "value")), start=1):
+        value = _number(row["value"], f"'{path.name}', row {number}, column 'value'")
+        if row["section"] == "summary":
+            summary[row["dataset"]][row["metric"]] = value
+        else:
+            shares[row["dataset"], row["section"]].append(value)
+    if not summary:
+        raise TraincastError(f"'{path.name}' has no batch; give its rows of section 'summary'")
     batches = {}
     for name, values in summary.items():
         rows, accesses = shares[name, "unique_rows_by_reuse"], shares[name, "accesses_by_reuse"]
         if len(rows) != NUM_BINS or len(accesses) != NUM_BINS:
-            raise TraincastError(f"{path}: {name} has {len(rows)} and {len(accesses)} reuse bins; needs {NUM_BINS}")
+            raise TraincastError(
+                f"{path}: {shown(name)} has {len(rows)} and {len(accesses)} reuse bins; needs {NUM_BINS}"
+            )
+        _check_batch(f"{path}: {shown(name)}", values, (rows, accesses))
         batches[name] = Locality(
             batch_size=int(values["batch_size"]),
             lookups=values["avg_num_indices"],
@@ -48,3 +58,25 @@ def read_locality(path: Path) -> dict[str, Locality]:
             access_shares=np.array(accesses),
         )
     return batches
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _MOST:
+        raise TraincastError(f"{where}: {shown(text)} is not a number from 0 to {_MOST:g}")
+    return value
+
+
+def _check_batch(where: str, counts: dict[str, float], shares: tuple[list[float], list[float]]) -> None:
+    """Refuses a batch without its counts, and shares that are none or add up to nothing."""
+    for name in _COUNTS:
+        if not counts.get(name, 0.0) >= 1:
+            raise TraincastError(f"{where} has no {name} of at least 1")
+    if counts["avg_num_unique_rows"] > counts["avg_num_indices"]:
+        raise TraincastError(f"{where} has more different rows than lookups")
+    for column in shares:
+        if max(column) > 1 or abs(sum(column) - 1) > _SHARES_OFF:
+            raise TraincastError(f"{where} has reuse shares that do not add up to 1; give shares of the whole")

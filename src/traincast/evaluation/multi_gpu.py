@@ -7,9 +7,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from traincast.evaluation.cases import Case, Outcome, outcomes_row
+from traincast.errors import TraincastError
+from traincast.evaluation.cases import Case, LeftOut, Outcome, outcomes_row
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
-from traincast.evaluation.published import Row, rows_of
+from traincast.evaluation.published import Row, cases_of
 from traincast.evaluation.replay import replay_rows
 from traincast.evaluation.single_gpu import TRANSFORMERS
 from traincast.measurements.metrics import ErrorRow
@@ -18,10 +19,14 @@ from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
 _NODES = {"NVIDIA A100-SXM4-40GB": "dgx-a100"}
+_DIVIDED = {"gpt2_large": "gpt2-large"}  # by NeuSight's names: what can be captured with its layers divided
+_STRATEGIES = {name: name for name in ("dp", "tp", "pp")}  # data, tensor and pipeline parallel
+# what a capture is tried with: beyond, GPT-2's layers cannot be divided or its tensors exceed every GPU
+_MOST_CAPTURED, _MOST_SAMPLES, _LONGEST = 32, 4096, 32_768
 _NOT_PYTORCH = (GROUPS["dle_tf"], GROUPS["hugectr"], GROUPS["pcie"])
 
 
-def multi_gpu_cases(data: Path) -> list[Case]:
+def multi_gpu_cases(data: Path) -> list[Case | LeftOut]:
     """Every published step on several GPUs that can be predicted from its configuration."""
     return [*transformer_cases(data), *dlrm_cases(data)]
 
@@ -33,23 +38,23 @@ def multi_gpu_notes() -> tuple[str, ...]:
     return ("tensor- and pipeline-parallel Transformers are captured when needed, and torch is missing: left out",)
 
 
-def transformer_cases(data: Path) -> list[Case]:
+def transformer_cases(data: Path) -> list[Case | LeftOut]:
     """NeuSight's GPT-2 on four GPUs, forward and backward without an optimizer: data, tensor and pipeline parallel."""
-    cases = []
-    for row in rows_of(data / "iterations" / "transformers_4gpu.csv"):
-        if row["strategy"] != "dp" and not _torch_is_there():
-            continue
-        measured = row.positive("iteration_ms")
-        cases.append(
-            Case(
-                name=f"{row['model']} {row['strategy']} {row['num_gpus']}, batch {row['global_batch']}",
-                group=f"Transformers, {row['device']}",
-                question=_divided(row),
-                measured_ms=measured,
-                others={"NeuSight": 100 * (row.positive("neusight_pred_iteration_ms") / measured - 1)},
-            )
-        )
-    return cases
+    return cases_of(data / "iterations" / "transformers_4gpu.csv", _transformer)
+
+
+def _transformer(row: Row) -> Case | None:
+    """None where the step must be captured and torch is missing."""
+    if row.known("strategy", _STRATEGIES) != "dp" and not _torch_is_there():
+        return None
+    measured = row.positive("iteration_ms")
+    return Case(
+        name=f"{row['model']} {row['strategy']} {row['num_gpus']}, batch {row['global_batch']}",
+        group=f"Transformers, {row['device']}",
+        question=_divided(row),
+        measured_ms=measured,
+        others={"NeuSight": 100 * (row.positive("neusight_pred_iteration_ms") / measured - 1)},
+    )
 
 
 def _divided(row: Row) -> Question:
@@ -59,6 +64,12 @@ def _divided(row: Row) -> Question:
     if row["strategy"] == "dp":
         variant = Variant(batch_size=batch // gpus, seq_len=length, optimizer="none")
         return Question(workload=row.known("model", TRANSFORMERS), on=node, gpus=gpus, variant=variant)
+    row.known("model", _DIVIDED)
+    if gpus > _MOST_CAPTURED or batch > _MOST_SAMPLES or length > _LONGEST:
+        raise TraincastError(
+            f"'{row.file}', row {row.number}: {gpus} GPUs, {batch} samples of {length} tokens; a divided model is "
+            f"captured on up to {_MOST_CAPTURED} GPUs with up to {_MOST_SAMPLES} samples of {_LONGEST} tokens"
+        )
     return Question(workload=_captured(row["strategy"], gpus, batch, length), on=node)
 
 
@@ -90,7 +101,10 @@ def summarise_multi_gpu(suite: str, outcomes: Sequence[Outcome], data: Path) -> 
 
     Steps of other frameworks are lower bounds or stand-ins and do not count among all.
     """
-    rows = [outcomes_row(suite, "all PyTorch: step", [o for o in outcomes if o.case.group not in _NOT_PYTORCH])]
+    pytorch = [o for o in outcomes if o.case.group not in _NOT_PYTORCH]
+    if not pytorch:
+        raise TraincastError(f"evaluate {suite}: no row of PyTorch can be predicted; give one that can")
+    rows = [outcomes_row(suite, "all PyTorch: step", pytorch)]
     for group in dict.fromkeys(o.case.group for o in outcomes):
         rows.append(outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]))
     return [*rows, *replay_rows(suite, data)]

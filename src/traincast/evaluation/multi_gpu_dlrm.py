@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from traincast.evaluation.cases import Case
-from traincast.evaluation.published import rows_of
+from traincast.errors import unknown
+from traincast.evaluation.cases import Case, LeftOut
+from traincast.evaluation.published import Row, cases_of
 from traincast.platform.catalog import device_by_name, load_device
 from traincast.platform.platform import Platform, load_platform
 from traincast.programs.published.catalog import published_programs
@@ -18,6 +19,9 @@ from traincast.workload.workload import Workload
 _NODES = {"DGX A100": "dgx-a100", "DGX-1": "dgx1-v100", "DGX-2": "dgx2-v100"}
 _SIZES = {"small": "nvidia-dlrm", "large": "nvidia-dlrm-large"}
 _DTYPES = {"amp_fp16": "fp16", "tf32": "tf32", "fp32": "fp32"}
+_FRAMEWORKS = {"pytorch": True, "tensorflow": False, "tensorflow2": False}  # whether it is PyTorch
+_BENCHMARKS = {"dlrm": "hugectr-dlrm", "dlrm_dcnv2": "hugectr-dlrm-dcnv2"}
+_MEMORY = ("40", "80")  # GB that an A100 was sold with
 GROUPS = {
     "dle": "DeepLearningExamples, PyTorch",
     "dle_old": "DeepLearningExamples, PyTorch before 2021 (older code)",
@@ -28,56 +32,58 @@ GROUPS = {
 }
 
 
-def dlrm_cases(data: Path) -> list[Case]:
+def dlrm_cases(data: Path) -> list[Case | LeftOut]:
     """Every row of `dle_dlrm.csv` and `mlperf_dlrm.csv`, from its published configuration."""
-    return [*_dle_cases(data), *_mlperf_cases(data)]
+    folder = data / "iterations"
+    return [*cases_of(folder / "dle_dlrm.csv", _dle), *cases_of(folder / "mlperf_dlrm.csv", _mlperf)]
 
 
-def _dle_cases(data: Path) -> list[Case]:
-    cases = []
-    for row in rows_of(data / "iterations" / "dle_dlrm.csv"):
-        gpus, batch, dtype = row.count("num_gpus"), row.count("global_batch"), row.known("precision", _DTYPES)
-        group = "dle_tf" if row["framework"] != "pytorch" else "dle_old" if row["readme_date"] < "2021" else "dle"
-        cases.append(
-            Case(
-                name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row['readme_date']})",
-                group=GROUPS[group],
-                question=Question(
-                    workload=_workload(row.known("model_size", _SIZES), gpus, batch, dtype),
-                    on=_platform(row.known("system", _NODES), row["device"], gpus),
-                    variant=Variant(dtype="tf32" if dtype == "tf32" else "fp32"),
-                ),
-                measured_ms=row.positive("iteration_ms"),
-            )
-        )
-    return cases
+def _dle(row: Row) -> Case:
+    gpus, batch, dtype = row.count("num_gpus"), row.count("global_batch"), row.known("precision", _DTYPES)
+    pytorch = row.known("framework", _FRAMEWORKS)
+    group = "dle_tf" if not pytorch else "dle_old" if row["readme_date"] < "2021" else "dle"
+    return Case(
+        name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
+        group=GROUPS[group],
+        question=Question(
+            workload=_workload(row.known("model_size", _SIZES), gpus, batch, dtype),
+            on=_platform(row.known("system", _NODES), row["device"], gpus),
+            variant=Variant(dtype="tf32" if dtype == "tf32" else "fp32"),
+        ),
+        measured_ms=row.positive("iteration_ms"),
+    )
 
 
-def _mlperf_cases(data: Path) -> list[Case]:
-    """PyTorch's rows as its published code runs them; of the others only the dense part is predicted."""
-    cases = []
-    for row in rows_of(data / "iterations" / "mlperf_dlrm.csv"):
-        gpus, batch = row.count("num_gpus"), row.count("global_batch")
-        card = "40" if "40GB" in row["accelerator"] or row["accelerator"] == "NVIDIA A100" else "80"
-        pcie = "PCI" in row["accelerator"].upper()
-        key = f"a100-{card}gb-pcie" if pcie else f"a100-{card}gb"
-        if row["framework"].startswith("PyTorch"):
-            group = "mlperf"
-            platform = replace(load_platform("dgx-a100"), device=load_device(key))
-            question = Question(workload=_workload("nvidia-dlrm-mlperf", gpus, batch, "fp16"), on=platform)
-        else:
-            group = "pcie" if pcie else "hugectr"
-            name = "hugectr-dlrm-dcnv2" if row["benchmark"] == "dlrm_dcnv2" else "hugectr-dlrm"
-            question = Question(workload=_workload(name, 1, batch // gpus, "fp16"), on=key, host="cuda-graph")
-        cases.append(
-            Case(
-                name=f"{row['mlperf_round']} {row['submitter']} {row['system']} x{gpus}",
-                group=GROUPS[group],
-                question=question,
-                measured_ms=row.positive("iteration_ms"),
-            )
-        )
-    return cases
+def _mlperf(row: Row) -> Case:
+    """A row of PyTorch as its published code runs it; of the others only the dense part is predicted."""
+    gpus, batch = row.count("num_gpus"), row.count("global_batch")
+    key = _accelerator(row)
+    pcie = key.endswith("-pcie")
+    program = row.known("benchmark", _BENCHMARKS)
+    if row["framework"].startswith("PyTorch"):
+        group = "mlperf"
+        platform = replace(load_platform("dgx-a100"), device=load_device(key))
+        question = Question(workload=_workload("nvidia-dlrm-mlperf", gpus, batch, "fp16"), on=platform)
+    else:
+        group = "pcie" if pcie else "hugectr"
+        question = Question(workload=_workload(program, 1, batch // gpus, "fp16"), on=key, host="cuda-graph")
+    return Case(
+        name=f"{row.label('mlperf_round')} {row.label('submitter')} {row.label('system')} x{gpus}",
+        group=GROUPS[group],
+        question=question,
+        measured_ms=row.positive("iteration_ms"),
+    )
+
+
+def _accelerator(row: Row) -> str:
+    """The key of the row's A100, of which the first round does not say the memory: it had 40 GB."""
+    text = row["accelerator"].upper()
+    memory = [size for size in _MEMORY if f"{size}GB" in text] or (["40"] if text == "NVIDIA A100" else [])
+    if "A100" not in text or len(memory) != 1:
+        keys = [f"a100-{size}gb{kind}" for size in _MEMORY for kind in ("", "-pcie")]
+        place = f"It stands in '{row.file}', row {row.number}; the programs are written for {', '.join(keys)}."
+        raise unknown("accelerator", row.label("accelerator"), keys, place)
+    return f"a100-{memory[0]}gb" + ("-pcie" if "PCI" in text else "")
 
 
 def _platform(node: str, device: str, gpus: int) -> Platform:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from traincast.evaluation.cases import Case
-from traincast.evaluation.published import Row, rows_of
+from traincast.evaluation.cases import Case, LeftOut
+from traincast.evaluation.published import Row, cases_of
 from traincast.platform.catalog import device_by_name
 from traincast.questions.predict import Question
 from traincast.questions.variant import Variant
@@ -19,49 +19,56 @@ TRANSFORMERS = {
     "opt_13": "opt-1.3b", "switchxl4": "switch-xl4",
 }  # fmt: skip
 """Built-in models by NeuSight's names."""
+_MODES = {"inf": "inference", "train": "training"}
+_COMPILED = {"true": True, "false": False}
 
 
-def dlrm_cases(data: Path) -> list[Case]:
+def dlrm_cases(data: Path) -> list[Case | LeftOut]:
     """The DLRM study: three models at four batch sizes."""
     names = {"DLRM_default": "dlrm-default", "DLRM_MLPerf": "dlrm-mlperf", "DLRM_DDP": "dlrm-ddp"}
     others = {"reference": "ref_err_e2e_pct", "kernels only": "ref_err_kernel_only_pct"}
-    rows = rows_of(data / "iterations" / "dlrm_single_gpu.csv")
-    return [
-        replace(_study(row, names, others), measured_active_ms=row.positive("gpu_active_ms_implied")) for row in rows
-    ]
+
+    def case_of(row: Row) -> Case:
+        return replace(_study(row, names, others), measured_active_ms=row.positive("gpu_active_ms_implied"))
+
+    return cases_of(data / "iterations" / "dlrm_single_gpu.csv", case_of)
 
 
-def cnn_cases(data: Path) -> list[Case]:
+def cnn_cases(data: Path) -> list[Case | LeftOut]:
     """The CNN part of the study: ResNet-50 and Inception-v3, timed from forward to the end of the update."""
     names = {"ResNet50": "resnet50", "Inception-V3": "inception-v3"}
     others = {"|reference|": "ref_abs_err_pct", "|Habitat|": "habitat_abs_err_pct"}
-    rows = rows_of(data / "iterations" / "cnn_single_gpu.csv")
-    return [replace(_study(row, names, others), stops_at="Optimizer.zero_grad#SGD.zero_grad") for row in rows]
+
+    def case_of(row: Row) -> Case:
+        return replace(_study(row, names, others), stops_at="Optimizer.zero_grad#SGD.zero_grad")
+
+    return cases_of(data / "iterations" / "cnn_single_gpu.csv", case_of)
 
 
-def transformer_cases(data: Path) -> list[Case]:
+def transformer_cases(data: Path) -> list[Case | LeftOut]:
     """NeuSight's Transformers; four of them ran under torch.compile."""
-    cases = []
-    for row in rows_of(data / "iterations" / "transformers_single_gpu.csv"):
-        measured = row.positive("e2e_ms")
-        others = {
-            name: 100 * (row.positive(column) / measured - 1)
-            for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
-            if row[column]
-        }
-        variant = Variant(
-            batch_size=row.count("batch"),
-            seq_len=row.count("seq_len"),
-            mode="inference" if row["mode"] == "inf" else "training",
-            optimizer=None if row["mode"] == "inf" else "none",
-            compiled=row["compiled"] == "true",
-        )
-        question = Question(
-            workload=row.known("model", TRANSFORMERS), on=device_by_name(row["device"]).key, variant=variant
-        )
-        name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * variant.compiled
-        cases.append(Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others))
-    return cases
+    return cases_of(data / "iterations" / "transformers_single_gpu.csv", _transformer)
+
+
+def _transformer(row: Row) -> Case:
+    measured, mode = row.positive("e2e_ms"), row.known("mode", _MODES)
+    others = {
+        name: 100 * (row.positive(column) / measured - 1)
+        for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
+        if row[column]
+    }
+    variant = Variant(
+        batch_size=row.count("batch"),
+        seq_len=row.count("seq_len"),
+        mode=mode,
+        optimizer=None if mode == "inference" else "none",
+        compiled=row.known("compiled", _COMPILED),
+    )
+    question = Question(
+        workload=row.known("model", TRANSFORMERS), on=device_by_name(row["device"]).key, variant=variant
+    )
+    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * variant.compiled
+    return Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others)
 
 
 def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Case:

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traincast.errors import TraincastError, unknown
-from traincast.evaluation.cases import Outcome, run_cases
+from traincast.errors import TraincastError, shown, unknown
+from traincast.evaluation.cases import LeftOut, Outcome, run_cases
 from traincast.measurements.metrics import ErrorRow
 from traincast.results import Records, Result, flat
 
@@ -45,11 +45,13 @@ SUITES = {
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Evaluation(Result):
     """Predicted against measured. `summary` has errors in percent, one row per group, the first over all steps;
-    `outcomes` are the cases (milliseconds), where they can be listed; `notes` say what was left out."""
+    `outcomes` are the cases (milliseconds), where they can be listed; `left_out` are rows that cannot be predicted,
+    with their reasons, and `notes` say what else was left out."""
 
     suite: str
     summary: tuple[ErrorRow, ...]
     outcomes: tuple[Outcome, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -59,10 +61,10 @@ class Evaluation(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Summary and cases as plain data; keys say their units."""
-        return {
-            "summary": [asdict(row) for row in self.summary],
-            "cases": [_case(outcome) for outcome in self.outcomes],
-        }
+        cases = [_case(outcome) for outcome in self.outcomes]
+        if self.left_out:
+            cases = [{**case, "reason": None} for case in cases] + [_unpredicted(row) for row in self.left_out]
+        return {"summary": [asdict(row) for row in self.summary], "cases": cases}
 
     def headline(self) -> str:
         """The suite and the mean absolute error of its first groups."""
@@ -85,11 +87,30 @@ def evaluate(
     if parts.table:
         if roofline_only:
             raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
-        return Evaluation(suite=suite, summary=tuple(_function(parts.table)(data, progress)))
-    outcomes = run_cases(_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
+        return Evaluation(suite=suite, summary=_table(suite, data, progress))
+    ran = run_cases(_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
+    outcomes = tuple(outcome for outcome in ran if isinstance(outcome, Outcome))
+    left_out = tuple(row for row in ran if isinstance(row, LeftOut))
+    if not outcomes:
+        why = f", for the first one: {left_out[0].reason}" if left_out else "; give at least one"
+        raise TraincastError(f"evaluate {suite}: none of {len(left_out)} rows can be predicted{why}")
     summary = _function(parts.summary)(suite, outcomes, data)
     notes = _function(parts.notes)() if parts.notes else ()
-    return Evaluation(suite=suite, summary=tuple(summary), outcomes=tuple(outcomes), notes=notes)
+    return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
+
+
+def _table(suite: str, data: Path, progress: Callable[[float], None]) -> tuple[ErrorRow, ...]:
+    """The error rows of a suite of tables. Tables are read row by row with checks; whether what is left of them holds
+    every group that is split, fitted and compared shows only there."""
+    try:
+        return tuple(_function(SUITES[suite].table)(data, progress))
+    except TraincastError:
+        raise
+    except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
+        raise TraincastError(
+            f"evaluate {suite}: the tables of '{data}' lack rows that are compared, or hold senseless ones "
+            f"({type(error).__name__}: {shown(str(error))}); give the published tables as they are"
+        ) from error
 
 
 def _function(place: str) -> Callable[..., Any]:
@@ -110,4 +131,18 @@ def _case(outcome: Outcome) -> dict[str, Any]:
         "error_percent": outcome.error_percent,
         "active_error_percent": outcome.active_error_percent,
         "others_error_percent": case.others,
+    }
+
+
+def _unpredicted(row: LeftOut) -> dict[str, Any]:
+    """A row that cannot be predicted: the keys of a case without values, and why."""
+    numbers = ("measured_ms", "predicted_ms", "covered", "error_percent", "active_error_percent")
+    nothing: dict[str, Any] = dict.fromkeys(numbers)
+    return {
+        "device": row.group,
+        "case": row.name,
+        **nothing,
+        "interval_ms": [],
+        "others_error_percent": {},
+        "reason": row.reason,
     }

@@ -12,7 +12,8 @@ from traincast.measurements.metrics import ErrorRow
 
 def evaluation_text(evaluation: Evaluation) -> str:
     """Cases, where there are any, then the summary and what was left out."""
-    summary = [summary_text(evaluation.summary), *evaluation.notes]
+    left_out = [f"left out: {row.name}: {row.reason}" for row in evaluation.left_out]
+    summary = [summary_text(evaluation.summary), *left_out, *evaluation.notes]
     cases = [cases_text(evaluation.outcomes), ""] if evaluation.outcomes else []
     return "\n".join([*cases, *summary])
 

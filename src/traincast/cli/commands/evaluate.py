@@ -7,6 +7,7 @@ turns the table into a check: exit code 1 when the mean absolute error of a step
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from traincast.api import evaluate
@@ -30,8 +31,10 @@ def run(args: argparse.Namespace) -> int:
     """Evaluates a suite."""
     if args.max_mape is not None and SUITES[args.suite].table:
         raise TraincastError(f"evaluate {args.suite} has no steps that --max-mape could check; leave it out")
+    if args.max_mape is not None and not 0 <= args.max_mape < math.inf:
+        raise TraincastError(f"--max-mape {args.max_mape}: give a number of percent from 0")
     with progress_bar(f"evaluate {args.suite}") as progress:
         result = evaluate(args.suite, data=args.data, roofline_only=args.roofline_only, progress=progress)
     print_result(result, evaluation_text, as_json=args.json)
-    failed = args.max_mape is not None and result.mape > args.max_mape
+    failed = args.max_mape is not None and not result.mape <= args.max_mape  # also where it is not a number
     return CHECK_FAILED if failed else OK
