@@ -12,7 +12,7 @@ from typing import Any
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.step import capture_step
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError, shown, unknown
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
 _FORM = "give FILE.py:FUNCTION"
@@ -33,22 +33,36 @@ def capture_function(
 ) -> Workload:
     """Captures the step that a function makes, or that of `FILE.py:FUNCTION`; see `capture_step` for its contract, or
     with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
+    try:
+        return _capture(
+            function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
+            framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks,
+        )  # fmt: skip
+    except SystemExit as stop:
+        where = raised_line(stop.__traceback__)
+        raise TraincastError(
+            f"{where}: the code to capture ends with sys.exit({shown(stop.code)}); remove it"
+        ) from None
+
+
+def _capture(
+    function: str | Callable[..., Any],
+    *,
+    name: str | None,
+    gpus: int | None,
+    ranks: Sequence[int] | None,
+    **how: Any,
+) -> Workload:
     if isinstance(function, str):
         make_step, default = load_function(function), Path(function.rpartition(":")[0]).stem
     else:
         make_step, default = function, getattr(function, "__name__", type(function).__name__)
     name = name or default
     if gpus is not None:
-        return capture_distributed(
-            make_step, world_size=gpus, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
-            framework_version=framework_version, synchronised=synchronised, ranks=ranks,
-        )  # fmt: skip
+        return capture_distributed(make_step, world_size=gpus, ranks=ranks, name=name, **how)
     if ranks is not None:
         raise TraincastError("ranks to capture are those of a step on several GPUs; say how many with `gpus`")
-    return capture_step(
-        make_step, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode,
-        rebatch=rebatch, framework_version=framework_version, synchronised=synchronised,
-    )  # fmt: skip
+    return capture_step(make_step, name=name, **how)
 
 
 def load_function(spec: str) -> Callable[..., Any]:

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import fields
+from pathlib import Path
 from typing import cast
 
 from traincast.errors import TraincastError
 from traincast.questions.variant import Variant, VariantOptions
 
 _MOST_DIGITS = 9
+
+
+def file_path(text: str) -> Path:
+    """The path that an argument names. An empty one is refused, which Python would take for the current folder."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("a name that no file can have; give a path") from None
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"'{text}' is no path; give one")
+    return Path(text)
 
 
 def whole_numbers(option: str, text: str) -> list[int]:

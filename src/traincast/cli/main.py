@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from traincast.cli.options import in_options
+from traincast.cli.signals import Terminated, signals_as_exceptions
 from traincast.cli.verbs import BAD_INPUT, OK, parsers
 from traincast.errors import TraincastError
 from traincast.version import __version__
@@ -22,11 +23,24 @@ OPTIONAL = {"torch": "capture", "polars": "data", "scipy": "data", "threadpoolct
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is not None:
+        return _run(argv)
+    with signals_as_exceptions() as was_interrupted:
+        code = _run(sys.argv[1:])
+        # an interrupt inside an import of C code comes out as that import's failure
+        return INTERRUPTED if code == INTERNAL_ERROR and was_interrupted() else code
+
+
+def _run(argv: list[str]) -> int:
+    """Parses, runs the verb, and turns what goes wrong into a line and an exit code."""
     arguments = argparse.Namespace(options={})
     try:
-        arguments = _parse(argv)
-        return int(arguments.run(arguments))
+        _prepare_streams()
+        try:
+            arguments = _parse(argv)
+            return int(arguments.run(arguments))
+        finally:
+            sys.stdout.flush()  # what cannot be written is to be known here, not when Python ends
     except TraincastError as error:
         return _say(in_options(str(error), arguments.options), BAD_INPUT)
     except ModuleNotFoundError as error:
@@ -34,16 +48,46 @@ def main(argv: list[str] | None = None) -> int:
             return _ours(error)
         return _say(f"this needs {error.name}: pip install 'traincast[{OPTIONAL[error.name]}]'", BAD_INPUT)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return OK
     except OSError as error:  # a file that cannot be read or written; after BrokenPipeError, which is one too
-        return _say(f"'{error.filename}': {error.strerror}" if error.filename else str(error), BAD_INPUT)
+        return _say(_trouble(error), BAD_INPUT)
     except MemoryError:
         return _say("not enough memory for this input; give a smaller one", BAD_INPUT)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
+    except Terminated as end:
+        return _say("terminated", end.exit_code)
     except Exception as error:
         return _ours(error)
+
+
+def _prepare_streams() -> None:
+    """Streams that take any text: a closed stderr swallows it, characters that stdout cannot show become `?`."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process ends
+    if sys.stdout is None:
+        raise TraincastError("stdout is closed; send it to a file or to /dev/null")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _trouble(error: OSError) -> str:
+    """What the system complains of, with the file's name where it has one."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename:
+        return f"'{error.filename}': {reason}"
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+        return f"cannot write to stdout: {reason}"
+    return reason
+
+
+def _drop_output() -> None:
+    """Sends what stdout still holds nowhere: Python would try to write it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ours(error: Exception) -> int:

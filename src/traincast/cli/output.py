@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
+from traincast.errors import TraincastError
+from traincast.files.reading import shown_path
+from traincast.files.writing import check_output
 from traincast.results import Result
 
 Shown = TypeVar("Shown", bound=Result)
+
+
+def check_outputs(*paths: Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuses files that cannot be written, before any work: two of one name, an input, a folder, a device, a link."""
+    wanted = [path for path in paths if path is not None]
+    for path in wanted:
+        check_output(path, inputs=[source for source in inputs if source is not None])
+        if wanted.count(path) > 1:
+            raise TraincastError(f"'{shown_path(path)}' would be written twice; give two paths")
 
 
 def print_json(document: Any) -> None:

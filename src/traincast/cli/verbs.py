@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 from importlib import import_module
+from typing import Any, NoReturn
 
+from traincast.errors import TraincastError
 from traincast.version import __version__
 
 VERBS = {
@@ -26,9 +28,24 @@ OK, CHECK_FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes."""
 
 
-def parsers(wanted: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, whose complaints are errors like all others: one line instead of usage and error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses the arguments and says where they are explained."""
+        verb = self.prog.removeprefix("traincast").strip()
+        raise TraincastError(f"{f'{verb}: ' if verb else ''}{message} (see '{self.prog} --help')")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Refuses `--option=--`, of which argparse would make an empty list."""
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected one argument")
+        return super()._get_values(action, arg_strings)
+
+
+def parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
     """The parser of the command line, and those of the verbs wanted; the others are known by name only."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="traincast",
         description="How long will one training step of this model take on that hardware, and why?",
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import IO, Any
 
 from traincast.errors import TraincastError
 from traincast.files.reading import shown_path
+
+_NAME_PART = 40  # characters of the file's name in that of its draft: at most 160 bytes of the 255 a name may have
 
 
 def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
@@ -43,23 +45,22 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path
 def replacing(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
     """A binary file to write to; it takes the place of `path` when the block ends well, else it vanishes."""
     target = check_output(path, inputs=inputs)
-    draft: Path | None = None
+    # named before it is made, so that an interrupt at any moment still removes it
+    draft = target.with_name(f".{target.name[:_NAME_PART]}.{secrets.token_hex(8)}.tmp")
     try:
-        number, name = tempfile.mkstemp(prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent)
-        draft = Path(name)
+        number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(number, "wb") as file:
             os.fchmod(number, _permissions(target))
             yield file
             file.flush()
             os.fsync(number)
         draft.replace(target)
-        draft = None
         _flush_folder(target.parent)
     except OSError as error:
         raise TraincastError(f"cannot write '{shown_path(path)}': {error.strerror or error}") from None
     finally:
-        if draft is not None:
-            draft.unlink(missing_ok=True)
+        with suppress(OSError):  # in place by now, or never made
+            draft.unlink()
 
 
 def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] = ()) -> None:

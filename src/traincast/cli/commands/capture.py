@@ -18,18 +18,21 @@ enough when all ranks do the same. Plain data parallelism needs neither: 'trainc
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+import contextlib
+import sys
 
 from traincast.api import capture
-from traincast.cli.arguments import whole_numbers
-from traincast.cli.output import print_json, print_text
+from traincast.cli.arguments import file_path, whole_numbers
+from traincast.cli.output import check_outputs, print_json, print_text
 from traincast.questions.variant import MODES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("function", metavar="FILE.py:FUNCTION")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT", help="the workload file to write (.tc)")
+    parser.add_argument(
+        "-o", "--out", type=file_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
+    )
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
     parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
     parser.add_argument("--gpus", type=int, metavar="N", help="captures a step on N GPUs")
@@ -42,16 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
-    workload = capture(
-        args.function,
-        batch_size=args.batch_size,
-        seq_len=args.seq_len,
-        mode=args.mode,
-        name=args.name,
-        gpus=args.gpus,
-        ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
-        out=args.out,
-    )
+    check_outputs(args.out, inputs=[args.function.rpartition(":")[0]])
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+        workload = capture(
+            args.function,
+            batch_size=args.batch_size,
+            seq_len=args.seq_len,
+            mode=args.mode,
+            name=args.name,
+            gpus=args.gpus,
+            ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
+            out=args.out,
+        )
     if args.json:
         print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())
     else:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 
 from traincast.api import evaluate
+from traincast.cli.arguments import file_path
 from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
@@ -22,7 +22,9 @@ from traincast.report.evaluation import evaluation_text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("suite", choices=SUITES, metavar="SUITE", help=", ".join(SUITES))
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)")
+    parser.add_argument(
+        "--data", type=file_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
+    )
     parser.add_argument("--roofline-only", action="store_true", help="rooflines instead of the fitted kernel models")
     parser.add_argument("--max-mape", type=float, metavar="P", help="exit with 1 when the MAPE exceeds P percent")
 

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from traincast.api import export
-from traincast.cli.arguments import variant_options
-from traincast.cli.output import print_result
+from traincast.cli.arguments import file_path, variant_options
+from traincast.cli.output import check_outputs, print_result
 from traincast.questions.export import FORMATS, Exported
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("workload", metavar="WORKLOAD")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT")
+    parser.add_argument("-o", "--out", type=file_path, required=True, metavar="OUT")
     parser.add_argument("--to", choices=FORMATS, default="pytorch")
     parser.add_argument("--batch-size", type=int, metavar="N")
     parser.add_argument("--seq-len", type=int, metavar="N")
@@ -25,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exports rank 0."""
+    check_outputs(args.out, inputs=[args.workload])
     result = export(args.workload, args.out, to=args.to, **variant_options(args))
     print_result(result, Exported.headline, as_json=args.json)
     return 0

@@ -9,9 +9,9 @@ installed package.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from traincast.api import fit
+from traincast.cli.arguments import file_path
 from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
 from traincast.fitting.pieces import PIECES
@@ -21,8 +21,10 @@ from traincast.questions.fit import FitResult
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("pieces", nargs="*", metavar="PIECE", help=f"{', '.join(PIECES)} (default: all)")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: the installed package)")
+    parser.add_argument(
+        "--data", type=file_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
+    )
+    parser.add_argument("--out", type=file_path, metavar="DIR", help="where to write (default: the installed package)")
 
 
 def run(args: argparse.Namespace) -> int:

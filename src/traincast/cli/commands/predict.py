@@ -13,11 +13,10 @@ shards its tables instead.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from traincast.api import predict, scaling
-from traincast.cli.arguments import variant_options, whole_numbers
-from traincast.cli.output import print_result
+from traincast.cli.arguments import file_path, variant_options, whole_numbers
+from traincast.cli.output import check_outputs, print_result
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
 from traincast.prediction.scaling import SCALINGS
@@ -46,11 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
     parser.add_argument("--jitter", type=float, default=0.0, metavar="X", help="ranks take longer by a share at random")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --skew-ms and --jitter")
-    parser.add_argument("--trace-out", type=Path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
+    parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
+    check_outputs(args.trace_out, inputs=[args.workload, args.on])
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
     uneven = None
     if args.skew_ms or args.jitter:

@@ -8,10 +8,10 @@ Batch size is per GPU. '--candidates FILE' only ranks the plans of a file. Exit 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from traincast.api import shard
-from traincast.cli.output import print_result
+from traincast.cli.arguments import file_path
+from traincast.cli.output import check_outputs, print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
 from traincast.embeddings.table import ITEM_BYTES
@@ -28,17 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", required=True)
     parser.add_argument("--batch-size", type=int, default=2048, metavar="N", help="samples per GPU (default 2048)")
     parser.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="type of all tables (default: as they say)")
-    parser.add_argument("--dense", type=Path, metavar="FILE", help="dense part of the model in YAML (default: none)")
-    parser.add_argument("--candidates", type=Path, metavar="FILE", help="plans to rank, in JSON or YAML")
+    parser.add_argument(
+        "--dense", type=file_path, metavar="FILE", help="dense part of the model in YAML (default: none)"
+    )
+    parser.add_argument("--candidates", type=file_path, metavar="FILE", help="plans to rank, in JSON or YAML")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--time-limit", type=float, metavar="S", help="end the search after about S seconds")
     parser.add_argument("--no-torchrec", action="store_true", help="do not compare with TorchRec's planner")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the best plan (JSON)")
-    parser.add_argument("--torchrec-out", type=Path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
+    parser.add_argument("--out", type=file_path, metavar="FILE", help="write the best plan (JSON)")
+    parser.add_argument("--torchrec-out", type=file_path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Searches or ranks, and prints."""
+    check_outputs(args.out, args.torchrec_out, inputs=[args.tables, args.on, args.dense, args.candidates])
     with progress_bar("shard") as progress:
         answer = shard(
             args.tables,

@@ -10,10 +10,10 @@ what the walk, the kernels and the overheads add to it.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from traincast.api import trace
-from traincast.cli.output import print_json, print_text
+from traincast.cli.arguments import file_path
+from traincast.cli.output import check_outputs, print_json, print_text
 from traincast.files.writing import write_json
 from traincast.replay.workload import trace_workload
 from traincast.report.measured import measured_text
@@ -23,16 +23,16 @@ from traincast.workload.file import save_workload
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("files", metavar="FILES", nargs="+", type=Path)
+    parser.add_argument("files", metavar="FILES", nargs="+", type=file_path)
     parser.add_argument(
         "--trace-out",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="measured, replayed and predicted timelines for Perfetto (Chrome trace JSON)",
     )
     parser.add_argument(
         "--workload-out",
-        type=Path,
+        type=file_path,
         metavar="FILE.tc",
         help="one step of the traced run as a workload, to be predicted elsewhere",
     )
@@ -60,6 +60,7 @@ def _scale(text: str) -> float | None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
+    check_outputs(args.trace_out, args.workload_out, inputs=args.files)
     report = trace(*args.files, on=args.on, host=args.host, host_scale=args.host_scale, twice=args.twice)
     if args.trace_out:
         write_json(args.trace_out, measured_chrome_trace(report))
