@@ -223,14 +223,17 @@ def fit(
     *pieces: str,
     data: str | Path | None = None,
     out: str | Path | None = None,
+    into_package: bool = False,
     progress: Progress = _silent,
 ) -> FitResult:
     """Rebuilds the shipped profiles (all pieces, or those named) from a folder of measurements (`data`, default
-    $TRAINCAST_DATA). They are written into the folder `out` (default: the installed package), all or none."""
+    $TRAINCAST_DATA). They are written into the folder `out`, all or none; without one into the package
+    itself if that is a source checkout, or if `into_package` says so."""
     from traincast.questions.fit import fit as rebuild
     from traincast.questions.measurements import measurements_folder
 
-    return rebuild(pieces, measurements_folder(data), None if out is None else Path(out), progress)
+    folder = None if out is None else Path(out)
+    return rebuild(pieces, measurements_folder(data), folder, into_package=into_package, progress=progress)
 
 
 def evaluate(

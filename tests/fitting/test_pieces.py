@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from traincast.errors import TraincastError
 from traincast.fitting import pieces
 from traincast.fitting.pieces import PIECES, ProfileFit, fit_pieces
 from traincast.kernels.families import RECORDS
+from traincast.questions.fit import fit
 
 SHIPPED = Path(str(files("traincast")))
 
@@ -81,3 +84,37 @@ def test_progress_goes_from_piece_to_piece(toys, tmp_path):
     fit_pieces(["one", "two"], tmp_path, tmp_path / "out", lambda what, share: heard.append((what, share)))
 
     assert heard == [("reading one", 0.0), ("one done", 0.5), ("reading two", 0.5), ("two done", 1.0)]
+
+
+def test_a_full_disk_leaves_every_profile_as_it_was(toys, tmp_path, monkeypatch):
+    folder = tmp_path / "out" / "kernels" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "one.json").write_text("before")
+    synced, fsync = [], os.fsync
+
+    def full_at_the_second(number):
+        synced.append(number)
+        if len(synced) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(number)
+
+    monkeypatch.setattr("os.fsync", full_at_the_second)
+    with pytest.raises(TraincastError, match="No space left"):
+        fit_pieces(["one", "two"], tmp_path, tmp_path / "out", ignore)
+
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"one.json": "before"}
+
+
+def test_an_installed_package_is_written_to_only_on_request(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("traincast.questions.fit.fit_pieces", lambda *arguments: asked.append(arguments) or {})
+    monkeypatch.setattr("traincast.questions.fit.files", lambda _: tmp_path / "site-packages" / "traincast")
+
+    with pytest.raises(TraincastError, match="`into_package`"):
+        fit(["host"], tmp_path, None)
+    assert asked == []
+    fit(["host"], tmp_path, None, into_package=True)
+    fit(["host"], tmp_path, tmp_path / "out")
+    assert len(asked) == 2
+    with pytest.raises(TraincastError, match="two places"):
+        fit(["host"], tmp_path, tmp_path / "out", into_package=True)

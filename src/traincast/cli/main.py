@@ -40,7 +40,7 @@ def _run(argv: list[str]) -> int:
             arguments = _parse(argv)
             return int(arguments.run(arguments))
         finally:
-            sys.stdout.flush()  # what cannot be written is to be known here, not when Python ends
+            _flush_output()
     except TraincastError as error:
         return _say(in_options(str(error), arguments.options), BAD_INPUT)
     except ModuleNotFoundError as error:
@@ -72,17 +72,21 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+def _flush_output() -> None:
+    """Writes what stdout still holds: what cannot be written is to be known now, not when Python ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise TraincastError(f"cannot write to stdout: {error.strerror}") from None
+
+
 def _trouble(error: OSError) -> str:
     """What the system complains of, with the file's name where it has one."""
     reason = error.strerror or str(error) or type(error).__name__
-    if error.filename:
-        return f"'{error.filename}': {reason}"
-    try:
-        sys.stdout.flush()
-    except OSError:
-        _drop_output()
-        return f"cannot write to stdout: {reason}"
-    return reason
+    return f"'{error.filename}': {reason}" if error.filename else reason
 
 
 def _drop_output() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,13 +28,26 @@ def check_outputs(*paths: Path | None, inputs: Iterable[str | Path | None] = ())
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    json.dump(document, sys.stdout, indent=2, allow_nan=False)
-    sys.stdout.write("\n")
+    with _named_stdout():
+        json.dump(document, sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
 
 
 def print_text(text: str) -> None:
     """Text on stdout."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    with _named_stdout():
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+@contextmanager
+def _named_stdout() -> Iterator[None]:
+    """Names stdout where it is what cannot be written; a reader that has gone is no complaint."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TraincastError(f"cannot write to stdout: {error.strerror}") from None
 
 
 def print_result(result: Shown, text: Callable[[Shown], str], *, as_json: bool) -> None:

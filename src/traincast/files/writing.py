@@ -6,8 +6,8 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,6 +67,16 @@ def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] =
     """A file with these bytes, whole or not at all."""
     with replacing(path, inputs=inputs) as file:
         file.write(data)
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Several files, all or none: every one is on the disk under a name of its own before the first is put in place."""
+    with ExitStack() as stack:
+        drafts = [(stack.enter_context(replacing(path)), data) for path, data in contents.items()]
+        for file, data in drafts:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def write_json(path: str | Path, document: Any, *, inputs: Iterable[str | Path] = ()) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.errors import unknown
+from traincast.files.writing import write_together
 from traincast.fitting.dates import date_profiles
 from traincast.kernels.families import RECORDS
 from traincast.kernels.record import Progress, Training
@@ -64,11 +64,14 @@ def fit_pieces(names: Iterable[str], data: Path, out: Path | None, progress: Pro
             folder.mkdir()
             PIECES[name].fit(data, folder, _part(progress, number, len(chosen)))
             date_profiles(folder, shipped / PIECES[name].folder)
+        contents: dict[Path, bytes] = {}
         for name in chosen:
             target = root / PIECES[name].folder
             target.mkdir(parents=True, exist_ok=True)
             made = sorted((Path(scratch) / name).iterdir())
-            written[name] = [str(Path(shutil.copy(file, target / file.name)).relative_to(root)) for file in made]
+            contents |= {target / file.name: file.read_bytes() for file in made}
+            written[name] = [str((target / file.name).relative_to(root)) for file in made]
+        write_together(contents)
     return written
 
 

@@ -2,8 +2,8 @@
 
 The same data give the same bytes: a profile keeps the date of the shipped one while nothing else differs, and gets
 today's (UTC, or SOURCE_DATE_EPOCH) when something does. Nothing is written unless every piece asked for could be
-fitted: bad data is named by file, row (from 0) and column. With '--out' the profiles go there instead of into the
-installed package.
+fitted: bad data is named by file, row (from 0) and column. The profiles go to the folder '--out'. Without it, a source
+checkout gets them in its own 'src/traincast'; an installed package is written to only with '--into-package'.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=file_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
     )
-    parser.add_argument("--out", type=file_path, metavar="DIR", help="where to write (default: the installed package)")
+    parser.add_argument("--out", type=file_path, metavar="DIR", help="where to write (default: the source checkout)")
+    parser.add_argument("--into-package", action="store_true", help="replace the profiles of the installed package")
 
 
 def run(args: argparse.Namespace) -> int:
     """Fits and writes."""
     with progress_bar("fit") as progress:
-        result = fit(*args.pieces, data=args.data, out=args.out, progress=progress)
+        result = fit(*args.pieces, data=args.data, out=args.out, into_package=args.into_package, progress=progress)
     print_result(result, FitResult.headline, as_json=args.json)
     return 0
