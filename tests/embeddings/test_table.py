@@ -6,6 +6,7 @@ import pytest
 from traincast.embeddings import MemoryLevel, Pooling, Reuse, Table, Uniform, Zipf, bytes_by_level, check_tables
 from traincast.embeddings.access import access_text, parse_access
 from traincast.embeddings.reuse import ReuseHistogram
+from traincast.embeddings.table import MAX_TABLES
 from traincast.errors import TraincastError
 
 
@@ -136,3 +137,10 @@ def test_a_question_without_an_answer_is_refused(ask, message):
 def test_an_empty_cache_and_an_empty_batch_have_answers():
     assert _table().hit_rate(0) == pytest.approx(0, abs=1e-6)
     assert _table().unique_rows(0) == _table().hit_rate(100, 0) == 0
+
+
+def test_a_set_of_very_many_tables_is_refused():
+    tables = [Table(name=f"t{i}", rows=10, dim=4, pooling=Pooling.constant(1)) for i in range(MAX_TABLES + 1)]
+    assert len(check_tables(tables[:-1])) == MAX_TABLES
+    with pytest.raises(TraincastError, match="2049 tables; give at most 2048"):
+        check_tables(tables)

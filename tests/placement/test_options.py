@@ -21,8 +21,10 @@ def _kinds(options):
     return [(option.kind.value, option.slices) for option in options]
 
 
-def test_one_gpu_leaves_no_choice():
-    assert table_options([_table()], ROOMY, 1, 1) == [(Option(ShardingKind.TABLE_WISE, 1),)]
+def test_on_one_gpu_a_small_table_need_not_be_exchanged():
+    small, large = table_options([_table(), _table("b", rows=20_000_000)], ROOMY, 1, 1)
+    assert _kinds(small) == [("table_wise", 1), ("data_parallel", 0)]
+    assert _kinds(large) == [("table_wise", 1)]
 
 
 def test_in_a_node_a_table_is_whole_sliced_split_or_copied():

@@ -8,7 +8,8 @@ from tests.workload.steps import make_mlp, make_workload, spec
 from traincast.errors import TraincastError
 from traincast.workload import Phase, Program, ProgramBuilder, Signature, TensorSpec, Workload
 from traincast.workload.sizes import SizeTable
-from traincast.workload.validate import validate, validate_workload
+from traincast.workload.validate import MAX_ALL_OPS, MAX_OPS, MAX_RANKS, validate, validate_workload
+from traincast.zoo.catalog import load_model
 
 STEP = make_mlp(batch=8)
 
@@ -163,3 +164,29 @@ def test_thousands_of_ops_are_checked_in_milliseconds() -> None:
         times.append(time.process_time() - start)
     assert min(times) < 0.02, min(times)
     assert isinstance(workload.programs[0].size_values, np.ndarray)
+
+
+def test_a_step_of_millions_of_empty_scopes_is_refused():
+    """They are a few kilobytes in a file, and took gigabytes and minutes to walk."""
+    program = load_model("dlrm-ddp", mode="inference").programs[0]
+    c, many = program.columns, MAX_OPS
+    bomb = replace(
+        c,
+        scope_name=np.append(c.scope_name, np.zeros(many, dtype=np.int32)),
+        scope_phase=np.append(c.scope_phase, np.zeros(many, dtype=np.int32)),
+        scope_thread=np.append(c.scope_thread, np.zeros(many, dtype=np.int32)),
+        scope_after=np.append(c.scope_after, np.full(many, -1, dtype=np.int32)),
+        scope_ptr=np.append(c.scope_ptr, np.full(many, c.scope_ptr[-1], dtype=np.int32)),
+    )
+    with pytest.raises(TraincastError, match=f"more than {MAX_OPS} ops, scopes or storages"):
+        validate(replace(program, columns=bomb))
+
+
+def test_very_many_ranks_and_programs_are_refused():
+    workload = load_model("dlrm-ddp", mode="inference")
+    program = workload.programs[0]
+    with pytest.raises(TraincastError, match="ranks; at most"):
+        validate_workload(replace(workload, ranks=(0,) * (MAX_RANKS + 1)))
+    copies = MAX_ALL_OPS // program.num_scopes + 2
+    with pytest.raises(TraincastError, match=f"more than {MAX_ALL_OPS} ops or scopes together"):
+        validate_workload(replace(workload, programs=(program,) * copies))

@@ -16,6 +16,7 @@ OPTIMIZERS = tuple(OPTIMIZER_STATE)
 MAX_ROWS = 1 << 34  # limits beyond any table that was published, which catch sizes in other units
 MAX_DIM = 1 << 16  # likewise
 MAX_POOLING = 1 << 20  # likewise, lookups of one sample
+MAX_TABLES = 1 << 11  # of a set: twice the largest that was published, for which a plan is found in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,8 @@ def check_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
     """The tables of a set; there must be some, each with a name of its own."""
     if not tables:
         raise TraincastError("no tables; give at least one")
+    if len(tables) > MAX_TABLES:
+        raise TraincastError(f"{len(tables)} tables; give at most {MAX_TABLES}, those with the most lookups")
     name, times = Counter(table.name for table in tables).most_common(1)[0]
     if times > 1:
         raise TraincastError(f"table '{name}' appears {times} times; give each table its own name")

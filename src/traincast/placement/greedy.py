@@ -35,7 +35,7 @@ def greedy_plan(
         shard = Shard(0, 0, (0, rows), (0, table.dim))
         return float(shard_bytes(table, placement, shard, batch_size=batch_size, world_size=world_size)[:-1].sum())
 
-    for table in sorted(tables, key=lambda one: (-weight(one), one.name)):
+    for table in sorted(tables, key=lambda one: (-weight(one), *_likeness(one), one.name)):
         need = device_bytes(table, Placement(ShardingKind.TABLE_WISE, (0,)), table.rows)
         able = np.flatnonzero(room >= need)
         if len(able) or world_size == 1:
@@ -49,6 +49,11 @@ def greedy_plan(
             room -= device_bytes(table, by_rows, -(-table.rows // world_size))
     names = tuple(table.name for table in tables)
     return Plan(names, tuple(placements[name] for name in names), world_size)
+
+
+def _likeness(table: Table) -> tuple[float, float, float, str]:
+    """What tables of one weight are ordered by, the largest first: not by the order in which they were given."""
+    return -table.memory_bytes, -table.rows, -table.pooling.mean, repr((table.access, table.dtype, table.weighted))
 
 
 def greedy_plans(tables: Sequence[Table], limits: MemoryLimits, world_size: int, *, batch_size: int) -> dict[str, Plan]:

@@ -73,8 +73,8 @@ def _options(
         options.append(Option(ShardingKind.ROW_WISE, 0))
         if 1 < gpus_per_node < world_size:
             options.append(Option(ShardingKind.TABLE_ROW_WISE, 1))
-        if table.memory_bytes < _COPIED * limits.for_tables:
-            options.append(Option(ShardingKind.DATA_PARALLEL, 0, ComputeKernel.DENSE))
+    if table.memory_bytes < _COPIED * limits.for_tables:  # on one rank too: its lookup exchanges nothing
+        options.append(Option(ShardingKind.DATA_PARALLEL, 0, ComputeKernel.DENSE))
     if tight:
         wide = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE)
         for kind, slices in [(option.kind, option.slices) for option in options if option.kind in wide]:

@@ -23,8 +23,12 @@ _PER_SCOPE = ("scope_name", "scope_phase", "scope_thread", "scope_after")
 _PER_STORAGE = ("storage_bytes", "storage_kind", "storage_alloc", "storage_free")
 _MAX_SMALL = 1 << 16  # streams and threads are small numbers
 _MAX_MULTIPLES = 64  # chosen as a limit against damaged files: kernels pad to few multiples
-MAX_OPS = 1 << 21
+MAX_OPS = 1 << 18
 """Ops, scopes and storages of a program; the largest built-in step has 18 thousand."""
+MAX_ALL_OPS = 1 << 19
+"""Ops and scopes of all programs of a workload together: a prediction of so many takes about 15 seconds."""
+MAX_RANKS = 1 << 16
+"""Ranks of a workload: several times the GPUs of the largest training runs that were published."""
 _MAX_NAME = 2000  # characters; the longest C++ kernel names have about 1,200
 _MAX_ELEMENTS = 1 << 50  # of a tensor: a petabyte of bytes
 
@@ -36,6 +40,10 @@ def validate_workload(workload: Workload) -> None:
     check_names((workload.name, workload.mode, *workload.meta, *workload.meta.values()))
     if not workload.ranks:
         raise TraincastError("the workload has no rank")
+    if len(workload.ranks) > MAX_RANKS:
+        raise TraincastError(f"the workload has {len(workload.ranks)} ranks; at most {MAX_RANKS} are supported")
+    if sum(max(part.num_ops, part.num_scopes) for part in workload.programs) > MAX_ALL_OPS:
+        raise TraincastError(f"its programs have more than {MAX_ALL_OPS} ops or scopes together; capture fewer ranks")
     for rank, program in enumerate(workload.ranks):
         if not 0 <= program < len(workload.programs):
             raise TraincastError(f"rank {rank} runs program {program}, but there are {len(workload.programs)} programs")
