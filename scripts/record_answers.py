@@ -31,10 +31,10 @@ DLRM_YAML = """\
 bottom_mlp: [13, 256, 64]
 top_mlp: [512, 256, 1]
 batch_size: 1024
-tables:
-  - {rows: 100000, dim: 64, lookups: 10}
-  - {rows: 2000000, dim: 64, lookups: 1}
-  - {rows: 5000, dim: 64, lookups: 4}
+embedding_dim: 64
+rows_per_table: [100000, 2000000, 5000]
+lookups_per_table: [10, 1, 4]
+access: [uniform, "zipf:1.05", uniform]
 """
 TABLES_YAML = """\
 tables:
