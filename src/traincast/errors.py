@@ -24,6 +24,17 @@ def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> Traincas
     return TraincastError(f"unknown {kind} {quoted}.{hint} {remedy}")
 
 
+def printable(text: str) -> str:
+    """A name of a stranger as it may be shown: line breaks, terminal escapes and the like are written as escapes.
+
+    >>> printable("two" + chr(10) + "lines")
+    'two\\\\nlines'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 4

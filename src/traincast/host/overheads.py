@@ -83,10 +83,11 @@ def profiler_cost(linked: Linked) -> ProfilerCost:
     recording a runtime call not more than half of the shortest launches.
     """
     ops = linked.host[linked.events["kind"][linked.host] == Kind.OP]
-    spacing = [np.diff(linked.events["start"][ops[linked.thread[ops] == t]]) for t in np.unique(linked.thread[ops])]
+    ops = ops[np.argsort(linked.thread[ops], kind="stable")]
+    spacing = np.diff(linked.events["start"][ops])[np.diff(linked.thread[ops]) == 0]
     launches = linked.events["duration"][linked.is_launch]
     return ProfilerCost(
-        op=min(_OP_COST_NS, _shortest(np.concatenate([*spacing, np.empty(0)]))),
+        op=min(_OP_COST_NS, _shortest(spacing)),
         call=min(_CALL_COST_NS, 0.5 * _shortest(launches)),
         frame=_frame_cost(linked),
     )
@@ -152,6 +153,7 @@ class _Extraction:
         self.records = _by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
         self.calls = _by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
         self.frames = linked.events["frames"]
+        self.all_spans = np.sort(self.starts[linked.scopes]), np.sort(self.ends[linked.scopes])
 
     def run(self) -> None:
         self._gaps()
@@ -215,12 +217,9 @@ class _Extraction:
             )
 
     def _others_busy(self, thread: int, begin: int, end: int) -> bool:
-        for other, (starts, ends) in self.linked.scope_spans.items():
-            if other != thread:
-                place = int(np.searchsorted(ends, begin, side="right"))
-                if place < len(starts) and starts[place] < end:
-                    return True
-        return False
+        """Whether another thread ran a top-level op in this span."""
+        own_starts, own_ends = self.linked.scope_spans[thread]
+        return _inside(*self.all_spans, begin, end) > _inside(own_starts, own_ends, begin, end)
 
     def _runtime(self) -> None:
         names = [runtime_class(name) for name in self.linked.trace.names]
@@ -232,6 +231,11 @@ class _Extraction:
                 continue
             duration = float(self.linked.events["duration"][row])
             self.samples["T4", kind].append(max(duration - self.cost.call, 0.0))
+
+
+def _inside(starts: IntArray, ends: IntArray, begin: int, end: int) -> int:
+    """How many spans of these starts and ends, each sorted, reach into the one from `begin` to `end`."""
+    return int(np.searchsorted(starts, end)) - int(np.searchsorted(ends, begin, side="right"))
 
 
 def runtime_class(name: str) -> str:

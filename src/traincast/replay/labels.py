@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.arrays import FloatArray, IntArray
+from traincast.arrays import FloatArray, IntArray, grouped
 from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code
@@ -65,12 +65,14 @@ class Labels:
         linked, instructions = self.linked, self.instructions
         inside = np.zeros(len(instructions.row))
         named = linked.scopes[[linked.name(row) == name for row in linked.scopes.tolist()]]
-        for thread in np.unique(linked.thread[named]):
-            rows = named[linked.thread[named] == thread]
+        gaps = np.flatnonzero(self.gap)
+        gaps_of = {thread: gaps[places] for thread, places in grouped(instructions.schedule.thread[gaps])}
+        for thread, places in grouped(linked.thread[named]):
+            rows = named[places]
             edges = np.stack([linked.events["start"][rows], linked.end[rows]], axis=1)
             spent = np.concatenate(([0], np.cumsum(edges[:, 1] - edges[:, 0])))
             at, value = edges.ravel(), np.stack([spent[:-1], spent[1:]], axis=1).ravel()
-            mine = self.gap & (instructions.schedule.thread == thread)
+            mine = gaps_of.get(thread, gaps[:0])
             begin, end = (
                 np.interp(moment[mine], at, value) for moment in (instructions.gap_begin, instructions.gap_end)
             )
@@ -81,9 +83,12 @@ class Labels:
 def _main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:
     """For each way to a call the top-level op that takes most of it, or -1 where the time between ops is longer."""
     main = np.full(len(instructions.row), -1, dtype=np.int64)
-    for thread, rows in linked.scopes_by_thread.items():
-        starts, ends = linked.scope_spans[thread]
-        for i in np.flatnonzero((instructions.gap_end >= 0) & (instructions.schedule.thread == thread)).tolist():
+    gaps = np.flatnonzero(instructions.gap_end >= 0)
+    for thread, places in grouped(instructions.schedule.thread[gaps]):
+        if thread not in linked.scope_spans:
+            continue
+        rows, (starts, ends) = linked.scopes_by_thread[thread], linked.scope_spans[thread]
+        for i in gaps[places].tolist():
             begin, end = int(instructions.gap_begin[i]), int(instructions.gap_end[i])
             some = slice(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(starts, end)))
             spent = np.minimum(ends[some], end) - np.maximum(starts[some], begin)

@@ -7,6 +7,7 @@ kernels for their stream, streams for each other, the host for the device, threa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -85,13 +86,14 @@ class _Builder:
         self.rows: list[tuple[int, int, int, int, float, float, int, int, int, int]] = []
         self.point = -1
         self.last: dict[int, int] = {}  # thread -> end of its last point
+        self.ended = _Ended()
         streams = np.unique(linked.events["stream"][linked.device])
         self.stream = {int(stream): number for number, stream in enumerate(streams)}
         sources = np.unique(linked.waited_for[linked.waited_for >= 0])
         self.event = {int(row): number for number, row in enumerate(sources)}
         self.busy_device = Intervals.union(linked.events["start"][linked.device], linked.end[linked.device])
         self.free = _stream_free(linked)
-        self.queues = _queues(linked)
+        self.queue = _Queue(linked)
         self.begin = 0
 
     def build(self, points: list[_Point]) -> TimelineInstructions:
@@ -107,6 +109,7 @@ class _Builder:
             else:
                 self._launch(point)
             self.last[point.thread] = point.end
+            self.ended.put(point.thread, point.end)
         return self._finish()
 
     def _emit(
@@ -137,12 +140,11 @@ class _Builder:
     def _gap(self, point: _Point) -> None:
         """Host time since the thread's last point; after a silence, it waited for the thread that worked last."""
         previous = self.last.get(point.thread, self.begin)
-        others = {t: end for t, end in self.last.items() if t != point.thread and end <= point.start}
-        if others and point.start - previous > JOIN_NS:
-            other = max(others, key=lambda t: others[t])
-            if others[other] > previous and self._silent(point.thread, previous, point.start):
+        if point.start - previous > JOIN_NS:
+            other, worked_until = self.ended.latest(point.start, without=point.thread)
+            if other >= 0 and worked_until > previous and self._silent(point.thread, previous, point.start):
                 self._emit(Code.JOIN, point.thread, target=other)
-                previous = others[other]
+                previous = worked_until
         gap = (min(previous, point.start), point.start)
         self._emit(Code.HOST, point.thread, host=max(point.start - previous, 0), gap=gap)
 
@@ -210,22 +212,16 @@ class _Builder:
 
         All that had been launched on it must have ended when the call returned; of several the last one counts.
         """
-        ends = {stream: self._launched_until(stream, point.start) for stream in self.queues}
+        ends = self.queue.running(point.start)
         possible = {stream: end for stream, end in ends.items() if point.start < end <= point.end}
         if not possible:
             self._emit(Code.HOST, point.thread, host=point.end - point.start, row=point.row)
             return
-        last = max(possible, key=lambda stream: possible[stream])
+        last = max(possible, key=lambda stream: (possible[stream], -stream))
         everything = "Device" in self.linked.name(point.row) and max(ends.values()) <= point.end
         code = Code.DEVICE_SYNCHRONIZE if everything else Code.STREAM_SYNCHRONIZE
         self._emit(code, point.thread, target=-1 if everything else self.stream[last], row=point.row)
         self._emit(Code.HOST, point.thread, host=point.end - possible[last])
-
-    def _launched_until(self, stream: int, moment: int) -> int:
-        """When the stream had done all that was launched on it before this moment; 0 for nothing."""
-        issued, ends = self.queues[stream]
-        place = int(np.searchsorted(issued, moment))
-        return int(ends[place - 1]) if place else 0
 
     def _finish(self) -> TimelineInstructions:
         columns = list(zip(*self.rows, strict=True))
@@ -259,13 +255,57 @@ def _stream_free(linked: Linked) -> dict[int, int]:
     return free
 
 
-def _queues(linked: Linked) -> dict[int, tuple[IntArray, IntArray]]:
-    """For every stream the times of its launches, and when all up to each of them had ended."""
-    launched = linked.device[linked.launch[linked.device] >= 0]
-    issued = linked.events["start"][linked.launch[launched]]
-    queues = {}
-    for stream in np.unique(linked.events["stream"][launched]).tolist():
-        queued = np.flatnonzero(linked.events["stream"][launched] == stream)
-        queued = queued[np.argsort(issued[queued], kind="stable")]
-        queues[stream] = (issued[queued], np.maximum.accumulate(linked.end[launched[queued]]))
-    return queues
+class _Queue:
+    """What had been launched on every stream, asked for moments that do not go back."""
+
+    def __init__(self, linked: Linked) -> None:
+        launched = linked.device[linked.launch[linked.device] >= 0]
+        issued = linked.events["start"][linked.launch[launched]]
+        order = np.argsort(issued, kind="stable")
+        self._issued, self._end = issued[order].tolist(), linked.end[launched][order].tolist()
+        self._stream = linked.events["stream"][launched][order].tolist()
+        self._next = 0
+        self._until: dict[int, int] = {}  # stream -> when all that was launched on it had ended
+
+    def running(self, moment: int) -> dict[int, int]:
+        """The streams with work launched before this moment that had not ended by then, and when all of it had."""
+        while self._next < len(self._issued) and self._issued[self._next] < moment:
+            stream, end = self._stream[self._next], self._end[self._next]
+            self._until[stream] = max(end, self._until.get(stream, end))
+            self._next += 1
+        self._until = {stream: end for stream, end in self._until.items() if end > moment}
+        return self._until
+
+
+class _Ended:
+    """When every thread's last point ended, asked for moments that do not go back."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, int] = {}
+        self._number: dict[int, int] = {}  # thread -> place in the order of first points
+        self._going: list[tuple[int, int]] = []  # heap of (end, thread) that may still lie ahead
+        self._ended: list[tuple[int, int, int]] = []  # heap of (-end, number, thread), the latest first
+
+    def put(self, thread: int, end: int) -> None:
+        """A further point of a thread."""
+        self._last[thread] = end
+        self._number.setdefault(thread, len(self._number))
+        heappush(self._going, (end, thread))
+
+    def latest(self, moment: int, *, without: int) -> tuple[int, int]:
+        """The other thread whose last point ended latest by this moment, and when; (-1, 0) for none."""
+        while self._going and self._going[0][0] <= moment:
+            end, thread = heappop(self._going)
+            heappush(self._ended, (-end, self._number[thread], thread))
+        aside, answer = None, (-1, 0)
+        while self._ended:
+            entry = self._ended[0]
+            if self._last[entry[2]] == -entry[0]:
+                if entry[2] != without:
+                    answer = (entry[2], -entry[0])
+                    break
+                aside = entry
+            heappop(self._ended)
+        if aside is not None:
+            heappush(self._ended, aside)
+        return answer

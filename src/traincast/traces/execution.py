@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from traincast.errors import printable
 from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
 from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
@@ -200,7 +201,7 @@ def finish(path: Path, sink: NodeSink, schema: str, ended: str) -> ExecutionTrac
         path=path,
         schema=schema,
         nodes=nodes,
-        names=tuple(sink.names),
+        names=tuple(map(printable, sink.names)),
         details=tuple(sink.details),
         schemas=tuple(sink.schemas),
         needs=np.concatenate(sink.needs) if sink.needs else np.empty(0, dtype=np.int64),

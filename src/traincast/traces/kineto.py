@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from traincast.errors import printable
 from traincast.traces.events import CATEGORIES, EVENT, Kind, TimelineTrace, blank_events
 from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
@@ -70,7 +71,7 @@ class Event(msgspec.Struct, gc=False):
     pid: Int | str = 0
     tid: Int | str = 0
     ts: Time = 0
-    dur: Time = 0
+    dur: Time = -1  # not recorded: such an event makes no sense
     args: Arguments | None = None
 
 
@@ -226,7 +227,7 @@ def read_kineto(path: str | Path) -> TimelineTrace:
     return TimelineTrace(
         path=path,
         events=sink.table.finish(),
-        names=tuple(sink.names),
+        names=tuple(map(printable, sink.names)),
         details=tuple(sink.details),
         tracks=tuple(sink.tracks),
         rank=_whole(distributed.get("rank")),
@@ -245,5 +246,5 @@ def _device_name(properties: Any, number: int) -> str:
     """Name of a device ("" when the file does not say)."""
     for device in properties if isinstance(properties, list) else []:
         if isinstance(device, dict) and device.get("id") == number:
-            return str(device.get("name", ""))
+            return printable(str(device.get("name", "")))
     return ""

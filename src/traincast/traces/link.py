@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import BoolArray, IntArray
+from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.errors import TraincastError
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
@@ -99,7 +99,7 @@ class Linked:
     def scopes_by_thread(self) -> dict[int, IntArray]:
         """Rows of every thread's top-level ops, by start."""
         threads = self.thread[self.scopes]
-        return {thread: self.scopes[threads == thread] for thread in np.unique(threads).tolist()}
+        return {thread: self.scopes[places] for thread, places in grouped(threads)}
 
     @cached_property
     def scope_spans(self) -> dict[int, tuple[IntArray, IntArray]]:
@@ -260,8 +260,10 @@ def _steps(trace: TimelineTrace) -> tuple[tuple[Step, ...], bool]:
     steps = _marked_steps(trace, rows) if len(rows) else ()
     if not steps:
         host = trace.of_kind(*HOST_KINDS, *DEVICE_KINDS)
-        start = int(events["start"][host].min())
-        return (Step(0, start, int((events["start"] + events["duration"])[host].max())),), False
+        start, end = int(events["start"][host].min()), int((events["start"] + events["duration"])[host].max())
+        if end <= start:
+            raise TraincastError(f"'{trace.path}' has no time in it: all events are at one moment; record it anew")
+        return (Step(0, start, end),), False
     return steps, True
 
 

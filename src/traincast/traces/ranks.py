@@ -55,7 +55,10 @@ def _add(traces: dict[int, T], rank: int, trace: T) -> None:
 
 def _files(paths: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
-    for path in map(Path, paths):
+    for name in paths:
+        if not str(name):
+            raise TraincastError("'' is no trace; give the path of a file or a folder")
+        path = Path(name)
         if not path.is_dir():
             files.append(path)
             continue

@@ -94,6 +94,7 @@ class Scanner:
             raise TraincastError(f"'{self._source.path}' is not a trace: it is {'not JSON' if first else 'empty'}")
 
     def _members(self, sink: Sink) -> None:
+        seen: set[str] = set()
         while True:
             following = self._peek()
             if following == b",":
@@ -109,6 +110,9 @@ class Scanner:
             self._at += 1
             name = key[1:-1].decode("utf-8", "replace")
             if name in self._arrays and self._peek() == b"[":
+                if name in seen:
+                    raise TraincastError(f"'{self._source.path}' has '{name}' twice; keep one of them")
+                seen.add(name)
                 self._at += 1
                 if not self._elements(sink):
                     return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import FloatArray, IntArray
+from traincast.arrays import FloatArray, IntArray, grouped
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.classify import COMMUNICATION
 from traincast.traces.events import Kind
@@ -63,13 +63,12 @@ def pairs_beside(linked: Linked) -> list[Pair]:
     _, group = np.unique(keys, axis=0, return_inverse=True)
     group = group.ravel()
     pairs = []
-    for number in np.unique(group[with_comm]).tolist():
-        mine = group == number
-        reference = length[mine & alone]
+    for number, equal in grouped(group):
+        reference = length[equal[alone[equal]]]
         if len(reference) >= _LEAST_ALONE:
             base = 1e-9 * float(np.median(reference))
-            kind = str(family[mine][0])
-            pairs += [Pair(kind, number, base, 1e-9 * float(took)) for took in length[mine & with_comm]]
+            kind = str(family[equal[0]])
+            pairs += [Pair(kind, number, base, 1e-9 * float(took)) for took in length[equal[with_comm[equal]]]]
     return pairs
 
 
@@ -85,12 +84,30 @@ def _company(linked: Linked, rows: IntArray) -> tuple[FloatArray, FloatArray]:
     communicates = linked.communicates(device)
     first, last = linked.events["start"][rows], linked.end[rows]
     beside = _covered(Intervals.union(start[communicates], end[communicates]), first, last)
-    elsewhere = np.zeros(len(rows))
-    for number in np.unique(stream[~communicates]).tolist():
-        mine = ~communicates & (stream == number)
-        covered = _covered(Intervals.union(start[mine], end[mine]), first, last)
-        elsewhere += np.where(linked.events["stream"][rows] == number, 0.0, covered)
-    return beside, elsewhere
+    computing = np.flatnonzero(~communicates)
+    streams = dict(grouped(stream[computing]))
+    unions = {number: Intervals.union(start[computing[at]], end[computing[at]]) for number, at in streams.items()}
+    elsewhere = _running(list(unions.values()), last) - _running(list(unions.values()), first)
+    for number, at in grouped(linked.events["stream"][rows]):
+        if number in unions:
+            elsewhere[at] -= _running([unions[number]], last[at]) - _running([unions[number]], first[at])
+    return beside, elsewhere.astype(np.float64)
+
+
+def _running(unions: list[Intervals], moments: IntArray) -> IntArray:
+    """Nanoseconds that streams, busy in these intervals, had run together by each moment."""
+    if not unions:
+        return np.zeros(len(moments), dtype=np.int64)
+    starts = np.concatenate([union.start for union in unions])
+    ends = np.concatenate([union.end for union in unions])
+    turns = np.concatenate([starts, ends])
+    order = np.argsort(turns, kind="stable")
+    turns = turns[order]
+    busy = np.cumsum(np.where(order < len(starts), 1, -1))  # streams from each turn to the next
+    done = np.concatenate([[0], np.cumsum(busy[:-1] * np.diff(turns))])
+    place = np.searchsorted(turns, moments, side="right") - 1
+    since = np.where(place >= 0, done[place] + busy[place] * (moments - turns[place]), 0)
+    return np.asarray(since, dtype=np.int64)
 
 
 def _covered(intervals: Intervals, first: IntArray, last: IntArray) -> FloatArray:

@@ -10,6 +10,8 @@ what the walk, the kernels and the overheads add to it.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
+from pathlib import Path
 
 from traincast.api import trace
 from traincast.cli.arguments import file_path
@@ -58,9 +60,17 @@ def _scale(text: str) -> float | None:
     return None if text == "auto" else float(text)
 
 
+def _inputs(path: Path) -> list[Path]:
+    """The file itself, or the files of the folder."""
+    with suppress(OSError, ValueError):
+        if path.is_dir():
+            return list(path.iterdir())
+    return [path]
+
+
 def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
-    check_outputs(args.trace_out, args.workload_out, inputs=args.files)
+    check_outputs(args.trace_out, args.workload_out, inputs=[file for path in args.files for file in _inputs(path)])
     report = trace(*args.files, on=args.on, host=args.host, host_scale=args.host_scale, twice=args.twice)
     if args.trace_out:
         write_json(args.trace_out, measured_chrome_trace(report))

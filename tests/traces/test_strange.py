@@ -1,0 +1,127 @@
+"""Traces of strangers: what is missing, doubled or hostile is refused or noted, and sizes cost in proportion."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.traces.timelines import event, kernel, launch, op, small_events, step, write_trace
+from traincast.cli.main import main
+from traincast.errors import TraincastError
+from traincast.replay.analysis import analyse_traces
+from traincast.traces.kineto import read_kineto
+
+
+def refusal(capsys, *arguments):
+    assert main([str(argument) for argument in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", 1)
+    return err
+
+
+def test_two_lists_of_events_are_refused(tmp_path):
+    events = json.dumps(small_events())
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": {events}, "traceEvents": {events}}}')
+    with pytest.raises(TraincastError, match="'traceEvents' twice"):
+        read_kineto(path)
+
+
+def test_kernels_without_a_duration_are_left_out_with_a_note(tmp_path):
+    events = small_events()
+    del next(e for e in events if e["cat"] == "kernel")["dur"]
+    trace = read_kineto(write_trace(tmp_path / "t.json", events))
+    assert trace.skipped == 1
+    assert any("make no sense" in note for note in trace.notes)
+
+
+def test_a_trace_without_durations_is_refused(tmp_path):
+    events = small_events()
+    for entry in events:
+        del entry["dur"]
+    with pytest.raises(TraincastError, match=r"no ops, launches or kernels|too damaged"):
+        read_kineto(write_trace(tmp_path / "t.json", events))
+
+
+@pytest.mark.parametrize("on", [(), ("--on", "v100")])
+def test_a_trace_in_which_no_time_passes_is_refused(tmp_path, capsys, on):
+    path = write_trace(tmp_path / "t.json", [{**entry, "ts": 0, "dur": 0} for entry in small_events()])
+    assert "all events are at one moment" in refusal(capsys, "trace", path, *on)
+
+
+def test_kernels_of_no_time_have_a_finite_prediction(tmp_path, capsys):
+    events = [{**entry, "dur": 0} if entry["cat"] == "kernel" else entry for entry in small_events()]
+    assert main(["trace", str(write_trace(tmp_path / "t.json", events)), "--on", "v100", "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_names_cannot_forge_lines(tmp_path, capsys):
+    events = small_events()
+    for entry in events:
+        if entry["cat"] != "user_annotation":
+            entry["name"] += "\n\x1b[31mstep 1 ms\r"
+    path = tmp_path / "t.json"
+    path.write_text(
+        json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": "a\nb"}]}), encoding="utf-8"
+    )
+    trace = read_kineto(path)
+    assert all(name.isprintable() for name in (*trace.names, trace.device_name))
+    assert main(["trace", str(path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_bytes_that_are_no_text_in_the_header_are_passed_over(tmp_path):
+    path = tmp_path / "t.json"
+    body = json.dumps(small_events()).encode()
+    path.write_bytes(b'{"deviceProperties": [{"id": 0, "name": "\xff\xfe"}], "\xff": 1, "traceEvents": ' + body + b"}")
+    assert read_kineto(path).device_name == ""
+
+
+def test_huge_sizes_make_no_workload_or_one_line(tmp_path, capsys):
+    events = [
+        *step(op("aten::mm", 100, 60, [[2**62, 2**62], [2**62, 2**62]]), launch(1, 120, 10), kernel(1, 150, 400)),
+    ]
+    path = write_trace(tmp_path / "t.json", events)
+    assert main(["trace", str(path), "--workload-out", str(tmp_path / "w.tc")]) in (0, 2)
+    assert "internal error" not in capsys.readouterr().err
+
+
+def many(count, *, threads=False, streams=False):
+    """So many ops of one launch each, all on one thread and stream, or each on its own."""
+    events = [event("user_annotation", "ProfilerStep#1", 0, 250 * count, 0)]
+    for number in range(count):
+        at, tid, stream = 250 * number + 10, number if threads else 0, number if streams else 7
+        events += [
+            op("aten::mm", at, 60, [[4, 4], [4, 4]], tid), launch(number + 1, at + 5, 5, tid),
+            kernel(number + 1, at + 20, 1000, stream),
+        ]  # fmt: skip
+    return events
+
+
+@pytest.mark.parametrize("kind", ["threads", "streams"])
+def test_thousands_of_threads_and_streams_cost_in_proportion(tmp_path, kind):
+    def seconds(count):
+        path = write_trace(tmp_path / "t.json", many(count, **{kind: True}))
+        begin = time.process_time()
+        analyse_traces([path])
+        return time.process_time() - begin
+
+    seconds(50)  # imports
+    assert seconds(4000) < 20 * max(seconds(500), 0.1), "8 times as many; in quadratic time it takes 64 times"
+
+
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(TraincastError, match="'' is no trace"):
+        analyse_traces([""])
+
+
+@pytest.mark.parametrize("option", ["--trace-out", "--workload-out"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_no_output_replaces_an_input(tmp_path, capsys, option, whole):
+    path = write_trace(tmp_path / "t.json", small_events())
+    before = path.read_bytes()
+    assert "it is also read" in refusal(capsys, "trace", tmp_path if whole else path, option, path)
+    assert "give the path of a file" in refusal(capsys, "trace", path, option, tmp_path)
+    assert path.read_bytes() == before
