@@ -194,3 +194,40 @@ def test_an_index_outside_the_table_is_refused(indices, wrong):
 def test_indices_without_lookups_are_refused():
     with pytest.raises(TraincastError, match="no lookups"):
         measure(from_arrays(np.array([], dtype=int), lengths=[0, 0]))
+
+
+def _npz(path, **headers):
+    """A file whose arrays are all zeros, of any shape, without ever holding them."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, shape in headers.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array_header_1_0(member, {"descr": "|i1", "fortran_order": False, "shape": shape})
+                left = int(np.prod(shape))
+                while left:
+                    left -= member.write(bytes(min(left, 1 << 20)))
+    return path
+
+
+@pytest.mark.parametrize("shape", [(10**9, 0), (10**9, 1), (100_000, 10_000)])
+def test_more_tables_than_anyone_has_are_refused_before_they_are_read(tmp_path, shape):
+    path = _npz(tmp_path / "a.npz", indices=(0,), lengths=(0,))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, dimensions in (("indices", (0,)), ("lengths", shape)):
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array_header_1_0(
+                    member, {"descr": "|i1", "fortran_order": False, "shape": dimensions}
+                )
+    with pytest.raises(TraincastError, match="split the file"):
+        list(from_npz(path))
+
+
+def test_a_small_file_of_very_many_lookups_is_refused_before_they_are_read(tmp_path):
+    path = _npz(tmp_path / "a.npz", indices=((1 << 24) + 1,), offsets=(1,))
+    assert path.stat().st_size < 60_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraincastError, match="give a smaller batch_size"):
+            list(from_npz(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()

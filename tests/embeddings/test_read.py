@@ -123,3 +123,17 @@ def test_a_broken_parquet_file_is_refused(tmp_path):
     pytest.importorskip("polars")
     with pytest.raises(TraincastError, match="not a readable Parquet file"):
         load_tables(_write(tmp_path, "no parquet", "tables.parquet"))
+
+
+def test_raw_indices_outside_the_folder_of_the_tables_are_refused(tmp_path):
+    np.savez(tmp_path / "raw.npz", indices=np.array([1, 2, 3]), lengths=[3])
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link.npz").symlink_to(tmp_path / "raw.npz")
+    for place in ("../raw.npz", str(tmp_path / "raw.npz"), "link.npz", "x/../../raw.npz", "a\\0b.npz"):
+        path = _write(inner, f'tables: [{{name: a, rows: 5, dim: 4, access: {{indices: "{place}"}}}}]')
+        with pytest.raises(TraincastError, match="outside the folder"):
+            load_tables(path)
+    (inner / "below").mkdir()
+    np.savez(inner / "below" / "raw.npz", indices=np.array([1, 2, 3]), lengths=[3])
+    assert load_tables(_write(inner, "tables: [{name: a, rows: 5, dim: 4, access: {indices: below/raw.npz}}]"))

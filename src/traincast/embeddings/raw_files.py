@@ -12,12 +12,14 @@ from typing import IO
 import numpy as np
 
 from traincast.arrays import IntArray
-from traincast.embeddings.lru import MAX_PIECE
 from traincast.embeddings.raw import Bags, check_integers, check_lengths, lengths_of, samples_of, sum_of, whole
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 
 _PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
 _MAX_SAMPLES = 1 << 24  # of a file whose lengths are held in memory
+_MAX_TABLES = 100_000  # of a file; a hundred times the largest built-in set
+_MAX_LENGTHS = 1 << 28  # of all tables together: 856 tables at a batch of 65,536 have a fifth of that
+_MAX_BATCH = 1 << 24  # lookups of one batch of one table; counting them takes under 2 GiB
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
 
 
@@ -52,6 +54,11 @@ def _lengths(archive: zipfile.ZipFile, name: str, path: Path, table: int, count:
     with archive.open(name) as file:
         member = _Member(file, label)
         tables, samples = member.shape if len(member.shape) == 2 else (1, member.shape[0])
+        if tables > _MAX_TABLES or tables * samples > _MAX_LENGTHS:
+            raise TraincastError(
+                f"{label} of {tables} tables and {samples} samples; split the file "
+                f"({_MAX_TABLES} tables and {_MAX_LENGTHS} lengths are the most)"
+            )
         if samples > _MAX_SAMPLES:
             raise TraincastError(f"{path}: {samples} samples; split the file ({_MAX_SAMPLES} are the most)")
         if not 0 <= table < tables or (name == "offsets.npy" and len(member.shape) == 2):
@@ -100,7 +107,7 @@ class _Member:
 
     def take(self, count: int) -> IntArray:
         """The next `count` numbers."""
-        if count > MAX_PIECE:
+        if count > _MAX_BATCH:
             raise TraincastError(f"{self._label}: {count} numbers in one batch; give a smaller batch_size")
         data = self._file.read(count * self._dtype.itemsize)
         if len(data) < count * self._dtype.itemsize:
@@ -121,6 +128,8 @@ def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
     import polars as pl
 
     step = samples_of(batch_size, 0)
+    if step > _MAX_SAMPLES:
+        raise TraincastError(f"{path}: batch_size {shown(step)}; {_MAX_SAMPLES} are the most")
     try:
         frame = pl.scan_parquet(path)
         schema = frame.collect_schema()
@@ -143,7 +152,7 @@ def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
                 bag_lengths, flat = bags.is_not_null(), kept
             if flat.null_count():
                 raise TraincastError(f"{path}: column '{column}' has a null inside a list; give row numbers only")
-            if len(flat) > MAX_PIECE:
+            if len(flat) > _MAX_BATCH:
                 raise TraincastError(f"{path}: {len(flat)} lookups in one batch; give a smaller batch_size")
             yield Bags(whole(flat.to_numpy(), f"{path}: column '{column}'"), bag_lengths.cast(pl.Int64).to_numpy())
             start += step

@@ -144,6 +144,11 @@ def _histogram(value: Mapping[Any, Any]) -> ReuseHistogram:
 
 def _measured(value: Mapping[Any, Any], folder: Path, rows: int) -> Measured:
     path = folder / str(value["indices"])
+    if not _inside(path, folder):
+        raise TraincastError(
+            f"access: {shown(str(value['indices']))} lies outside the folder of the file that names it; "
+            "put the indices beside it"
+        )
     if not path.is_file():
         raise TraincastError(f"access: no file {path}; 'indices' is relative to the table set")
     size = _whole(value["batch_size"], "batch_size") if "batch_size" in value else None
@@ -163,6 +168,14 @@ def _measured(value: Mapping[Any, Any], folder: Path, rows: int) -> Measured:
     except TraincastError as error:
         message = str(error)
         raise TraincastError(f"access: {message if str(path) in message else f'{path}: {message}'}") from error
+
+
+def _inside(path: Path, folder: Path) -> bool:
+    """Whether a file lies in a folder or below it, links followed: a description says nothing about other places."""
+    try:
+        return path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # no path at all, or links in a circle
+        return False
 
 
 def _pooling(value: Any, measured: Measured | None) -> Pooling:
