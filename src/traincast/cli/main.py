@@ -25,10 +25,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     if argv is not None:
         return _run(argv)
-    with signals_as_exceptions() as was_interrupted:
+    with signals_as_exceptions() as signal_code:
         code = _run(sys.argv[1:])
-        # an interrupt inside an import of C code comes out as that import's failure
-        return INTERRUPTED if code == INTERNAL_ERROR and was_interrupted() else code
+        # a signal inside an import of C code comes out as that import's failure
+        return (signal_code() or code) if code == INTERNAL_ERROR else code
 
 
 def _run(argv: list[str]) -> int:

@@ -19,15 +19,17 @@ class Terminated(BaseException):
 
 
 @contextmanager
-def signals_as_exceptions() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGHUP raise `Terminated` in the block; yields a function that tells whether Ctrl-C was pressed."""
-    interrupts: list[int] = []
+def signals_as_exceptions() -> Iterator[Callable[[], int | None]]:
+    """SIGTERM and SIGHUP raise `Terminated` in the block; yields a function that gives the exit code
+    of the first signal that came, Ctrl-C included, or None."""
+    received: list[int] = []
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        interrupts.append(number)
+        received.append(number)
         raise KeyboardInterrupt
 
     def terminate(number: int, _: FrameType | None) -> None:
+        received.append(number)
         raise Terminated(number)
 
     wanted = {signal.SIGINT: interrupt, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
@@ -36,7 +38,7 @@ def signals_as_exceptions() -> Iterator[Callable[[], bool]]:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays as it is
             before[number] = signal.signal(number, handler)
     try:
-        yield lambda: bool(interrupts)
+        yield lambda: _SIGNAL_EXIT_CODE + received[0] if received else None
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
