@@ -21,11 +21,11 @@ EXECUTION = json.dumps({"schema": "1.0.1", "nodes": [{"id": 1, "name": "aten::mm
     ("name", "data", "kind"),
     [
         ("a.json", KINETO, TimelineTrace),
-        ("a.json.gz", gzip.compress(KINETO), TimelineTrace),
+        ("a.json.gz", gzip.compress(KINETO, mtime=0), TimelineTrace),
         ("a.json", EXECUTION, ExecutionTrace),
         ("a.et", EXECUTION, ExecutionTrace),  # JSON whatever its name says
         ("a.et", damaged.chakra_bytes(3), ExecutionTrace),
-        ("a.et.gz", gzip.compress(damaged.chakra_bytes(3)), ExecutionTrace),
+        ("a.et.gz", gzip.compress(damaged.chakra_bytes(3), mtime=0), ExecutionTrace),
     ],
 )
 def test_content_and_name_tell_the_format(tmp_path, name, data, kind):
