@@ -91,7 +91,7 @@ def test_it_is_fitted_evaluated_and_then_predicted_by_its_model(package):
     folder, _ = package
     measured(folder)
 
-    fit = "from traincast.cli.main import main; main(['fit', 'fft', '--data', 'data', '--json'])"
+    fit = "from traincast.cli.main import main; main(['fit', 'fft', '--data', 'data', '--into-package', '--json'])"
     written = json.loads(run_in(folder, fit))
     rows = json.loads(run_in(folder, EVALUATED))
     said = json.loads(run_in(folder, LOWERED.replace("FITTED", "True")))
