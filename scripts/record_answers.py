@@ -51,47 +51,47 @@ def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     from traincast.zoo.catalog import list_models
 
     models = [info.name for info in list_models()]
-    found: list[list[str]] = [["models"], ["models", "--coverage"], ["platforms"]]
-    found += [["predict", model, "--on", "a100-80gb"] for model in models]
-    found += [["predict", model, "--on", key] for model in ("dlrm-default", "bert-large") for key in platform_keys()]
-    found += [
+    asked: list[list[str]] = [["models"], ["models", "--coverage"], ["platforms"]]
+    asked += [["predict", model, "--on", "a100-80gb"] for model in models]
+    asked += [["predict", model, "--on", key] for model in ("dlrm-default", "bert-large") for key in platform_keys()]
+    asked += [
         ["predict", model, "--on", key, "--mode", mode]
         for model, key, mode in itertools.product(models, ("v100", "h100"), ("training", "inference"))
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", "h100", "--dtype", dtype]
         for model, dtype in itertools.product(models, ("tf32", "fp16", "bf16"))
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", "v100", "--optimizer", optimizer, "--batch-size", "640"]
         for model, optimizer in itertools.product(DLRMS, ("none", "sgd", "adagrad", "adam"))
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", "a100-40gb", "--embedding", kind, "--batch-size", "512"]
         for model, kind in itertools.product(DLRMS, ("batched", "bag", "fbgemm"))
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", "h100", "--attention", "sdpa", "--dtype", "bf16", "--seq-len", "256"]
         for model in ("bert-large", "gpt2-large", "opt-1.3b")
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", "a100-80gb", "--mode", "inference", "--compiled"]
         for model in ("bert-large", "gpt2-large", "resnet50", "dlrm-default")
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", node, "--gpus", str(gpus)]
         for model, node, gpus in itertools.product((*DLRMS, *SCALABLE[:3]), NODES, (1, 4, 8, 16))
     ]
-    found += [["predict", model, "--on", "dgx-a100", "--gpus", "1,2,8"] for model in (*DLRMS, *SCALABLE)]
-    found += [
+    asked += [["predict", model, "--on", "dgx-a100", "--gpus", "1,2,8"] for model in (*DLRMS, *SCALABLE)]
+    asked += [
         ["predict", model, "--on", "dgx-a100", "--gpus", "2,4", "--scaling", "strong", "--batch-size", "4096"]
         for model in DLRMS
     ]
-    found += [
+    asked += [
         ["predict", model, "--on", "dgx-h100", "--gpus", "8", "--dtype", "bf16", "--optimizer", "adagrad"]
         for model in DLRMS
     ]
-    found += [
+    asked += [
         ["predict", "dlrm-mlperf", "--on", "v100", "--batch-size", "2048", "--clock-mhz", "1297"],
         ["predict", "dlrm-default", "--on", "dgx-a100", "--gpus", "8", "--skew-ms", "1", "--jitter", "0.02"],
         ["predict", "gpt2-large", "--on", "dgx-a100", "--gpus", "8", "--skew-ms", "2", "--seed", "3"],
@@ -100,20 +100,20 @@ def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     dlrm, tables = scratch / "mine.yaml", scratch / "tables.yaml"
     dlrm.write_text(DLRM_YAML, encoding="utf-8")
     tables.write_text(TABLES_YAML, encoding="utf-8")
-    found += [["predict", str(dlrm), "--on", "a100-40gb", "--batch-size", str(size)] for size in (256, 4096)]
-    found += [["predict", str(dlrm), "--on", "dgx-a100", "--gpus", "4"]]
-    found += [
+    asked += [["predict", str(dlrm), "--on", "a100-40gb", "--batch-size", str(size)] for size in (256, 4096)]
+    asked += [["predict", str(dlrm), "--on", "dgx-a100", "--gpus", "4"]]
+    asked += [
         ["shard", tables_of, "--on", node, "--gpus", gpus, "--no-torchrec", "--batch-size", "1024"]
         for tables_of, node, gpus in itertools.product((str(tables), *TABLE_SETS), NODES[:3], ("2", "8"))
     ]
-    found += [
+    asked += [
         ["export", model, "-o", str(scratch / f"{model}.{to}"), "--to", to]
         for model, to in itertools.product(("dlrm-default", "resnet50"), ("pytorch", "chakra"))
     ]
-    found += _mistakes(scratch)
+    asked += _mistakes(scratch)
     if data is not None:
-        found += _measured(data, scratch)
-    return [[*command, "--json"] for command in found]
+        asked += _measured(data, scratch)
+    return [[*command, "--json"] for command in asked]
 
 
 def _mistakes(scratch: Path) -> list[list[str]]:
@@ -131,7 +131,7 @@ def _mistakes(scratch: Path) -> list[list[str]]:
 
 def _measured(data: Path, scratch: Path) -> list[list[str]]:
     traces = data / "traces"
-    asked = [
+    runs = [
         ("kineto_resnet50_v100/num_workers_0.json.gz", "v100"),
         ("kineto_resnet50_v100/num_workers_4.json.gz", "a100-40gb"),
         ("hta_critical_path/alexnet.json.gz", "v100"),
@@ -142,15 +142,15 @@ def _measured(data: Path, scratch: Path) -> list[list[str]]:
         ("triosim_vgg13_h100", "h100"),
         ("param_dlrm_8xv100", "dgx1-v100"),
     ]
-    found = [["trace", str(traces / name)] for name, _ in asked]
-    found += [["trace", str(traces / name), "--on", key] for name, key in asked]
-    name, key = asked[-1]
-    found += [
+    asked = [["trace", str(traces / name)] for name, _ in runs]
+    asked += [["trace", str(traces / name), "--on", key] for name, key in runs]
+    name, key = runs[-1]
+    asked += [
         ["trace", str(traces / name), "--on", key, "--host-scale", "auto", "--twice", "host", "--twice", "gemm"],
         ["trace", str(traces / name), "--workload-out", str(scratch / "traced.tc")],
         ["predict", str(scratch / "traced.tc"), "--on", "dgx-a100"],
     ]
-    return found + [["evaluate", suite, "--data", str(data)] for suite in SUITES]
+    return asked + [["evaluate", suite, "--data", str(data)] for suite in SUITES]
 
 
 def answer(command: list[str]) -> dict[str, object]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.embeddings.access import Uniform, access_text
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError, shown, unknown
 from traincast.files.reading import parse_yaml, read_text, shown_path
 from traincast.programs.dlrm.config import (
     EMBEDDINGS,
@@ -101,7 +101,7 @@ def _config(content: dict[Any, Any], default_name: str, folder: Path) -> DlrmCon
             raise TraincastError(f"field '{key}' is missing")
     known: dict[str, Any] = {"name": content.get("name", default_name)}
     if not isinstance(known["name"], str) or not known["name"]:
-        raise TraincastError(f"field 'name' must be text, got {_show(known['name'])}")
+        raise TraincastError(f"field 'name' must be text, got {shown(known['name'])}")
     known["bottom_mlp"] = _sizes("bottom_mlp", content["bottom_mlp"], least=2, most=MAX_LAYERS)
     known["top_mlp"] = _sizes("top_mlp", content["top_mlp"], least=1, most=MAX_LAYERS)
     if known["top_mlp"][-1] != 1:
@@ -167,14 +167,14 @@ def _per_table(key: str, value: Any, tables: int) -> tuple[int, ...]:
 
 def _sizes(key: str, value: Any, *, least: int, most: int) -> tuple[int, ...]:
     if not isinstance(value, list) or not least <= len(value) <= most:
-        raise TraincastError(f"field '{key}' must be a list of {least} to {most} whole numbers, got {_show(value)}")
+        raise TraincastError(f"field '{key}' must be a list of {least} to {most} whole numbers, got {shown(value)}")
     return tuple(_whole(key, item) for item in value)
 
 
 def _whole(key: str, value: Any, *, least: int = 1) -> int:
     most = _LARGEST[key]
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise TraincastError(f"field '{key}' takes whole numbers from {least} to {most}, got {_show(value)}")
+        raise TraincastError(f"field '{key}' takes whole numbers from {least} to {most}, got {shown(value)}")
     return value
 
 
@@ -182,8 +182,3 @@ def _choice(key: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise unknown(key, str(value)[:80], allowed, f"Field '{key}' takes {', '.join(allowed)}.")
     return value
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import TraincastError
-from traincast.workload.codec import show
+from traincast.errors import TraincastError, shown
 
 MAX_TOTAL_BYTES = 512 << 20  # chosen as a limit against zip bombs, like the two below
 MAX_JSON_BYTES = 16 << 20  # names and signatures
@@ -145,6 +144,6 @@ def _npy_header(data: bytes, name: str) -> tuple[np.dtype[np.signedinteger], tup
     start = 10 + int.from_bytes(data[8:10], "little")
     match = _NPY_HEADER.fullmatch(data[10:start]) if data.startswith(b"\x93NUMPY\x01\x00") else None
     if not match:
-        raise TraincastError(f"member '{name}' is no array of integers: {show(data[:70])}")
+        raise TraincastError(f"member '{name}' is no array of integers: {shown(data[:70])}")
     kind, rows, columns = match.groups()
     return np.dtype(kind.decode()), (int(rows), *([int(columns)] if columns else [])), start

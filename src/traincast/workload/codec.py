@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias, TypeVar
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 from traincast.workload.symbolic import SizeRef
 
@@ -15,12 +15,6 @@ T = TypeVar("T", str, int, bool, list["Json"], dict[str, "Json"])
 
 _KINDS = {str: "text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
 _MAX_DEPTH = 8  # a limit against damaged files: arguments of PyTorch's ops are lists of numbers at most
-
-
-def show(value: object) -> str:
-    """A value from a file, fit for a one-line message: quoted, escaped and cut short."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def member(table: dict[str, Json], key: str, kind: type[T]) -> T:
@@ -33,7 +27,7 @@ def member(table: dict[str, Json], key: str, kind: type[T]) -> T:
 def expect(value: Json, kind: type[T], what: str) -> T:
     """The value itself when it is of exactly this JSON type."""
     if type(value) is not kind:
-        raise TraincastError(f"{what} in workload.json must be {_KINDS[kind]}, not {show(value)}")
+        raise TraincastError(f"{what} in workload.json must be {_KINDS[kind]}, not {shown(value)}")
     return value
 
 
@@ -43,7 +37,7 @@ def list_of(value: Json, kind: type[T], what: str) -> list[T]:
     good = [item for item in items if type(item) is kind]
     if len(good) < len(items):
         wrong = next(item for item in items if type(item) is not kind)
-        raise TraincastError(f"an entry of {what} in workload.json must be {_KINDS[kind]}, not {show(wrong)}")
+        raise TraincastError(f"an entry of {what} in workload.json must be {_KINDS[kind]}, not {shown(wrong)}")
     return good
 
 
@@ -142,5 +136,5 @@ def _decode_scalar(value: Json, depth: int) -> Scalar:
             return SizeRef(member(value, "size", int))
         if value in ({"float": "inf"}, {"float": "-inf"}, {"float": "nan"}):
             return float(member(value, "float", str))
-        raise TraincastError(f"a scalar argument in workload.json is {show(value)}, which means nothing")
+        raise TraincastError(f"a scalar argument in workload.json is {shown(value)}, which means nothing")
     return value

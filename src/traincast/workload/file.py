@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 from traincast.files.reading import parse_json
 from traincast.files.writing import write_bytes
 from traincast.workload.archive import Archive, pack, pack_array
-from traincast.workload.codec import Json, decode_signatures, encode_signatures, expect, list_of, member, show
+from traincast.workload.codec import Json, decode_signatures, encode_signatures, expect, list_of, member
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS, SizeTable
 from traincast.workload.validate import validate_workload
@@ -88,14 +88,14 @@ def _parse(text: bytes) -> dict[str, Json]:
 
 def _check_version(head: dict[str, Json]) -> None:
     if head.get("format") != FORMAT:
-        raise TraincastError(f"is not a Traincast workload file (its format is {show(head.get('format'))})")
+        raise TraincastError(f"is not a Traincast workload file (its format is {shown(head.get('format'))})")
     version = member(head, "version", int)
     if version > VERSION:
         raise TraincastError(
-            f"written by a newer Traincast (format {show(version)}); this one reads up to {VERSION}: upgrade"
+            f"written by a newer Traincast (format {shown(version)}); this one reads up to {VERSION}: upgrade"
         )
     if version < 1:
-        raise TraincastError(f"format version {show(version)} does not exist")
+        raise TraincastError(f"format version {shown(version)} does not exist")
 
 
 def _workload(head: dict[str, Json], archive: Archive) -> Workload:
@@ -110,12 +110,12 @@ def _workload(head: dict[str, Json], archive: Archive) -> Workload:
         mode=member(head, "mode", str),
         synchronised=member(head, "synchronised", bool),
         framework_version=member(head, "framework_version", str),
-        meta={key: expect(value, str, f"meta {show(key)}") for key, value in meta.items()},
+        meta={key: expect(value, str, f"meta {shown(key)}") for key, value in meta.items()},
     )
     per_program = (*Columns.names(), *(f"size_{field.name}" for field in fields(SizeTable)))
     known = {"workload.json", *(_member(n, column) for n in range(len(tables)) for column in per_program)}
     for name in sorted(archive.names - known):
-        raise TraincastError(f"has a member {show(name)} that does not belong to it")
+        raise TraincastError(f"has a member {shown(name)} that does not belong to it")
     return workload
 
 
