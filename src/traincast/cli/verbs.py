@@ -20,6 +20,7 @@ VERBS = {
     "fit": "rebuild the shipped profiles from measurements",
     "trace": "what measured traces say: steps, idle time and its reasons, host overheads, replay",
     "evaluate": "accuracy tables: predicted against measured",
+    "measure": "a real training step, timed on this machine",
     "completion": "a script that lets your shell complete verbs, options and names",
 }
 """What each verb is for; it lives in `commands/<verb>.py`, which is imported only when the verb is asked for."""

@@ -72,20 +72,18 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
 
 
 def token_ids(count: int) -> Inputs:
-    """`count` tensors of token ids [batch, length] on the GPU."""
-    return lambda batch, length: tuple(
-        torch.zeros(batch, length, dtype=torch.int64, device="cuda") for _ in range(count)
-    )
+    """`count` tensors of token ids [batch, length]."""
+    return lambda batch, length: tuple(torch.zeros(batch, length, dtype=torch.int64) for _ in range(count))
 
 
 def images(side: int, setting: Setting) -> Inputs:
-    """Images [batch, 3, side, side] on the GPU."""
-    return lambda batch, _: (torch.zeros(batch, 3, side, side, dtype=setting.input_dtype, device="cuda"),)
+    """Images [batch, 3, side, side]."""
+    return lambda batch, _: (torch.zeros(batch, 3, side, side, dtype=setting.input_dtype),)
 
 
 def classes(batch: int, _: int) -> tuple[torch.Tensor, ...]:
-    """One class per sample on the GPU."""
-    return (torch.zeros(batch, dtype=torch.int64, device="cuda"),)
+    """One class per sample."""
+    return (torch.zeros(batch, dtype=torch.int64),)
 
 
 def _language_model(

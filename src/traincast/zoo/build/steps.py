@@ -7,9 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
+from traincast.embeddings.access import Uniform, parse_access
+from traincast.embeddings.draws import draw_rows
+from traincast.errors import TraincastError
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.dlrm.cross_config import DcnConfig
 from traincast.programs.optimizers import LEARNING_RATE
@@ -31,22 +35,26 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What differs between the files of one model. `precision` is "fp32" or "half" (autocast when training)."""
+    """What differs between the files of one model. `precision` is "fp32" or "half" (autocast when training).
+
+    `device` is "cuda", which a capture imitates, or the "cpu" that a step is really run on.
+    """
 
     mode: str
     optimizer: str
     precision: str
     choice: str
+    device: str = "cuda"
 
     @property
     def autocast(self) -> AbstractContextManager[object]:
         """Mixed precision for training; inference runs a model that is itself in bfloat16."""
         mixed = self.precision == "half" and self.mode == "training"
-        return torch.autocast("cuda", dtype=torch.bfloat16) if mixed else nullcontext()
+        return torch.autocast(self.device, dtype=torch.bfloat16) if mixed else nullcontext()
 
     def prepare(self, build: Callable[[], M]) -> M:
-        """The model on the GPU, in the mode and the precision of its weights."""
-        with torch.device("cuda"):
+        """The model on its device, in the mode and the precision of its weights."""
+        with torch.device(self.device):
             model = build()
         if self.mode == "inference":
             model = model.eval()
@@ -58,6 +66,16 @@ class Setting:
         """Floating-point inputs are of the weights' type."""
         return torch.bfloat16 if self.precision == "half" and self.mode == "inference" else torch.float32
 
+    def on_device(self, inputs: Inputs, batch_size: int, seq_len: int) -> tuple[torch.Tensor, ...]:
+        """Inputs of this size, made on the device."""
+        with torch.device(self.device):
+            return inputs(batch_size, seq_len)
+
+    def synchronise(self) -> None:
+        """Waits for the device; a CPU has nothing to wait for."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
 
 def modern_step(
     setting: Setting, build: Callable[[], nn.Module], inputs: Inputs, loss: Loss, labels: Inputs
@@ -66,7 +84,7 @@ def modern_step(
 
     def make(batch_size: int, seq_len: int) -> Step:
         model = setting.prepare(build)
-        batch, targets = inputs(batch_size, seq_len), labels(batch_size, seq_len)
+        batch, targets = setting.on_device(inputs, batch_size, seq_len), setting.on_device(labels, batch_size, seq_len)
         if setting.mode == "inference":
             return _inference(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE)
@@ -88,7 +106,8 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
 
     def make(batch_size: int, seq_len: int) -> Step:
         model = setting.prepare(build)
-        batch, (targets,) = inputs(batch_size, seq_len), labels(batch_size, seq_len)
+        batch = setting.on_device(inputs, batch_size, seq_len)
+        (targets,) = setting.on_device(labels, batch_size, seq_len)
         if setting.mode == "inference":
             return _inference(model, batch)
         optimizer = OPTIMIZERS[setting.optimizer](model.parameters(), lr=LEARNING_RATE, foreach=False)
@@ -97,13 +116,13 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
         def step() -> None:
             with setting.autocast:
                 output = model(*batch)
-            torch.cuda.synchronize()
+            setting.synchronise()
             with setting.autocast:
                 loss = criterion(output, targets)
             loss.backward()
-            torch.cuda.synchronize()
+            setting.synchronise()
             optimizer.step()
-            torch.cuda.synchronize()
+            setting.synchronise()
             optimizer.zero_grad(set_to_none=False)
 
         return step
@@ -130,7 +149,7 @@ class HostBatch:
 
 
 def host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostBatch:
-    """A batch of zeros."""
+    """A batch of zeros, for captures: they read no values."""
     index = torch.int32 if config.index_dtype == "int32" else torch.int64
     dense = torch.zeros(batch_size, config.bottom_mlp[0], dtype=dtype).pin_memory()
     target = torch.zeros(batch_size, 1).pin_memory()
@@ -143,13 +162,29 @@ def host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostB
     return HostBatch(dense, tuple(indices), offsets, target)
 
 
+def drawn_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype, seed: int = 0) -> HostBatch:
+    """A batch whose indices are drawn from each table's access distribution, for steps of `bag` tables that are run."""
+    if config.embedding != "bag":
+        raise TraincastError(f"tables of the kind '{config.embedding}' run on no CPU; give `embedding='bag'`")
+    random = np.random.default_rng(seed)
+    index = torch.int32 if config.index_dtype == "int32" else torch.int64
+    accesses = [parse_access(text) for text in config.access] or [Uniform()] * config.num_tables
+    indices, offsets = [], []
+    for rows, lookups, access in zip(config.table_rows, config.lookups_per_table, accesses, strict=True):
+        indices.append(torch.from_numpy(draw_rows(access, rows, batch_size * lookups, random)).to(index))
+        offsets.append(torch.arange(0, batch_size * lookups, lookups, dtype=index))
+    dense = torch.from_numpy(random.random((batch_size, config.bottom_mlp[0]), dtype=np.float32)).to(dtype)
+    return HostBatch(dense, tuple(indices), torch.stack(offsets), torch.zeros(batch_size, 1))
+
+
 def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: DlrmConfig) -> MakeStep:
     """The loop of facebookresearch/dlrm: inputs copied inside the step, loss read back, gradients zeroed in place."""
-    device = torch.device("cuda")
+    device = torch.device(setting.device)
 
     def make(batch_size: int, _: int) -> Step:
         model = setting.prepare(lambda: build(config))
-        host = host_batch(config, batch_size, setting.input_dtype)
+        make_batch = host_batch if setting.device == "cuda" else drawn_batch
+        host = make_batch(config, batch_size, setting.input_dtype)
 
         def forward() -> Any:
             indices = [tensor.to(device) for tensor in host.indices]
@@ -180,7 +215,7 @@ def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: Dlr
 
 def dlrm_v2_step(setting: Setting, build: Callable[[DcnConfig], DlrmDcn], config: DcnConfig) -> MakeStep:
     """Today's loop for a recommender: inputs copied without blocking, logits, foreach optimizer."""
-    device = torch.device("cuda")
+    device = torch.device(setting.device)
 
     def make(batch_size: int, _: int) -> Step:
         model = setting.prepare(lambda: build(config))

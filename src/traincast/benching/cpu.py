@@ -1,0 +1,87 @@
+"""A CPU as a device: its kernels run on the host thread, so a mark is a reading of the host's clocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traincast.benching.device import Identity, Seconds
+
+_FLUSHED_BYTES = 64 << 20  # twice the largest last-level cache slice that one core of a server sees
+_CPUINFO = Path("/proc/cpuinfo")
+_INTEGER_RANGE = 1024  # values of integer tensors: any small range does
+
+
+class CpuDevice:
+    """This machine's processor, one thread."""
+
+    kind = "cpu"
+
+    def __init__(self, threads: int = 1) -> None:
+        torch.set_num_threads(threads)
+        self._random = torch.Generator().manual_seed(0)
+        self._flushed: torch.Tensor | None = None
+
+    def identity(self) -> Identity:
+        """The processor as the system names it, its threads, and the libraries behind torch's kernels."""
+        return Identity(
+            device=self.kind,
+            name=_cpu_field("model name") or platform.machine(),
+            threads=torch.get_num_threads(),
+            locked_clock_mhz=0.0,
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            torch=torch.__version__,
+            libraries=_libraries(),
+        )
+
+    def allocate(self, shape: Sequence[int], dtype: str = "float32") -> torch.Tensor:
+        """Normal numbers, or small whole ones."""
+        kind: torch.dtype = getattr(torch, dtype)
+        if kind.is_floating_point:
+            return torch.randn(*shape, generator=self._random).to(kind)
+        return torch.randint(_INTEGER_RANGE, tuple(shape), generator=self._random).to(kind)
+
+    def mark(self) -> tuple[int, int]:
+        """Nanoseconds on the wall's clock and of this thread."""
+        return time.perf_counter_ns(), time.thread_time_ns()
+
+    def elapsed(self, begin: tuple[int, int], end: tuple[int, int]) -> Seconds:
+        """The differences."""
+        return Seconds(1e-9 * (end[0] - begin[0]), 1e-9 * (end[1] - begin[1]))
+
+    def synchronise(self) -> None:
+        """Nothing is ever under way."""
+
+    def flush(self) -> None:
+        """Writes a buffer that is larger than the caches."""
+        if self._flushed is None:
+            self._flushed = torch.zeros(_FLUSHED_BYTES // 4)
+        self._flushed.add_(1.0)
+
+    def clock_mhz(self) -> float:
+        """What the system says of its first processor."""
+        try:
+            return float(_cpu_field("cpu MHz") or 0.0)
+        except ValueError:
+            return 0.0
+
+
+def _cpu_field(field: str) -> str:
+    """A field of the first processor in Linux's list; "" elsewhere."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
+
+
+def _libraries() -> str:
+    backends: Any = torch.backends
+    names = [name for name in ("mkl", "mkldnn") if getattr(backends, name).is_available()]
+    return "+".join([backends.cpu.get_cpu_capability(), *names])

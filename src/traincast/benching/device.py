@@ -1,0 +1,104 @@
+"""The thin interface between measuring and what is measured: a device that allocates, runs and keeps time.
+
+Everything above it (plans, kernels, timing, storing) is the same for a CPU and a GPU. What is left in an implementation
+is small enough to read in one sitting, because the one for CUDA is tested against a script of `torch.cuda` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from traincast.errors import unknown
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What must be equal for measurements to belong together. `locked_clock_mhz` 0 is a clock that floats."""
+
+    device: str
+    name: str
+    threads: int
+    locked_clock_mhz: float
+    memory_bytes: int
+    torch: str
+    libraries: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """How long something took: by the clock on the wall, and how long this thread (or the GPU) was busy with it."""
+
+    wall: float
+    busy: float
+
+    def of(self, clock: str) -> float:
+        """By the clock of this name: "wall", or "busy" where neighbours take the processor away."""
+        return self.busy if clock == "busy" else self.wall
+
+
+class Device(Protocol):
+    """A device to measure on. Marks are opaque: two of them, synchronised, say what lay between."""
+
+    kind: str
+
+    def identity(self) -> Identity:
+        """What this device is, and the libraries that drive it."""
+        ...
+
+    def allocate(self, shape: Sequence[int], dtype: str = "float32") -> torch.Tensor:
+        """A tensor of this shape on the device, filled with values that no kernel takes a short cut for."""
+        ...
+
+    def mark(self) -> Any:
+        """A point in time on the device's own time line."""
+        ...
+
+    def elapsed(self, begin: Any, end: Any) -> Seconds:
+        """Time between two marks that the device has passed."""
+        ...
+
+    def synchronise(self) -> None:
+        """Waits until everything that was started is done."""
+        ...
+
+    def flush(self) -> None:
+        """Empties the caches of what earlier work left in them."""
+        ...
+
+    def clock_mhz(self) -> float:
+        """The clock it runs at now; 0 where it cannot be read."""
+        ...
+
+
+def run_timed(device: Device, work: Callable[[], object]) -> Seconds:
+    """How long the device takes for this work, from nothing queued to all of it done."""
+    device.synchronise()
+    begin = device.mark()
+    work()
+    end = device.mark()
+    device.synchronise()
+    return device.elapsed(begin, end)
+
+
+def open_device(kind: str) -> Device:
+    """The device of this kind on this machine; a CPU runs with one thread. Needs torch."""
+    if kind == "cpu":
+        from traincast.benching.cpu import CpuDevice
+
+        return CpuDevice()
+    if kind == "cuda":
+        from traincast.benching.cuda import CudaDevice
+
+        return CudaDevice()
+    raise unknown("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

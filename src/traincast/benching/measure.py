@@ -1,0 +1,147 @@
+"""A real training step, timed on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traincast.benching.device import Device, Identity
+from traincast.benching.timing import Reference, Series, Summary, run_series, summarise
+from traincast.errors import TraincastError
+from traincast.results import Records, Result
+
+Step = Callable[[], object]
+MOST_REPEATS = 10_000
+_WARM_UPS = 2  # the first step makes optimizer state and loads kernels, the second fills the allocator's cache
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Measured(Result):
+    """One step as it ran here. Seconds; `clock` says by which clock ("wall", or the thread's "busy" time)."""
+
+    workload: str
+    batch_size: int
+    seq_len: int
+    identity: Identity
+    clock: str
+    summary: Summary
+    series: Series
+    notes: tuple[str, ...]
+    trace: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Milliseconds, and what they were measured on."""
+        figures = asdict(self.summary)
+        times = {f"{name}_ms": 1e3 * figures[name] for name in ("median", "corrected", "low", "high", "reference")}
+        return {
+            "workload": self.workload,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len or None,
+            "device": self.identity.to_dict(),
+            "clock": self.clock,
+            "repeats": self.summary.repeats,
+            **times,
+            "spread": self.summary.spread,
+            "wall_median_ms": 1e3 * float(np.median(self.series.wall)),
+            "busy_median_ms": 1e3 * float(np.median(self.series.busy)),
+            "trace": self.trace or None,
+            "notes": list(self.notes),
+        }
+
+    def headline(self) -> str:
+        """Median, corrected figure with its interval, and what disturbed the run."""
+        s = self.summary
+        lines = [
+            f"{self.workload}, batch {self.batch_size}, on {self.identity.name} ({self.identity.threads} thread)",
+            f"median {1e3 * s.median:.2f} ms ({self.clock} time, {s.repeats} steps, spread {s.spread:.1%})",
+            f"drift-corrected {1e3 * s.corrected:.2f} ms (90 % interval of the median {1e3 * s.low:.2f} to "
+            f"{1e3 * s.high:.2f}), for a reference of {1e3 * s.reference:.3f} ms",
+        ]
+        return "\n".join([*lines, *(["trace: " + self.trace] if self.trace else []), *self.notes])
+
+    def records(self) -> Records:
+        """Table "repetitions": one row per step, in the order they ran."""
+        columns = zip(
+            self.series.wall, self.series.busy, self.series.reference_wall, self.series.reference_busy, strict=True
+        )
+        names = ("wall_ms", "busy_ms", "reference_wall_ms", "reference_busy_ms")
+        return {"repetitions": [dict(zip(names, (1e3 * float(v) for v in row), strict=True)) for row in columns]}
+
+
+def measure_step(
+    make_step: Callable[[], Step],
+    device: Device,
+    *,
+    name: str,
+    batch_size: int,
+    seq_len: int = 0,
+    repeats: int = 30,
+    seconds: float = 20.0,
+    clock: str = "wall",
+    nominal: float | None = None,
+    trace: Path | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Measured:
+    """Builds the step and times it, the reference between every two repetitions; see `Series` and `Summary`.
+
+    `nominal` is how long the reference takes on the machine whose seconds are wanted (a profile's), None: here and now.
+    `trace` receives a Kineto trace of one more step.
+    """
+    if not 3 <= repeats <= MOST_REPEATS:
+        raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
+    with _readable(name):
+        step = make_step()
+        for _ in range(_WARM_UPS):
+            step()
+    device.synchronise()
+    series = run_series(device, Reference(device), step, repeats=repeats, seconds=seconds, progress=progress)
+    if trace is not None:
+        _record_trace(step, device, trace)
+    return Measured(
+        workload=name, batch_size=batch_size, seq_len=seq_len, identity=device.identity(), clock=clock,
+        summary=summarise(series, clock, nominal), series=series, notes=series.notes(),
+        trace="" if trace is None else str(trace),
+    )  # fmt: skip
+
+
+def _record_trace(step: Step, device: Device, path: Path) -> None:
+    """One step under PyTorch's profiler, written as the Chrome trace that `traincast trace` reads."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
+    with profile(activities=activities, record_shapes=True) as recorded:
+        step()
+        device.synchronise()
+        recorded.step()
+    recorded.export_chrome_trace(str(path))
+
+
+@contextmanager
+def _readable(name: str) -> Any:
+    """What goes wrong in a step of a stranger, in one line."""
+    try:
+        yield
+    except TraincastError:
+        raise
+    except MemoryError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        remedy = "; this machine has no GPU: let the step take its device from torch.cuda.is_available()" * (
+            "CUDA" in said or "cuda" in said
+        )
+        raise TraincastError(f"{name} does not run here: {type(error).__name__}: {said}{remedy}") from error
+
+
+def free_memory_bytes() -> int:
+    """Memory that new tensors can have without swapping; a very large number where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return 1 << 62

@@ -1,0 +1,147 @@
+"""The timing loop: every repetition beside a reference kernel, so that the drift of the machine divides out.
+
+On a shared machine the time of one and the same step drifts by 30 % within minutes, its ratio to a matrix product
+that is timed beside it by 2 %. So every sample is kept with the reference before and after it, and what counts is the
+median of the ratios; seconds are ratios times the reference's own median.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.benching.device import Device, Seconds, run_timed
+
+CLOCKS = ("wall", "busy")
+_REFERENCE_SIDE = {"cpu": 384, "cuda": 4096}  # about a millisecond of matrix product on a core, and on a GPU
+_BUSY_NEIGHBOURS = 1.05  # the wall's clock this far ahead of the thread's: someone else had the processor
+_DRIFTED = 1.10  # the reference in one quarter of the run against another
+_Z90 = NormalDist().inv_cdf(0.95)
+
+
+class Reference:
+    """One fp32 matrix product on operands of its own: the yardstick of this device."""
+
+    def __init__(self, device: Device) -> None:
+        import torch
+
+        side = _REFERENCE_SIDE[device.kind]
+        left, right, out = (device.allocate((side, side)) for _ in range(3))
+        self._device = device
+        self._work: Callable[[], Any] = lambda: torch.mm(left, right, out=out)
+        for _ in range(3):  # libraries choose and load their kernels at the first calls
+            self._work()
+
+    def seconds(self) -> Seconds:
+        """The product once more, its operands in the cache: run twice, timed the second time."""
+        self._work()
+        return run_timed(self._device, self._work)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Series:
+    """Repetitions of one piece of work: seconds of each by both clocks, and of the reference beside it."""
+
+    wall: FloatArray
+    busy: FloatArray
+    reference_wall: FloatArray
+    reference_busy: FloatArray
+
+    def seconds(self, clock: str) -> FloatArray:
+        """Seconds of each repetition."""
+        return self.busy if clock == "busy" else self.wall
+
+    def reference(self, clock: str) -> FloatArray:
+        """Seconds of the reference beside each."""
+        return self.reference_busy if clock == "busy" else self.reference_wall
+
+    def ratios(self, clock: str) -> FloatArray:
+        """Each repetition in units of its reference."""
+        return self.seconds(clock) / self.reference(clock)
+
+    def notes(self) -> tuple[str, ...]:
+        """What disturbed the run: neighbours on the processor, a clock that moved."""
+        said = []
+        waited = float(np.median(self.wall / np.maximum(self.busy, 1e-12)))
+        if waited > _BUSY_NEIGHBOURS:
+            said.append(f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them")
+        quarters = np.array_split(self.reference_busy, 4) if len(self.wall) >= 8 else []
+        medians = [float(np.median(quarter)) for quarter in quarters]
+        if medians and max(medians) > _DRIFTED * min(medians):
+            said.append(
+                f"the reference drifted by {max(medians) / min(medians) - 1:.0%} (throttling or neighbours); "
+                "the corrected figure has it divided out"
+            )
+        return tuple(said)
+
+
+def run_series(
+    device: Device,
+    reference: Reference,
+    work: Callable[[], object],
+    *,
+    repeats: int,
+    seconds: float = math.inf,
+    least: int = 3,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Series:
+    """Times `work` up to `repeats` times (at least `least`), ending early once `seconds` have passed."""
+    rows: list[tuple[float, float, float, float]] = []
+    start = time.monotonic()
+    before = reference.seconds()
+    while len(rows) < repeats and (len(rows) < least or time.monotonic() - start < seconds):
+        taken = run_timed(device, work)
+        after = reference.seconds()
+        rows.append((taken.wall, taken.busy, math.sqrt(before.wall * after.wall), math.sqrt(before.busy * after.busy)))
+        before = after
+        progress(max(len(rows) / repeats, min(1.0, (time.monotonic() - start) / seconds)))
+    return Series(*np.array(rows).T)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A series in a few figures. `median` and `corrected` are seconds, `low` and `high` the 90 % confidence interval
+    of `corrected`, `spread` the robust relative deviation of single repetitions after correction."""
+
+    repeats: int
+    median: float
+    corrected: float
+    low: float
+    high: float
+    spread: float
+    reference: float
+
+
+def summarise(series: Series, clock: str, nominal: float | None = None) -> Summary:
+    """The figures of a series; ratios become seconds of a machine whose reference takes `nominal` seconds (None: the
+    median of this run)."""
+    nominal = float(np.median(series.reference(clock))) if nominal is None else nominal
+    ratios = np.sort(series.ratios(clock))
+    low, high = median_interval(ratios)
+    middle = float(np.median(ratios))
+    deviation = 1.4826 * float(np.median(np.abs(ratios - middle)))  # of a normal distribution
+    return Summary(
+        repeats=len(ratios),
+        median=float(np.median(series.seconds(clock))),
+        corrected=nominal * middle,
+        low=nominal * low,
+        high=nominal * high,
+        spread=deviation / middle,
+        reference=nominal,
+    )
+
+
+def median_interval(ordered: FloatArray) -> tuple[float, float]:
+    """The 90 % confidence interval of the median: order statistics, for any distribution (wide when there are few)."""
+    count = len(ordered)
+    reach = 0.5 * _Z90 * math.sqrt(count)
+    first = max(math.floor(0.5 * (count - 1) - reach), 0)
+    last = min(math.ceil(0.5 * (count - 1) + reach), count - 1)
+    return float(ordered[first]), float(ordered[last])

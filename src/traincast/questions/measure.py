@@ -1,0 +1,136 @@
+"""A step to run on this machine, by name or file, and its measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.errors import TraincastError, unknown
+from traincast.programs.dlrm.config import DlrmConfig
+from traincast.questions.dlrm_file import read_dlrm
+from traincast.questions.variant import Variant
+
+if TYPE_CHECKING:
+    from traincast.benching.measure import Measured
+
+Source = str | Path | Callable[..., Any] | DlrmConfig
+"""A built-in model by name, a DLRM in YAML or as a `DlrmConfig`, FILE.py:FUNCTION, or a function `make_step`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A step that can be run, at a batch size and a sequence length (0: it has none)."""
+
+    name: str
+    batch_size: int
+    seq_len: int
+    build: Callable[[int, int], Callable[[], Any]]
+
+    def make_step(self) -> Callable[[], Any]:
+        """A fresh model, optimizer and batch, as a callable that runs one iteration."""
+        return self.build(self.batch_size, self.seq_len)
+
+
+def runnable(source: Source, variant: Variant, device: str = "cpu") -> Runnable:
+    """The step of a model as it runs on a device of this machine. Needs torch."""
+    if isinstance(source, DlrmConfig):
+        return _dlrm(source, variant, device)
+    name = str(source)
+    if callable(source) or ":" in name:
+        return _function(source, variant)
+    if name.endswith((".yaml", ".yml")):
+        return _dlrm(read_dlrm(Path(name)), variant, device)
+    if name.endswith(".tc"):
+        raise TraincastError(f"{name} holds a captured step, which cannot be run; give FILE.py:FUNCTION or a model")
+    return _built_in(name, variant, device)
+
+
+def _setting(variant: Variant, choice: str, optimizer: str, device: str) -> Any:
+    from traincast.zoo.build.steps import Setting
+
+    if variant.dtype not in ("fp32", "bf16"):
+        raise TraincastError(f"steps are run here in fp32 or bf16, not {variant.dtype}; leave out `dtype`")
+    if variant.optimizer == "none":
+        raise TraincastError("a step without its optimizer cannot be run as one; leave out `optimizer`")
+    mode = variant.mode or "training"
+    return Setting(
+        mode=mode,
+        optimizer="" if mode == "inference" else variant.optimizer or optimizer,
+        precision="half" if variant.dtype == "bf16" else "fp32",
+        choice=choice,
+        device=device,
+    )
+
+
+def _dlrm(config: DlrmConfig, variant: Variant, device: str) -> Runnable:
+    from traincast.benching.measure import free_memory_bytes
+    from traincast.zoo.build.steps import dlrm_step
+    from traincast.zoo.define.dlrm import Dlrm
+
+    if variant.embedding not in (None, "bag"):
+        raise TraincastError(f"tables of the kind '{variant.embedding}' are not run here; give `embedding='bag'`")
+    config = replace(config, embedding="bag", optimizer=variant.optimizer or config.optimizer)
+    needed, free = 4 * sum(config.table_rows) * config.embedding_dim, free_memory_bytes()
+    if needed > 0.8 * free:
+        raise TraincastError(
+            f"the tables of {config.name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free here; describe a "
+            "smaller model in YAML"
+        )
+    build = dlrm_step(_setting(variant, "bag", config.optimizer, device), Dlrm, config)
+    return Runnable(config.name, variant.batch_size or config.batch_size, 0, build)
+
+
+def _built_in(name: str, variant: Variant, device: str) -> Runnable:
+    from traincast.programs.dlrm.config import STUDY_DLRMS
+    from traincast.zoo.build.recipes import RECIPES
+
+    if name in STUDY_DLRMS:
+        return _dlrm(STUDY_DLRMS[name], variant, device)
+    if name not in RECIPES:
+        raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
+    recipe = RECIPES[name]
+    choice = (variant.attention if recipe.axis == "attention" else variant.embedding) or recipe.choices[0]
+    if choice not in recipe.choices or choice == "fbgemm":
+        raise TraincastError(f"{name} does not run here with '{choice}'; its tables or its attention need a GPU")
+    build = recipe.make(_setting(variant, choice, recipe.optimizers[0], device))
+    return Runnable(name, variant.batch_size or recipe.batch_size, variant.seq_len or recipe.seq_len, build)
+
+
+def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runnable:
+    from traincast.capturing.from_file import load_function
+    from traincast.capturing.step import with_sizes
+
+    if callable(source):
+        function, name = source, getattr(source, "__name__", "step")
+    else:
+        function, name = load_function(str(source)), Path(str(source).rpartition(":")[0]).stem
+    return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, with_sizes(function, variant.seq_len))
+
+
+def measure(
+    source: Source,
+    variant: Variant,
+    *,
+    device: str = "cpu",
+    repeats: int = 30,
+    seconds: float = 20.0,
+    clock: str = "wall",
+    nominal: float | None = None,
+    trace: Path | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Measured:
+    """The step, run here; see `benching.measure.measure_step`."""
+    from traincast.benching.device import open_device
+    from traincast.benching.measure import measure_step
+    from traincast.benching.timing import CLOCKS
+
+    if clock not in CLOCKS:
+        raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
+    opened = open_device(device)
+    step = runnable(source, variant, device)
+    return measure_step(
+        step.make_step, opened, name=step.name, batch_size=step.batch_size, seq_len=step.seq_len, repeats=repeats,
+        seconds=seconds, clock=clock, nominal=nominal, trace=trace, progress=progress,
+    )  # fmt: skip
