@@ -54,6 +54,7 @@ def folder(tmp_path, monkeypatch):
     tmp_path.mkdir(parents=True)
     (tmp_path / "tables.yaml").write_text(TABLES)
     (tmp_path / "step.py").write_text(STEP)
+    (tmp_path / "here.py").write_text(STEP.replace('"cuda"', '"cpu"'))
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rank_events(300)}))
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -74,6 +75,7 @@ SOUND = {
     "fit": ["host"],
     "trace": ["trace.json"],
     "evaluate": ["dlrm"],
+    "measure": ["here.py:make_step --repeats 3 --seconds 0.1"],
     "completion": ["bash"],
 }
 """For each verb, arguments that are fine (or fail for want of measurements); one of them is then made absurd."""
@@ -128,7 +130,7 @@ def trouble(arguments, capsys):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_absurd_values_are_refused_in_one_line_or_answered(verb, folder, capsys):
-    if verb == "capture":
+    if verb in ("capture", "measure"):
         pytest.importorskip("torch")
     wrong = {}
     for sound in SOUND[verb]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from traincast.benching.device import Device, Identity
 from traincast.benching.timing import Reference, Series, Summary, run_series, summarise
 from traincast.errors import TraincastError
+from traincast.files.writing import write_bytes
 from traincast.results import Records, Result
 
 Step = Callable[[], object]
@@ -118,7 +120,10 @@ def _record_trace(step: Step, device: Device, path: Path) -> None:
         step()
         device.synchronise()
         recorded.step()
-    recorded.export_chrome_trace(str(path))
+    with TemporaryDirectory() as folder:  # the profiler writes in place, and to plain names only
+        draft = Path(folder) / "trace.json"
+        recorded.export_chrome_trace(str(draft))
+        write_bytes(path, draft.read_bytes())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from traincast.errors import TraincastError, unknown
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.questions.dlrm_file import read_dlrm
 from traincast.questions.variant import Variant
+from traincast.workload.workload import MAX_BATCH
 
 if TYPE_CHECKING:
     from traincast.benching.measure import Measured
@@ -126,6 +128,11 @@ def measure(
     from traincast.benching.measure import measure_step
     from traincast.benching.timing import CLOCKS
 
+    for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
+        if value is not None and not 1 <= value <= MAX_BATCH:
+            raise TraincastError(f"`{what}` is {value}; give a whole number from 1 to {MAX_BATCH}")
+    if not 0 < seconds < inf:
+        raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
     if clock not in CLOCKS:
         raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
     opened = open_device(device)
