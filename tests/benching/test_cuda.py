@@ -7,7 +7,8 @@ import torch
 
 from tests.benching.fake_cuda import FakeCuda
 from traincast.benching.cuda import CudaDevice
-from traincast.benching.device import open_device, run_timed
+from traincast.benching.device import run_timed
+from traincast.benching.opening import open_device
 from traincast.benching.timing import Reference, run_series
 from traincast.errors import TraincastError
 

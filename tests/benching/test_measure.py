@@ -10,7 +10,7 @@ import torch
 
 from traincast.api import measure
 from traincast.benching.cpu import CpuDevice
-from traincast.benching.device import open_device
+from traincast.benching.opening import open_device
 from traincast.cli.main import main
 from traincast.embeddings.access import Uniform, Zipf
 from traincast.embeddings.draws import draw_rows

@@ -10,12 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from traincast.errors import unknown
-
 if TYPE_CHECKING:
     import torch
-
-DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +85,3 @@ def run_timed(device: Device, work: Callable[[], object]) -> Seconds:
     end = device.mark()
     device.synchronise()
     return device.elapsed(begin, end)
-
-
-def open_device(kind: str) -> Device:
-    """The device of this kind on this machine; a CPU runs with one thread. Needs torch."""
-    if kind == "cpu":
-        from traincast.benching.cpu import CpuDevice
-
-        return CpuDevice()
-    if kind == "cuda":
-        from traincast.benching.cuda import CudaDevice
-
-        return CudaDevice()
-    raise unknown("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

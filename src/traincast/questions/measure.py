@@ -124,8 +124,8 @@ def measure(
     progress: Callable[[float], None] = lambda _: None,
 ) -> Measured:
     """The step, run here; see `benching.measure.measure_step`."""
-    from traincast.benching.device import open_device
     from traincast.benching.measure import measure_step
+    from traincast.benching.opening import open_device
     from traincast.benching.timing import CLOCKS
 
     for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
