@@ -83,6 +83,14 @@ def try_commands(traincast: Path, python: Path, folder: Path) -> None:
     assert "pip install 'traincast[capture]'" in said, said
 
 
+def versions(folder: Path) -> Path:
+    """The versions of requirements/run.lock without its hashes, which pip would then ask of the new wheel as well."""
+    lines = (ROOT / "requirements" / "run.lock").read_text(encoding="utf-8").splitlines()
+    constraints = folder / "versions.txt"
+    constraints.write_text("".join(line.split()[0] + "\n" for line in lines if "==" in line), encoding="utf-8")
+    return constraints
+
+
 def main() -> None:
     """Builds, checks and tries."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -92,7 +100,7 @@ def main() -> None:
         run(sys.executable, "-m", "venv", folder / "empty", cwd=folder)
         programs = folder / "empty" / "bin"
         pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        run(*pip, "--constraint", ROOT / "requirements" / "run.lock", wheel, cwd=folder)
+        run(*pip, "--constraint", versions(folder), wheel, cwd=folder)
         try_commands(programs / "traincast", programs / "python", folder)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, installs and answers")
 

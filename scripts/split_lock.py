@@ -1,9 +1,10 @@
 """Splits what uv compiled into the locks that scripts/setup installs one after the other: all but torch, torch, and
-the CUDA libraries that only some builds of torch need. `split_lock.py COMPILED FOLDER [HASH ...]`; the hashes are of
-builds of torch that the package index does not list."""
+the CUDA libraries that only some builds of torch need. `split_lock.py COMPILED FOLDER WHEEL ...`; the wheels are
+builds of torch that the package index may not list."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ def split(entries: dict[str, list[str]]) -> dict[str, dict[str, list[str]]]:
 
 
 def main() -> None:
-    compiled, folder, more = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
+    compiled, folder, *wheels = map(Path, sys.argv[1:])
+    more = [f"sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}" for wheel in wheels]
     locks = split(requirements(compiled.read_text(encoding="utf-8")))
     (torch,) = locks["torch"]
     earlier = folder / "torch.lock"

@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 
 from tests.fuzz.documents import ODD_NUMBERS, damaged_bytes, mutated
+from tests.fuzz.messages import mutated_messages
 from tests.traces import damaged
 from traincast.workload.export_chakra import export_chakra_et
 from traincast.workload.export_et import export_pytorch_et
@@ -151,7 +152,8 @@ def _exported_et() -> Any:
 
 def _chakra(rng: random.Random, folder: Path) -> Command:
     path = folder / "t.et"
-    path.write_bytes(damaged_bytes(rng.choice((damaged.chakra_bytes(), _exported_chakra())), rng))
+    data = rng.choice((damaged.chakra_bytes(), _exported_chakra()))
+    path.write_bytes(damaged_bytes(data, rng) if rng.random() < 0.3 else mutated_messages(data, rng))
     return ["trace", str(path)]
 
 

@@ -21,15 +21,17 @@ def main() -> int:
     parser.add_argument("--format", choices=[form.name for form in FORMATS])
     args = parser.parse_args()
     forms = [form for form in FORMATS if args.format in (None, form.name)]
-    end, done, kinds = time.monotonic() + 60 * args.minutes, 0, Counter[str]()
+    end, kinds, tried = time.monotonic() + 60 * args.minutes, Counter[str](), Counter[str]()
     first = args.seed * 1_000_000
-    while time.monotonic() < end and (not args.cases or done < args.cases):
+    while time.monotonic() < end and (not args.cases or tried.total() < args.cases):
         for form in forms:
-            for finding in run_cases(form, range(first, first + _ROUND)):
+            count = min(_ROUND, args.cases - tried.total()) if args.cases else _ROUND
+            for finding in run_cases(form, range(first, first + count)):
                 report(finding, kinds)
-            done += _ROUND
+            tried[form.name] += count
         first += _ROUND
-    print(f"{done} cases, {sum(kinds.values())} findings of {len(kinds)} kinds")
+        print(", ".join(f"{name} {count}" for name, count in tried.items()), flush=True)
+    print(f"{tried.total()} cases, {kinds.total()} findings of {len(kinds)} kinds")
     return int(bool(kinds))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.fuzz.formats import FORMATS
-from tests.fuzz.running import judged, run_cases
+from tests.fuzz.running import format_named, judged, run_cases
 
 CASES = {"workload": 160, "kineto": 160, "tables": 60, "indices": 60, "plan": 120}
 
@@ -17,12 +19,16 @@ def test_changed_files_are_answered_or_refused(form):
     assert findings == []
 
 
-@pytest.mark.parametrize("seed", [3_001_006])
-def test_workloads_that_once_broke_it(seed):
-    """Corpus: a convolution with stride 0 (no step was the slowest, since its time was not a number)."""
-    workload = next(form for form in FORMATS if form.name == "workload")
+# format and seed of cases that once broke the promise
+CORPUS = {
+    ("workload", 3_001_006): "a convolution with stride 0: no step was the slowest, since its time was not a number",
+    ("chakra", 52): "a header that is no UTF-8",
+}
 
-    assert [str(finding) for finding in run_cases(workload, range(seed, seed + 1))] == []
+
+@pytest.mark.parametrize(("name", "seed"), CORPUS)
+def test_what_once_broke_it(name, seed):
+    assert [str(finding) for finding in run_cases(format_named(name), range(seed, seed + 1))] == []
 
 
 def test_a_broken_promise_is_seen(monkeypatch):
@@ -32,3 +38,18 @@ def test_a_broken_promise_is_seen(monkeypatch):
     monkeypatch.setattr("traincast.questions.predict.predict_step", lambda *_, **__: broken(0))
 
     assert "exit code 70" in judged(["predict", "dlrm-default", "--on", "v100", "--json"])
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [("while True: pass", "takes longer than"), ("time.sleep(60)", "of waiting")]
+)
+def test_a_hang_is_seen_by_its_cpu_time_or_by_its_silence(monkeypatch, code, says):
+    def hang(_):
+        exec(code, {"time": time})
+
+    monkeypatch.setattr("tests.fuzz.running.judged", hang)
+    monkeypatch.setattr("tests.fuzz.running.SECONDS", 0.3)
+    monkeypatch.setattr("tests.fuzz.running._PATIENCE", 2)
+    (finding,) = run_cases(FORMATS[4], range(1))
+
+    assert says in finding.problem

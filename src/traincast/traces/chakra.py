@@ -39,7 +39,7 @@ def read_chakra(path: str | Path) -> ExecutionTrace:
             else:
                 sink.seen += 1
                 _keep(message, sink)
-    except ShortError:
+    except (ShortError, UnicodeDecodeError):
         raise TraincastError(f"'{path}' is not a Chakra trace: its messages make no sense") from None
     finally:
         source.close()
