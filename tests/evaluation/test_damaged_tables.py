@@ -4,6 +4,7 @@ is one line and exit code 2; never a traceback."""
 from __future__ import annotations
 
 import json
+import random
 import shutil
 
 import pytest
@@ -11,10 +12,16 @@ import pytest
 from tests.evaluation.folders import CNN, DLE, DLRM, EMBEDDINGS, FOUR_GPUS, MLPERF, TRANSFORMER, write_rows
 from traincast.cli.commands import evaluate as verb
 from traincast.cli.main import main
+from traincast.errors import TraincastError
 from traincast.evaluation import multi_gpu
 from traincast.evaluation.suites import SUITES, Evaluation
+from traincast.fitting import collectives_data
+from traincast.kernels.attention.training import read_attention
+from traincast.kernels.gemm.measured import read_gemm
 from traincast.measurements import tables
 from traincast.measurements.metrics import ErrorRow
+
+polars = pytest.importorskip("polars")
 
 TABLES = {
     "dlrm": {"dlrm_single_gpu": DLRM},
@@ -143,12 +150,64 @@ def test_a_folder_without_measurements_is_one_line(tmp_path, capsys, suite):
     assert isinstance(evaluated(capsys, suite, tmp_path), str)
 
 
-@pytest.mark.parametrize("suite", ["kernels", "collectives"])
+@pytest.mark.parametrize(
+    ("suite", "missing"), [("kernels", "no row of the tables is of"), ("collectives", "the tables have no all_reduce")]
+)
 @pytest.mark.parametrize("rows", [1, 40])
-def test_tables_of_a_few_rows_are_one_line(shared_data, monkeypatch, capsys, suite, rows):
+def test_tables_of_a_few_rows_are_one_line_that_says_what_is_missing(
+    shared_data, monkeypatch, capsys, suite, missing, rows
+):
     whole = tables._read_frame
     monkeypatch.setattr(tables, "_read_frame", lambda data, file: whole(data, file).head(rows))
-    assert isinstance(evaluated(capsys, suite, shared_data), str)
+    assert missing in evaluated(capsys, suite, shared_data)
+
+
+READERS = {
+    "kernels/gemm_fp32": lambda data: read_gemm(data, "gemm_fp32"),
+    "kernels/gemm_mixed": lambda data: read_gemm(data, "gemm_mixed"),
+    "kernels/attention_mixed": read_attention,
+    "collectives/nccl_h100_multinode": collectives_data.clusters,
+    "collectives/vidur_send_recv": collectives_data.send_recv,
+}
+
+
+@pytest.mark.parametrize("table", READERS)
+def test_an_odd_cell_of_a_table_is_named_by_row_and_column(shared_data, monkeypatch, table):
+    """One cell of a seeded row becomes odd, column after column: it does not matter, or the message has its place."""
+    whole = tables._read_frame
+    frame = whole(shared_data, f"{table}.parquet").gather_every(41).head(120)
+    rng = random.Random(table)
+    named = 0
+    for column in frame.columns:
+        for odd in (None, "", "x", "-1", "0", "inf", "1e300"):
+            row = rng.randrange(frame.height)
+            changed = with_cell(frame, column, row, odd)
+            monkeypatch.setattr(
+                tables, "_read_frame", lambda data, file, one=changed: one if table in file else whole(data, file)
+            )
+            said = refusal_of(READERS[table], shared_data)
+            if f"row {row}" in said:
+                assert f"column '{column}'" in said or "faster than" in said
+                named += 1
+    assert named > len(frame.columns)
+
+
+def refusal_of(reader, data):
+    try:
+        reader(data)
+    except TraincastError as error:
+        return str(error)
+    return ""
+
+
+def with_cell(frame, column, row, value):
+    cells = frame[column].cast(polars.String).to_list()
+    cells[row] = value
+    series = polars.Series(column, cells, dtype=polars.String)
+    try:
+        return frame.with_columns(series.cast(frame[column].dtype))
+    except polars.exceptions.PolarsError:  # such a value makes the column one of text
+        return frame.with_columns(series)
 
 
 @pytest.mark.parametrize("suite", ["kernels", "collectives"])

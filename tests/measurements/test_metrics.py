@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from traincast.errors import TraincastError
 from traincast.measurements.metrics import error_row, within
 from traincast.quantiles import Z90
 
@@ -37,10 +38,15 @@ def test_coverage_is_a_percentage():
     assert error_row("s", "g", [1.0] * 4, [1.0] * 4, inside=np.array([True, True, True, False])).covered == 75.0
 
 
-@pytest.mark.parametrize(("predicted", "measured"), [([], []), ([1.0], [1.0, 2.0]), ([[1.0]], [[1.0]])])
+@pytest.mark.parametrize(("predicted", "measured"), [([1.0], [1.0, 2.0]), ([[1.0]], [[1.0]])])
 def test_predictions_without_their_measurements_are_a_mistake_of_ours(predicted, measured):
     with pytest.raises(AssertionError, match="as many predictions as measurements"):
         error_row("s", "g", predicted, measured)
+
+
+def test_a_group_without_rows_is_one_line():
+    with pytest.raises(TraincastError, match="some: no row of the tables is of 'group'; give the whole tables"):
+        error_row("some", "group", [], [])
 
 
 def test_the_interval_is_symmetric_in_the_logarithm():

@@ -39,3 +39,52 @@ def test_about_a_fifth_is_held_out_and_equal_shapes_fall_together():
     assert chosen.mean() == pytest.approx(0.2, abs=0.01)
     assert np.array_equal(chosen, held_out(rows.ravel(), cols.ravel()))
     assert not np.array_equal(chosen, held_out(cols.ravel(), rows.ravel()))
+
+
+def test_all_odd_rows_are_listed_with_their_reasons(tmp_path):
+    table = {
+        "device": ["a", "b", "a", None, "c", None],
+        "m": ["1", "x", "2", "y\n", "3", ""],
+        "n": [1.0, 0, -2, 4, 5, 6],
+    }
+    polars.DataFrame(table).write_parquet(tmp_path / "some.parquet")
+
+    def refusal(*columns, **options):
+        with pytest.raises(TraincastError) as caught:
+            read_table(tmp_path, "some.parquet", *columns, **options)
+        return str(caught.value)
+
+    assert refusal(("device",), ()) == "'some.parquet', row 3, column 'device': is empty; row 5: is empty"
+    assert refusal((), ("m",)) == (
+        "'some.parquet', row 1, column 'm': 'x' is not a number of at most 1e+15; "
+        "row 3: 'y\\n' is not a number of at most 1e+15; row 5: '' is not a number of at most 1e+15"
+    )
+    assert refusal((), ("n",), positive=("n",)) == (
+        "'some.parquet', row 1, column 'n': 0.0 is not a positive number; row 2: -2.0 is not a positive number"
+    )
+    said = refusal(("device",), (), among={"device": ("a",)}, optional=("device",))
+    assert "row 1, column 'device': unknown device 'b'" in said
+    assert "; row 4: unknown device 'c'" in said
+
+
+def test_of_many_odd_rows_the_first_five_are_listed_and_the_others_counted(tmp_path):
+    polars.DataFrame({"m": [0.0] * 40}).write_parquet(tmp_path / "some.parquet")
+    with pytest.raises(TraincastError, match=r"row 0, column 'm'.*; row 4: 0.0 is not a positive number; and 35 more$"):
+        read_table(tmp_path, "some.parquet", (), ("m",), positive=("m",))
+
+
+def test_infinite_numbers_and_columns_of_another_kind_are_refused(tmp_path):
+    frame = {
+        "m": [1.0, float("inf"), 1e18],
+        "lists": [[1], [2], [3]],
+        "flag": [True, False, True],
+        "version": [1, 2, 3],
+    }
+    polars.DataFrame(frame).write_parquet(tmp_path / "some.parquet")
+    with pytest.raises(TraincastError, match=r"row 1, column 'm': inf is not a number of at most 1e.15; row 2: 1e.18"):
+        read_table(tmp_path, "some.parquet", (), ("m",))
+    with pytest.raises(TraincastError, match="column 'lists'"):
+        read_table(tmp_path, "some.parquet", (), ("lists",))
+    rows = read_table(tmp_path, "some.parquet", ("flag", "version"), ())
+    assert rows.text("flag").tolist() == [True, False, True]
+    assert rows.text("version").tolist() == ["1", "2", "3"]

@@ -13,6 +13,7 @@ from traincast.embeddings.raw_files import from_npz, from_parquet
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.embeddings.table import Pooling, Table, check_tables
 from traincast.errors import TraincastError, shown, unknown
+from traincast.files.parquet import check_parquet_size
 from traincast.files.reading import read_csv, read_document
 
 MAX_BYTES = 1 << 25  # of a description; a limit against damaged files
@@ -62,6 +63,7 @@ def _csv(path: Path) -> Iterator[Any]:
 def _parquet(path: Path) -> Iterator[Any]:
     import polars as pl
 
+    check_parquet_size(path, str(path))
     try:
         frame = pl.read_parquet(path, n_rows=MAX_TABLES + 1)
     except (pl.exceptions.PolarsError, OSError) as error:

@@ -15,6 +15,7 @@ from traincast.collectives.calls import COLLECTIVE
 from traincast.collectives.curve import SMALL_BYTES
 from traincast.collectives.links import LinkModel
 from traincast.collectives.model import CollectiveModel, shipped_collectives
+from traincast.errors import unknown
 from traincast.fitting import collectives_data as tables
 from traincast.fitting.collectives import fit_model, read_points
 from traincast.fitting.collectives_data import Points
@@ -112,10 +113,10 @@ def links_alone(data: Path, points: Points, model: CollectiveModel) -> list[Erro
     for device in NODES:
         node = node_coefficients(points.take(switched & ~points.held_out & (machines != device)))
         links = LinkModel(node=node, network=model.links.network, sigma=0.0, network_sigma=0.0)
-        unknown = CollectiveModel(sets={}, links=links, ranks_sigma=0.0)
+        unmeasured = CollectiveModel(sets={}, links=links, ranks_sigma=0.0)
         topology = replace(load_topology(NODES[device]), curves="")
         group = points.take(switched & (machines == device))
-        rows += _bands(f"links only: {device}", group, _predict(unknown, group, topology))
+        rows += _bands(f"links only: {device}", group, _predict(unmeasured, group, topology))
     mesh = replace(load_topology("dgx1-v100"), curves="")
     group = points.take(machines == "v100")
     rows += _bands("links only: v100 cube mesh, 2 to 8 GPUs", group, _predict(model, group, mesh))
@@ -130,6 +131,8 @@ def links_alone(data: Path, points: Points, model: CollectiveModel) -> list[Erro
 
 def cluster_topology(name: str) -> Topology:
     """The measured H100 clusters: DGX-like nodes, one adapter per GPU."""
+    if name not in _CLUSTER_ADAPTER_GBS:
+        raise unknown("cluster", name, _CLUSTER_ADAPTER_GBS, f"Known are {', '.join(_CLUSTER_ADAPTER_GBS)}.")
     rate = 1e9 * _CLUSTER_ADAPTER_GBS[name]
     return replace(load_topology("dgx-h100"), key=name, adapter_bandwidth=rate, curves=f"h100+{name}")
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traincast.errors import TraincastError, shown, unknown
+from traincast.errors import TraincastError, unknown
 from traincast.evaluation.cases import LeftOut, Outcome, run_cases
 from traincast.measurements.metrics import ErrorRow
 from traincast.results import Records, Result, flat
@@ -87,7 +87,7 @@ def evaluate(
     if parts.table:
         if roofline_only:
             raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
-        return Evaluation(suite=suite, summary=_table(suite, data, progress))
+        return Evaluation(suite=suite, summary=tuple(_function(parts.table)(data, progress)))
     ran = run_cases(_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
     outcomes = tuple(outcome for outcome in ran if isinstance(outcome, Outcome))
     left_out = tuple(row for row in ran if isinstance(row, LeftOut))
@@ -97,20 +97,6 @@ def evaluate(
     summary = _function(parts.summary)(suite, outcomes, data)
     notes = _function(parts.notes)() if parts.notes else ()
     return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
-
-
-def _table(suite: str, data: Path, progress: Callable[[float], None]) -> tuple[ErrorRow, ...]:
-    """The error rows of a suite of tables. Tables are read row by row with checks; whether what is left of them holds
-    every group that is split, fitted and compared shows only there."""
-    try:
-        return tuple(_function(SUITES[suite].table)(data, progress))
-    except TraincastError:
-        raise
-    except (ArithmeticError, AssertionError, LookupError, ValueError) as error:
-        raise TraincastError(
-            f"evaluate {suite}: the tables of '{data}' lack rows that are compared, or hold senseless ones "
-            f"({type(error).__name__}: {shown(str(error))}); give the published tables as they are"
-        ) from error
 
 
 def _function(place: str) -> Callable[..., Any]:

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.collectives.calls import bus_factor
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError, shown, unknown
 from traincast.kernels.collective import COLLECTIVE
-from traincast.measurements.tables import MeasuredTable, held_out, read_table
+from traincast.measurements.tables import MeasuredTable, held_out, read_table, refuse
 
 FOLDER = "collectives"
 SINGLE = f"{FOLDER}/nccl_single_node.parquet"
@@ -127,14 +127,19 @@ def clusters(data: Path) -> Points:
     names = np.array([name.removeprefix("example-") for name in table.text("cluster")], dtype=object)
     kind = table.text("collective")
     dtype = np.array(["float" if name in REDUCING else "any" for name in kind], dtype=object)
-    pair = [
-        f"{log.split('_')[2]} {log.split('_')[3]}" if test == "pairwise" else ""
-        for log, test in zip(table.text("log_id"), table.text("test_type"), strict=True)
-    ]
     return _points(
-        table, names, names, kind, dtype, "latency_us",
-        pair=np.array(pair, dtype=object), nodes=table.number("num_nodes"),
-    )  # fmt: skip
+        table, names, names, kind, dtype, "latency_us", pair=_node_pairs(table), nodes=table.number("num_nodes")
+    )
+
+
+def _node_pairs(table: MeasuredTable) -> npt.NDArray[Any]:
+    """The two nodes of a pairwise run, which stand in the name of its log; "" for other runs."""
+    logs = [log.split("_") for log in table.text("log_id")]
+    pairwise = table.text("test_type") == "pairwise"
+    odd = [row for row in np.flatnonzero(pairwise).tolist() if len(logs[row]) < 4]
+    refuse(table, "log_id", [(row, f"{shown(table.text('log_id')[row])} names no two nodes") for row in odd])
+    pairs = [f"{log[2]} {log[3]}" if is_pair else "" for log, is_pair in zip(logs, pairwise, strict=True)]
+    return np.array(pairs, dtype=object)
 
 
 def check_links(points: Points, node: str) -> None:
@@ -159,10 +164,12 @@ def _read(data: Path, file: str, text: list[str], time: str, more: Sequence[str]
 
 
 def _machines(table: MeasuredTable) -> npt.NDArray[Any]:
-    for row, name in enumerate(table.text("device")):
-        if name not in MACHINES:
-            problem = unknown("machine", str(name), MACHINES, "Add it to the table of machines.")
-            raise TraincastError(f"{table.where(row, 'device')}: {problem}")
+    odd = [
+        (row, str(unknown("machine", str(name), MACHINES, "Add it to the table of machines.")))
+        for row, name in enumerate(table.text("device"))
+        if name not in MACHINES
+    ]
+    refuse(table, "device", odd)
     return np.array([MACHINES[name][0] for name in table.text("device")], dtype=object)
 
 

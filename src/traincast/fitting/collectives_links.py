@@ -19,6 +19,7 @@ from traincast.collectives.links import (
     steps,
 )
 from traincast.collectives.model import CollectiveModel, CurveSet
+from traincast.errors import TraincastError
 from traincast.fitting.collectives_curves import curve_sets
 from traincast.fitting.collectives_data import Points
 from traincast.platform.platform import load_topology
@@ -95,6 +96,10 @@ def _node_of(device: str) -> Topology:
 
 
 def _node(points: Points, kind: str) -> NodeCoefficients:
+    if not len(points):
+        raise TraincastError(
+            f"the tables have no {kind} on one node of {', '.join(NODES)} that may be fitted; give the whole tables"
+        )
     launch, hops, ramp, slowdown = _solve(_features(points, kind), points.seconds)
     return NodeCoefficients(launch=launch, hops=hops, ramp=ramp, slowdown=slowdown)
 

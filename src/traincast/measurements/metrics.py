@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
+from traincast.errors import TraincastError
 from traincast.quantiles import Z90
 
 _SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
@@ -49,8 +50,10 @@ def error_row(
     it lies in its 90 % interval."""
     p = np.asarray(predicted, dtype=np.float64)
     m = np.asarray(measured, dtype=np.float64)
-    if p.shape != m.shape or p.ndim != 1 or not len(p):
-        raise AssertionError(f"{suite}/{group}: need as many predictions as measurements, and at least one")
+    if p.shape != m.shape or p.ndim != 1:
+        raise AssertionError(f"{suite}/{group}: need as many predictions as measurements")
+    if not len(p):
+        raise TraincastError(f"{suite}: no row of the tables is of '{group}'; give the whole tables")
     signed = p / m - 1.0
     absolute = np.abs(signed)
     worst = int(np.argmax(absolute))

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.arrays import BoolArray, FloatArray
-from traincast.errors import TraincastError, unknown
+from traincast.errors import TraincastError, printable, shown, unknown
+from traincast.files.parquet import MAX_ROWS, check_parquet_size
 from traincast.platform import Device, device_by_name
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ HELD_OUT_SHARE = 0.2
 """Of the rows: what no fit may see."""
 HASH_SEED = 0x9E3779B97F4A7C15
 """2**64 over the golden ratio, the increment of SplitMix64; the multipliers of `held_out` are that generator's too."""
-_MAX_ROWS = 5_000_000  # more is taken for a mistake: no public table has as many, and memory would not hold them
+_LARGEST = 1e15  # beyond every size and time that was measured; products of a few stay finite
+_LISTED = 4  # odd rows that a message names after the first; the others are counted
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,26 +55,34 @@ class MeasuredTable:
 
     def where(self, index: int, column: str) -> str:
         """The file, row and column of a value, for messages."""
-        row = index if self.row is None else self.row[index]
-        return f"'{self.file}', row {row}, column '{column}'"
+        return f"'{self.file}', row {self.place(index)}, column '{column}'"
+
+    def place(self, index: int) -> int:
+        """The row of the file, counted from 0, at which a row of this selection stands."""
+        return index if self.row is None else int(self.row[index])
+
+
+Odd = tuple[int, str]
+"""A row of a table that cannot be used, and why."""
 
 
 def read_table(
     data: Path, file: str, text: Sequence[str], numbers: Sequence[str], *, positive: Sequence[str] = (),
-    among: Mapping[str, Collection[str]] | None = None,
+    among: Mapping[str, Collection[str]] | None = None, optional: Collection[str] = (),
 ) -> MeasuredTable:  # fmt: skip
     """Columns of a Parquet or CSV table under `data`. `positive` columns must hold finite numbers above zero, those of
-    `among` one of these words."""
+    `among` one of these words; text may be missing in `optional` columns only. Rows that break this are listed."""
     frame = _read_frame(data, file)
     for name in (*text, *numbers):
         if name not in frame.columns:
             raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
-    columns: dict[str, npt.NDArray[Any]] = {name: frame[name].to_numpy().astype(object) for name in text}
-    table = MeasuredTable(file, columns)
+    table = MeasuredTable(file, {})
+    for name in text:
+        table.columns[name] = _texts(table, frame[name], name in optional)
     for name, known in (among or {}).items():
         check_among(table, name, known)
     for name in numbers:
-        columns[name] = _numbers(frame, file, name)
+        table.columns[name] = _numbers(table, frame[name])
     for name in positive:
         check_positive(table, name)
     return table
@@ -85,60 +95,81 @@ def _read_frame(data: Path, file: str) -> pl.DataFrame:
     if not path.is_file():
         raise TraincastError(f"measurements '{file}' are not under {data}; give the folder that holds them with `data`")
     try:
-        frame = pl.read_parquet(path) if file.endswith(".parquet") else pl.read_csv(path, infer_schema_length=None)
+        if file.endswith(".parquet"):
+            check_parquet_size(path, file)
+            frame = pl.read_parquet(path)
+        else:
+            frame = pl.read_csv(path, infer_schema_length=None)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise TraincastError(f"cannot read '{file}': {str(error).splitlines()[0]}") from None
     if not frame.height:
         raise TraincastError(f"'{file}' has no rows")
-    if frame.height > _MAX_ROWS:
-        raise TraincastError(f"'{file}' has {frame.height} rows; at most {_MAX_ROWS} are read")
+    if frame.height > MAX_ROWS:
+        raise TraincastError(f"'{file}' has {frame.height} rows; at most {MAX_ROWS} are read")
     return frame
 
 
-def _numbers(frame: pl.DataFrame, file: str, name: str) -> FloatArray:
+def _texts(table: MeasuredTable, column: pl.Series, may_be_missing: bool) -> npt.NDArray[Any]:
+    """A text column; true and false stay what they are."""
+    import polars as pl
+
+    missing = column.is_null() & (not may_be_missing)
+    refuse(table, column.name, [(row, "is empty") for row in np.flatnonzero(missing).tolist()])
+    kept = column if column.dtype in (pl.String, pl.Boolean) else column.cast(pl.String)
+    return kept.to_numpy().astype(object)
+
+
+def _numbers(table: MeasuredTable, column: pl.Series) -> FloatArray:
+    """A column of numbers; what is missing becomes NaN."""
     import polars as pl
 
     try:
-        return frame[name].cast(pl.Float64).to_numpy()
-    except pl.exceptions.PolarsError:
-        texts = frame[name].cast(pl.String, strict=False).to_list()
-        row = next((row for row, value in enumerate(texts) if not _is_number(value)), 0)
-        raise TraincastError(f"'{file}', row {row}, column '{name}': {texts[row]!r} is not a number") from None
+        values = column.cast(pl.Float64, strict=False)
+    except pl.exceptions.PolarsError:  # a kind of value that has nothing to do with numbers
+        raise TraincastError(f"'{table.file}', column '{column.name}': {column.dtype} is not a number") from None
+    lost = (values.is_null() & column.is_not_null()) | (values.fill_nan(None).abs() > _LARGEST).fill_null(value=False)
+    reason = f"is not a number of at most {_LARGEST:g}"
+    refuse(table, column.name, [(row, f"{shown(column[row])} {reason}") for row in np.flatnonzero(lost).tolist()])
+    return values.to_numpy()
 
 
-def _is_number(value: str | None) -> bool:
-    try:
-        float(value or "nan")
-    except ValueError:
-        return False
-    return True
+def refuse(table: MeasuredTable, column: str, odd: Sequence[Odd]) -> None:
+    """Raises one line with the place and reason of every odd row (there may be none), the first few written out."""
+    if not odd:
+        return
+    (first, reason), *others = odd
+    listed = [f"row {table.place(row)}: {why}" for row, why in others[:_LISTED]]
+    more = [f"and {len(others) - _LISTED} more"] if len(others) > _LISTED else []
+    raise TraincastError("; ".join([f"{table.where(first, column)}: {reason}", *listed, *more]))
 
 
 def check_positive(table: MeasuredTable, column: str) -> None:
     """Refuses a table with anything but finite numbers above zero in this column."""
     values = table.number(column)
     bad = np.flatnonzero(~(np.isfinite(values) & (values > 0)))
-    if len(bad):
-        raise TraincastError(f"{table.where(bad[0], column)}: {values[bad[0]]} is not a positive number")
+    refuse(table, column, [(row, f"{values[row]} is not a positive number") for row in bad.tolist()])
 
 
 def check_among(table: MeasuredTable, column: str, known: Collection[str]) -> None:
     """Refuses a table with a word in this column that nobody knows what to do with."""
-    for index, value in enumerate(table.text(column)):
-        if value not in known:
-            problem = unknown(column, str(value), known, f"Known are {', '.join(known)}.")
-            raise TraincastError(f"{table.where(index, column)}: {problem}")
+    odd = [
+        (row, str(unknown(column, str(value), known, f"Known are {', '.join(known)}.")))
+        for row, value in enumerate(table.text(column))
+        if value not in known
+    ]
+    refuse(table, column, odd)
 
 
 def devices_in(table: MeasuredTable, column: str = "device") -> list[Device]:
     """The devices named in a column, sorted by key; a name no platform file knows is an error."""
     names, first = np.unique(table.text(column).astype(str), return_index=True)
-    devices = []
+    devices, odd = [], []
     for name, row in zip(names, first, strict=True):
         try:
             devices.append(device_by_name(str(name)))
         except TraincastError as error:
-            raise TraincastError(f"{table.where(int(row), column)}: {error}") from None
+            odd.append((int(row), str(error)))
+    refuse(table, column, odd)
     return sorted(devices, key=lambda device: device.key)
 
 
@@ -161,12 +192,15 @@ def check_possible(
 ) -> None:
     """Refuses a table with a row three times faster than the data sheet allows (`least_seconds`)."""
     bad = np.flatnonzero(seconds * 3 < least_seconds)
-    if len(bad):
-        row = int(bad[0])
-        raise TraincastError(
-            f"{table.where(row, column)}: {1e6 * seconds[row]:.4g} us is more than 3 times faster than the sheet of "
-            f"'{table.text('device')[row]}' allows ({1e6 * least_seconds[row]:.4g} us)"
+    odd = [
+        (
+            row,
+            f"{1e6 * seconds[row]:.4g} us is more than 3 times faster than the sheet of "
+            f"'{printable(str(table.text('device')[row]))}' allows ({1e6 * least_seconds[row]:.4g} us)",
         )
+        for row in bad.tolist()
+    ]
+    refuse(table, column, odd)
 
 
 def held_out(*shape: FloatArray) -> BoolArray:

@@ -13,7 +13,7 @@ from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.model import load_state
 from traincast.kernels.shipped import PROFILES
 from traincast.measurements.metrics import ErrorRow, error_row
-from traincast.measurements.tables import read_table
+from traincast.measurements.tables import read_table, refuse
 from traincast.platform import load_device
 
 CLOCK_MHZ = 1297.0
@@ -27,23 +27,32 @@ _SHAPE = re.compile(r"\((\d+(?:, \d+)*),?\)")
 def evaluate_gemm_timeline(data: Path, profile: Path = PROFILES / "gemm") -> list[ErrorRow]:
     """One row: every GEMM kernel of the snapshot that recorded shapes."""
     text = ("snapshot", "kernel_name", "op_input_shapes")
-    table = read_table(data, "kernels/dlrm_kernel_timeline_v100.parquet", text, ("duration_us_median",))
-    calls, measured = [], []
-    for snapshot, name, shapes, duration in zip(
-        *(table.text(column) for column in text), table.number("duration_us_median"), strict=True
-    ):
-        if str(snapshot).startswith(_WITH_SHAPES) and "gemm" in str(name):
-            calls.append(_call(str(name), str(shapes)))
-            measured.append(1e-6 * duration)
+    table = read_table(data, "kernels/dlrm_kernel_timeline_v100.parquet", text, ("duration_us_median",),
+                       positive=("duration_us_median",), optional=("op_input_shapes",))  # fmt: skip
+    chosen = [
+        str(snapshot).startswith(_WITH_SHAPES) and "gemm" in str(name)
+        for snapshot, name in zip(table.text("snapshot"), table.text("kernel_name"), strict=True)
+    ]
+    table = table.take(np.array(chosen))
+    shapes = [_two_shapes(str(value)) for value in table.text("op_input_shapes")]
+    odd = [row for row, pair in enumerate(shapes) if pair is None]
+    refuse(table, "op_input_shapes", [(row, "are not the shapes of two matrices") for row in odd])
+    calls = [_call(str(name), *pair) for name, pair in zip(table.text("kernel_name"), shapes, strict=True) if pair]
+    measured = 1e-6 * table.number("duration_us_median")
     model = GemmModel.from_state(load_state(profile))
     estimate = model.predict(Calls.of(GEMM, calls), load_device("v100").at_clock(CLOCK_MHZ))
     names = ["x".join(f"{size:.0f}" for size in call.values[:4]) for call in calls]
     group = f"DLRM_MLPerf, V100 at {CLOCK_MHZ:.0f} MHz"
-    return [error_row("dlrm_kernel_timeline_v100 GEMM", group, estimate.seconds, np.array(measured), names)]
+    return [error_row("dlrm_kernel_timeline_v100 GEMM", group, estimate.seconds, measured, names)]
 
 
-def _call(kernel: str, shapes: str) -> KernelCall:
-    left, right = ([int(size) for size in shape.split(", ")] for shape in _SHAPE.findall(shapes)[-2:])
+def _two_shapes(text: str) -> tuple[list[int], list[int]] | None:
+    """The last two shapes of a list, where they are matrices or batches of them."""
+    shapes = [[int(size) for size in shape.split(", ")] for shape in _SHAPE.findall(text)[-2:]]
+    return (shapes[0], shapes[1]) if [len(shape) for shape in shapes] in ([2, 2], [3, 3]) else None
+
+
+def _call(kernel: str, left: list[int], right: list[int]) -> KernelCall:
     batch = left[0] if len(left) == 3 else 1
     trans_a, trans_b = _LAYOUTS.get(kernel[-2:], (0, 0))
     return GEMM.call(
