@@ -33,10 +33,19 @@ def test_a_card_without_a_node_goes_eight_to_a_server():
 
 
 def test_a_fast_fabric_joins_the_whole_server():
-    platform = with_links(load_platform("mi300x"))
+    platform = load_platform("mi300x")
+    platform = with_links(replace(platform, device=replace(platform.device, node="")))
     assert platform.topology is not None
     assert (platform.topology.island, platform.topology.link_bandwidth) == (8, 448e9)
     assert "its own links" in platform.assumed
+
+
+def test_each_amd_gpu_has_a_link_to_each_other_one():
+    topology = with_links(load_platform("mi300x")).topology
+    assert topology == load_topology("mi300x-platform")
+    # one link of 64 GB/s between two, all seven between eight
+    assert [topology.ring_bandwidth(n) for n in (2, 4, 8)] == [64e9, 128e9, 448e9]
+    assert topology.all_to_all_bandwidth(8) == 448e9
 
 
 @pytest.mark.parametrize("key", device_keys())

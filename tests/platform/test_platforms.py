@@ -10,6 +10,8 @@ from traincast.platform import device_by_name, load_platform, platform_keys
 CONTRACT = (
     *("p4", "p100", "titan-xp", "v100", "v100-pcie", "t4", "a30", "a40", "a100-40gb", "a100-80gb", "a100-40gb-pcie"),
     *("a100-80gb-pcie", "l4", "l40s", "h100", "h100-pcie", "h200", "b200", "mi100", "mi210", "mi250", "mi300x"),
+    *("gb200", "gb300", "b300", "rtx-pro-6000", "h200-nvl", "h100-nvl", "h100-96gb", "mi325x", "mi350x", "mi355x"),
+    *("gb200-nvl72", "gb300-nvl72", "hgx-b300", "pcie-rtx-pro-6000", "pcie-l40s-no-peer", "pcie-a100-no-peer"),
     *("dgx1-v100", "dgx2-v100", "dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200"),
 )
 
@@ -29,6 +31,33 @@ def test_platform_figures_are_plausible(key):
     # two flop a core and clock, give or take dual issue
     cores = device.num_sms * device.cores_per_sm * device.boost_clock_mhz * 1e6 * 2
     assert 0.9 < device.peak("fp32") / cores < 2.1
+
+
+@pytest.mark.parametrize(
+    ("key", "compute", "tflops"),
+    [("gb200", "bf16", 2500), ("gb300", "fp4", 15000), ("b300", "fp4", 13500), ("b200", "fp4", 9000),
+     ("mi355x", "fp8", 5033.2), ("rtx-pro-6000", "bf16", 480), ("h100-nvl", "fp8", 1670.5)],
+)  # fmt: skip
+def test_peaks_of_newer_chips(key, compute, tflops):
+    assert load_platform(key).device.peak(compute) == pytest.approx(1e12 * tflops)
+
+
+def test_four_bits_are_no_type_of_older_chips():
+    hopper = load_platform("h100").device
+    assert "fp4" not in hopper.peak_flops
+
+
+def test_the_blackwell_card_with_gddr_is_made_for_graphics():
+    card, package = load_platform("rtx-pro-6000").device, load_platform("b200").device
+    assert (card.made_for_computing, package.made_for_computing) == (False, True)
+    # double precision at a 64th, as on every graphics card since Ampere
+    assert card.peak("fp64") == pytest.approx(120e12 / 64)
+
+
+def test_less_power_holds_a_lower_clock():
+    limited, whole = load_platform("h100-96gb").device, load_platform("h100").device
+    assert limited.peak("bf16") == pytest.approx(whole.peak("bf16"))
+    assert limited.sustained("bf16") / whole.sustained("bf16") == pytest.approx((500 / 700) ** (1 / 3), rel=1e-3)
 
 
 def test_a_locked_clock_scales_compute_and_not_memory():

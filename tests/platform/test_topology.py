@@ -59,6 +59,38 @@ def test_cards_in_pairs_talk_over_the_host_beyond_their_bridge():
     assert 32e9 < topology.all_to_all_bandwidth(4) < 300e9
 
 
+def test_rings_over_links_between_all_use_every_wire():
+    def mesh(gpus, wires):
+        return tuple((a, b, wires) for a in range(gpus) for b in range(a + 1, gpus))
+
+    # one-way rings of n GPUs need n links each; four and six GPUs cannot be divided whole
+    assert [ring_count(mesh(8, 1), n) for n in (2, 3, 4, 5, 6, 7, 8)] == [1, 2, 2, 4, 4, 6, 7]
+    assert ring_count(mesh(8, 2), 8) == 14
+
+
+def test_a_domain_of_72_is_one_node():
+    topology = load_topology("gb200-nvl72")
+    assert [topology.nodes_for(n) for n in (4, 72, 73, 144)] == [1, 1, 2, 2]
+    assert topology.ring_bandwidth(72) == topology.all_to_all_bandwidth(72) == 900e9
+
+
+def test_without_peer_access_every_gpu_more_costs_all_of_them():
+    peers, host = load_topology("pcie-l40s"), load_topology("pcie-l40s-no-peer")
+    assert [peers.ring_bandwidth(n) for n in (2, 4, 8)] == [32e9, 32e9, 32e9]
+    assert [host.ring_bandwidth(n) for n in (2, 4, 8)] == [32e9, 8e9, 2e9]
+    assert host.all_to_all_bandwidth(8) == 2e9
+
+
+def test_a_bridge_is_fast_even_without_peer_access(tmp_path):
+    path = tmp_path / "pairs.yaml"
+    path.write_text(
+        "device: h100-nvl\ngpus_per_node: 8\nisland: 2\nlink_gbs: 300\nnetwork_gbs_per_gpu: 25\npeer_access: false\n"
+    )
+    topology = load_topology(str(path))
+    assert topology.ring_bandwidth(2) == 300e9
+    assert topology.ring_bandwidth(4) == 16e9  # PCIe 5 through the host, a quarter of it
+
+
 def test_a_user_describes_a_cluster_in_yaml(tmp_path):
     path = tmp_path / "ours.yaml"
     path.write_text(
@@ -88,6 +120,7 @@ GOOD = "gpus_per_node: 8\nlink_gbs: 100\nnetwork_gbs_per_gpu: 10\n"
         (GOOD.replace("100", "100000"), "'link_gbs' is 100000, which no node has .*; check its unit"),
         (GOOD.replace(" 10\n", " 0.001\n"), "'network_gbs_per_gpu' is 0.001"),
         (GOOD + "link_latency_us: 1500\n", "'link_latency_us' is 1500"),
+        (GOOD + "peer_access: 'no'\n", "'peer_access' is 'no'; give true or false"),
         (GOOD + "links: 3\n", "list of"),
         (GOOD + "links: [[0, 9, 1]]\n", "two GPUs below 8"),
         (GOOD + "links: [[0, 1, true]]\n", "is not"),

@@ -11,6 +11,7 @@ import numpy as np
 from traincast.collectives.links import LinkModel
 from traincast.collectives.model import PROFILE, CollectiveModel, CurveSet
 from traincast.fitting import collectives_data as tables
+from traincast.fitting import collectives_newer as newer
 from traincast.fitting.collectives_curves import curve_sets, host_to_device, with_floor
 from traincast.fitting.collectives_data import Points
 from traincast.fitting.collectives_links import fit_links, ranks_spread
@@ -35,15 +36,15 @@ def fit_collectives(data: Path, out: Path, progress: Callable[[str, float], None
 
 
 def read_points(data: Path) -> Points:
-    """Every measured point a fit may use, checked. The L40S node is left out: it has no peer access across its host."""
+    """Every measured point a fit may use, checked."""
     single = tables.single_node(data)
-    single = single.take(np.array([not name.startswith("l40s") for name in single.set]))
     clusters = tables.clusters(data)
     across = clusters.take(clusters.nodes > 1)  # their single nodes are left for evaluation, as other machines
     parts = [single, tables.study(data), tables.pytorch_v100(data), tables.send_recv(data), across]
+    parts += [newer.of_nccl(newer.blackwell(data)), newer.fitted_domains(data)]
     points = Points.join(parts)
     machines = np.array([name.split("@")[0] for name in points.set])
-    nodes = dict(tables.MACHINES.values())
+    nodes = dict(tables.MACHINES.values()) | newer.NODES
     for machine in np.unique(machines):
         tables.check_links(points.take(machines == machine), nodes.get(str(machine), "dgx-h100"))
     return points
@@ -68,6 +69,8 @@ def fit_model(points: Points) -> CollectiveModel:
                 "VIA-Research/vTrain @ f8dda847 (MIT-style, KAIST): allreduce_v100_a100",
                 "owensgroup/ml_perf_model @ 5b2522a0 (BSD-3-Clause): dgx1_4xv100",
                 "microsoft/vidur @ 7d475133 (MIT): vidur_send_recv",
+                "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0): nccl_blackwell",
+                "openxla/xla @ e5d008bb (Apache-2.0): xla_collectives (NVL72 beyond four GPUs, MI350)",
             ],
             "timing": {
                 "device": "all sets but v100-pytorch; send_recv is kernel time of the launch that waited least",

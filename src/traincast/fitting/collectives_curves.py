@@ -98,16 +98,28 @@ def _rising(values: FloatArray) -> FloatArray:
 def _needed(x: FloatArray, t: FloatArray) -> list[int]:
     """Points without which the curve would change by more than the tolerance; drops the least needed first."""
     keep = list(range(len(x)))
+    stretch = [0.0] * (len(x) - 1)  # what the points dropped so far have cost, between each two that are kept
+    merged = [_loss(x, t, i - 1, i + 1) for i in range(1, len(x) - 1)]  # what dropping each kept point costs around it
     while len(keep) > 2:
-        losses = []
-        for i in keep[1:-1]:
-            rest = [j for j in keep if j != i]
-            losses.append(np.abs(np.log(np.interp(x, x[rest], t[rest]) / t)).max())
+        below, above = np.maximum.accumulate(stretch), np.maximum.accumulate(stretch[::-1])[::-1]
+        elsewhere = np.maximum(np.append(0.0, below[:-2]), np.append(above[2:], 0.0))
+        losses = np.maximum(merged, elsewhere)
         best = int(np.argmin(losses))
         if losses[best] > TOLERANCE:
             break
         del keep[best + 1]
+        stretch[best : best + 2] = [merged.pop(best)]
+        for i in (best, best + 1):
+            if 1 <= i < len(keep) - 1:
+                merged[i - 1] = _loss(x, t, keep[i - 1], keep[i + 1])
     return keep
+
+
+def _loss(x: FloatArray, t: FloatArray, start: int, end: int) -> float:
+    """Largest change of log time if the points between these two were dropped."""
+    inside = slice(start, end + 1)
+    line = np.interp(x[inside], x[[start, end]], t[[start, end]])
+    return float(np.abs(np.log(line / t[inside])).max())
 
 
 def _spread(x: FloatArray, t: FloatArray, size: FloatArray, seconds: FloatArray) -> tuple[float, float]:

@@ -31,7 +31,7 @@ MACHINES = {
     "NVIDIA H100 80GB HBM3": ("h100", "dgx-h100"),
     "NVIDIA H200": ("h200", "hgx-h200"),
     "NVIDIA B200": ("b200", "hgx-b200"),
-    "NVIDIA L40S": ("l40s", "pcie-l40s"),
+    "NVIDIA L40S": ("l40s", "pcie-l40s-no-peer"),
     "A100-SXM4 (memory size not stated)": ("a100-vtrain", "dgx-a100"),
     "V100-SXM2 (memory size not stated)": ("v100", "dgx1-v100"),
     "V100-SXM2 (DGX-1, 4 of 8 GPUs)": ("v100-pytorch", "dgx1-v100"),
@@ -80,14 +80,14 @@ def single_node(data: Path) -> Points:
     kind = table.text("collective")
     whole = ["int" if dtype == "int8" else "float" for dtype in table.text("dtype")]
     dtype = np.array([w if k in REDUCING else "any" for w, k in zip(whole, kind, strict=True)], dtype=object)
-    return _points(table, names, device, kind, dtype, "latency_us")
+    return points_of(table, names, device, kind, dtype, "latency_us")
 
 
 def study(data: Path) -> Points:
     """nccl-tests all-reduce of the vTrain authors, 2 to 8 GPUs of one V100 and one A100 node, every MiB to 1 GiB."""
     table = _read(data, STUDY, ["device", "collective"], "latency_us")
     device = _machines(table)
-    return _points(table, device, device, table.text("collective"), _same(table, "float"), "latency_us")
+    return points_of(table, device, device, table.text("collective"), same_text(table, "float"), "latency_us")
 
 
 def pytorch_v100(data: Path) -> Points:
@@ -99,7 +99,7 @@ def pytorch_v100(data: Path) -> Points:
     table = table.take(table.text("collective") != "all_gather")
     device = _machines(table)
     kind = np.array([_PYTORCH_KINDS.get(name, name) for name in table.text("collective")], dtype=object)
-    return _points(table, device, device, kind, _same(table, "any"), "latency_us")
+    return points_of(table, device, device, kind, same_text(table, "any"), "latency_us")
 
 
 def send_recv(data: Path) -> Points:
@@ -109,7 +109,7 @@ def send_recv(data: Path) -> Points:
     inside = np.isin(table.text("node_type").astype(str), list(known)) & (table.number("num_nodes") == 1)
     table = table.take(inside)
     names = np.array([known[name] for name in table.text("node_type")], dtype=object)
-    return _points(table, names, names, table.text("collective"), _same(table, "any"), "latency_us_min")
+    return points_of(table, names, names, table.text("collective"), same_text(table, "any"), "latency_us_min")
 
 
 def pairs_all_reduce(data: Path) -> Points:
@@ -118,7 +118,7 @@ def pairs_all_reduce(data: Path) -> Points:
     table = table.take(np.char.find(table.text("node_type").astype(str), "pairwise") >= 0)
     table = table.take(table.number("num_gpus") == 4)
     names = np.array([f"pcie-{name.split('_')[0]}-pairs" for name in table.text("node_type")], dtype=object)
-    return _points(table, names, names, table.text("collective"), _same(table, "float"), "latency_us_min")
+    return points_of(table, names, names, table.text("collective"), same_text(table, "float"), "latency_us_min")
 
 
 def clusters(data: Path) -> Points:
@@ -127,7 +127,7 @@ def clusters(data: Path) -> Points:
     names = np.array([name.removeprefix("example-") for name in table.text("cluster")], dtype=object)
     kind = table.text("collective")
     dtype = np.array(["float" if name in REDUCING else "any" for name in kind], dtype=object)
-    return _points(
+    return points_of(
         table, names, names, kind, dtype, "latency_us", pair=_node_pairs(table), nodes=table.number("num_nodes")
     )
 
@@ -173,19 +173,21 @@ def _machines(table: MeasuredTable) -> npt.NDArray[Any]:
     return np.array([MACHINES[name][0] for name in table.text("device")], dtype=object)
 
 
-def _same(table: MeasuredTable, value: str) -> npt.NDArray[Any]:
+def same_text(table: MeasuredTable, value: str) -> npt.NDArray[Any]:
+    """A text column with one value."""
     return np.full(len(table), value, dtype=object)
 
 
-def _points(
+def points_of(
     table: MeasuredTable, names: npt.NDArray[Any], machine: npt.NDArray[Any], kind: npt.NDArray[Any],
     dtype: npt.NDArray[Any], time: str, *, pair: npt.NDArray[Any] | None = None, nodes: FloatArray | None = None,
 ) -> Points:  # fmt: skip
+    """Points of a table with `num_gpus`, `message_bytes` and `time` (us). `machine` decides what is held out."""
     ranks, size = table.number("num_gpus"), table.number("message_bytes")
     nodes = np.ones(len(table)) if nodes is None else nodes
     # a size is held out of every version, type and repeat of the same machine, collective and GPU count
     apart = held_out(_code(machine), _code(kind), ranks, nodes, size)
-    empty = _same(table, "")
+    empty = same_text(table, "")
     where = np.array([table.where(row, time) for row in range(len(table))], dtype=object)
     return Points(
         names, kind, dtype, empty if pair is None else pair, ranks, nodes, size, 1e-6 * table.number(time), apart, where

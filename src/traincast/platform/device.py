@@ -9,6 +9,7 @@ from traincast.errors import TraincastError
 
 PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.0
 """Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
+_BLACKWELL_GRAPHICS = 12.0  # the Blackwell made for graphics has a number of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class Device:
     """One GPU (or one die of a package, as PyTorch sees it).
 
     Rates are per second, sizes in bytes. `peak_flops` is dense, by compute type ("fp32", "tf32", "fp16",
-    "bf16", "fp8", "fp64"), at `boost_clock_mhz`; a type the chip lacks is absent.
+    "bf16", "fp8", "fp4", "fp64"), at `boost_clock_mhz`; a type the chip lacks is absent.
     `sustained_clock_mhz` is what it holds
     under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels
     that wait in one stream's queue; `host` names the host profile of machines it is usual in, `node` the
@@ -84,7 +85,9 @@ class Device:
         NVIDIA's data-centre chips of the generations that have both kinds have 64 cores per SM, those made for
         graphics 128; every Turing is made for graphics.
         """
-        if self.vendor != "nvidia" or self.compute_capability == VOLTA or self.since(HOPPER):
+        if self.vendor != "nvidia" or self.compute_capability == VOLTA:
+            return True
+        if HOPPER <= self.compute_capability < _BLACKWELL_GRAPHICS:
             return True
         return self.compute_capability != TURING and self.cores_per_sm == 64
 

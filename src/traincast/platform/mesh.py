@@ -20,6 +20,9 @@ def ring_count(links: Links, ranks: int) -> int:
     capacity = _capacity(links, ranks)
     if ranks == 2:
         return capacity.get((0, 1), 0)
+    if len(capacity) == ranks * (ranks - 1) // 2 and len(set(capacity.values())) == 1:
+        # every GPU joined to every other: one-way rings use up all links, but for four and six GPUs (Tillson 1980)
+        return capacity[0, 1] * (ranks - 2 if ranks in (4, 6) else ranks - 1)
     return 2 * _disjoint(list(_loops(capacity, ranks)), capacity)
 
 

@@ -106,7 +106,7 @@ def _check_curves(topology: Topology) -> None:
     names = {part.split("@")[0] for part in topology.curves.split("+")}
     for key in node_keys():
         measured = load_topology(key)
-        field = topology.joined_like(measured) if measured.curves in names - {""} else ""
+        field = topology.joined_like(measured) if names & set(measured.curves.split("+")) - {""} else ""
         if field:
             raise TraincastError(
                 f"platform '{topology.key}': its '{field}' is not that of {key}, where curves '{measured.curves}' were "

@@ -20,10 +20,10 @@ ARCHITECTURES = {
     "ada": ("nvidia", ADA),
     "hopper": ("nvidia", HOPPER),
     "blackwell": ("nvidia", BLACKWELL),
-    **dict.fromkeys(("cdna", "cdna2", "cdna3"), ("amd", 0.0)),
+    **dict.fromkeys(("cdna", "cdna2", "cdna3", "cdna4"), ("amd", 0.0)),
 }
 _VENDORS = ("nvidia", "amd")
-_PEAKS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp64")
+_PEAKS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp4", "fp64")
 # least and most that any GPU has, several times over: outside, a figure is in another unit
 _RANGES = {
     "memory_gb": (0.5, 4096.0),
@@ -44,13 +44,15 @@ _MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
 _DISAGREE = 4.0  # an fp32 peak this far from two flop a core and clock; dual issue is a factor of 2
 
 # least and most of a peak for one flop/s of fp32, twice what any GPU has: matrix units are 1 (L40) to 60 (B200, fp8)
-# times as fast, fp64 is 1/64 (graphics) to 2 (MI250); a type done by plain cores far slower is better left out
+# times as fast (fp4: 190 on GB300), fp64 is 1/64 (graphics) to 2 (MI250); a type done by plain cores far slower is
+# better left out
 _PEAK_RATIOS = {
     "fp32_matrix": (0.5, 16.0),
     "tf32": (0.5, 32.0),
     "fp16": (0.5, 64.0),
     "bf16": (0.5, 64.0),
     "fp8": (0.5, 128.0),
+    "fp4": (0.5, 400.0),
     "fp64": (1 / 128, 4.0),
 }
 

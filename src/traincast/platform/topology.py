@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 from traincast.platform.device import Device
 from traincast.platform.files import figure, known_fields
 from traincast.platform.mesh import Links, all_to_all_load, connected, ring_count
@@ -15,7 +15,7 @@ _DEFAULT_PCIE = 4  # of a node that names no device, and of generations not list
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 _FIELDS = (
     "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
-    "link_latency_us", "network_latency_us", "links", "curves", "source", "notes",
+    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "source", "notes",
 )  # fmt: skip
 # least and most that any node has, several times over: outside, a figure is in another unit
 _RANGES = {
@@ -30,6 +30,9 @@ _RANGES = {
 }
 LINK_LATENCY_US = 1.5  # assumed, as are the network's: the links' launch and steps are fitted on top of them
 NETWORK_LATENCY_US = 5.0
+# without peer access every byte passes host memory twice, and what crosses the host grows with the GPUs: on eight L40S
+# the rate of one falls with this power of their number (set on 2 and 4; 8 follow, see docs/evidence/collectives.md)
+_NO_PEER_FALL = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,9 @@ class Topology:
 
     `link_bandwidth` is what one GPU can send over its fast links, which join `island` GPUs at a time (a whole node
     behind NVSwitch, two with bridges, one when there is only PCIe); GPUs of different islands talk at
-    `host_bandwidth`. `links` lists point-to-point links (GPU, GPU, how many) where there is no switch. A node has
-    `adapters` network adapters of `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide.
+    `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory. `links` lists
+    point-to-point links (GPU, GPU, how many) where there is no switch. A node has `adapters` network adapters of
+    `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide.
     """
 
     key: str
@@ -53,6 +57,7 @@ class Topology:
     network_latency: float = NETWORK_LATENCY_US / 1e6
     links: Links = ()
     curves: str = ""
+    peer_access: bool = True
 
     def nodes_for(self, gpus: int) -> int:
         """How many nodes hold this many GPUs."""
@@ -71,7 +76,7 @@ class Topology:
             if connected(self.links, ranks):
                 return wire * 2 * (ranks - 1) / ranks
             return self.host_bandwidth
-        return self.link_bandwidth if ranks <= self.island else self.host_bandwidth
+        return self.link_bandwidth if ranks <= self.island else self.through_host(ranks)
 
     def all_to_all_bandwidth(self, ranks: int) -> float:
         """What each of the first `ranks` GPUs of a node can send when all send to all."""
@@ -81,7 +86,11 @@ class Topology:
         if ranks <= self.island:
             return self.link_bandwidth
         beyond = (ranks - self.island) / (ranks - 1)
-        return min(self.link_bandwidth, self.host_bandwidth / beyond)
+        return min(self.link_bandwidth, self.through_host(ranks) / beyond)
+
+    def through_host(self, ranks: int) -> float:
+        """What each of `ranks` GPUs can send beyond its island when all do."""
+        return self.host_bandwidth * (1.0 if self.peer_access else (2 / ranks) ** _NO_PEER_FALL)
 
     def network_bandwidth(self, ranks_per_node: int) -> float:
         """What a node can send to other nodes when `ranks_per_node` of its GPUs take part."""
@@ -99,6 +108,7 @@ class Topology:
             "link_latency_us": self.link_latency != other.link_latency,
             "island": whole[0] != whole[1],
             "links": self.links != other.links,
+            "peer_access": self.peer_access != other.peer_access,
         }
         return next((field for field, different in differs.items() if different), "")
 
@@ -126,7 +136,14 @@ def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Top
         network_latency=1e-6 * _figure(key, table, "network_latency_us", NETWORK_LATENCY_US),
         links=_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
+        peer_access=_peer_access(key, table.get("peer_access", True)),
     )
+
+
+def _peer_access(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TraincastError(f"platform '{key}': 'peer_access' is {shown(value)}; give true or false")
+    return value
 
 
 def _figure(
