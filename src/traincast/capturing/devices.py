@@ -12,6 +12,7 @@ from torch.utils._device import _device_constructors
 
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import refuse_values
+from traincast.capturing.unknown import UnknownInt, refuse_unknown
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
@@ -56,6 +57,7 @@ class DeviceMode(TorchFunctionMode):
             tensor.pin_memory: lambda t, device=None: self._pin(t),
             tensor.is_pinned: lambda t, device=None: self.recorder.book.device_of(t) == "cpu:pinned",
             tensor.new: _new,
+            tensor.data.__set__: self._set_data,
             tensor.__format__: self._format,
             tensor.__repr__: self._repr,
             torch.tensor: self._from_data(torch.tensor),
@@ -71,10 +73,12 @@ class DeviceMode(TorchFunctionMode):
         special = self._special.get(func)
         if special is not None:
             return special(*args, **kwargs)
-        if func in _WITH_VALUES and args[0].is_meta:
+        if func in _WITH_VALUES and self.recorder.book.without_values(args[0]):
             raise refuse_values(*_WITH_VALUES[func])
         if func in _NUMBERS:
             return self._number(func, args[0])
+        if self.recorder.execution.unknown_numbers:
+            refuse_unknown(args, kwargs)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.real(kwargs["device"])}
         elif self.default_cuda and func in _device_constructors():
@@ -143,17 +147,33 @@ class DeviceMode(TorchFunctionMode):
         try:
             with _RecordFunctionFast("aten::to"):
                 copy: torch.Tensor = torch.ops.aten._to_copy(tensor, device=_META, **options)
-                return copy
         finally:
             self.recorder.execution.copy_target = None
+        if copy.requires_grad:  # both sides are tensors without data, so autograd itself sees nothing to copy back
+            back = _CPU if target == "cuda" else _META
+            copy.register_hook(lambda gradient: self._move(gradient, back))  # type: ignore[no-untyped-call]
+        return copy
+
+    def _set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """`tensor.data = data`: a tensor without data takes over another one's form and place, not its values."""
+        if tensor.is_meta and not data.is_meta:
+            place = self.recorder.book.device_of(data)
+            data = data.to("meta")
+            self.recorder.book.info(data, device=place).device = place
+        tensor.data = data
 
     def _number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
-        """A number the user asks for by name, and so can live with a zero."""
-        self.recorder.execution.number_asked = True
+        """A number the user asks for by name, and so can live with one that is unknown."""
+        execution = self.recorder.execution
+        execution.number_asked = True
         try:
-            return ask(tensor)
+            number = ask(tensor)
         finally:
-            self.recorder.execution.number_asked = False
+            execution.number_asked = False
+        if type(number) is not int or not self.recorder.book.without_values(tensor):
+            return number
+        execution.unknown_numbers = True
+        return UnknownInt()
 
     def _format(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0 and tensor.is_meta:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.ranks import Place
 from traincast.capturing.step import Step, capture_program, check_request, only_own_garbage, with_sizes
 from traincast.errors import TraincastError
@@ -54,6 +55,7 @@ def capture_distributed(
         mode=mode,
         synchronised=synchronised,
         framework_version=framework_version,
+        tf32=tf32_arithmetic(),
     )
 
 

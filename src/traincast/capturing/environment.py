@@ -25,6 +25,9 @@ def environment(patches: Patches, recorder: Recorder, devices: DeviceMode) -> No
     _default_device(patches, devices)
     _user_code_in_backward(patches, devices)
     _refuse_compilation_and_profiling(patches)
+    _devices_by_number(patches)
+    _without_values(patches)
+    _follow_resizes(patches, recorder)
     _parameters_without_data(patches, recorder)
     install_cuda_module(patches, recorder)
     install_choices(patches)
@@ -80,6 +83,59 @@ def _refuse_compilation_and_profiling(patches: Patches) -> None:
     patches.set(torch, "compile", refusal("torch.compile cannot be captured"))
     patches.set(nn.Module, "compile", refusal("torch.compile cannot be captured"))
     patches.set(torch.autograd.profiler, "profile", refusal("the profiler is in use by the capture itself"))
+
+
+class _DeviceType(type):
+    """Stands for `torch.device`, which refuses a bare number where there is no GPU; here a number is one."""
+
+    real: Any = torch.device
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
+        """The device; a number alone is a GPU's."""
+        numbered = len(args) == 1 and not kwargs and isinstance(args[0], int)
+        device: torch.device = cls.real("cuda", args[0]) if numbered else cls.real(*args, **kwargs)
+        return device
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, cls.real)
+
+
+def _devices_by_number(patches: Patches) -> None:
+    """`torch.device(0)` and `module.to(0)`, as scripts for several GPUs write them."""
+    patches.set(torch, "device", _DeviceType("device", (), {}))
+    parse: Any = torch._C._nn._parse_to
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (torch.device(args[0]), *args[1:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device(kwargs["device"])
+        return parse(*args, **kwargs)
+
+    patches.set(torch._C._nn, "_parse_to", parse_to)
+
+
+def _without_values(patches: Patches) -> None:
+    """Initialisers that draw until all values are in range; PyTorch skips them too for tensors without data."""
+    original = nn.init._no_grad_trunc_normal_
+
+    def trunc_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            without_data = tensor.is_meta
+        return tensor if without_data else original(tensor, *args, **kwargs)
+
+    patches.set(nn.init, "_no_grad_trunc_normal_", trunc_normal)
+
+
+def _follow_resizes(patches: Patches, recorder: Recorder) -> None:
+    """FSDP gives the memory of gathered parameters back and takes it again by resizing their storages."""
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        recorder.book.resized(self, size)
+        return resize(self, size)
+
+    patches.set(torch.UntypedStorage, "resize_", resized)
 
 
 def _default_device(patches: Patches, devices: DeviceMode) -> None:

@@ -24,22 +24,26 @@ class Execution:
     book: StorageBook
     copy_target: str | None = None
     number_asked: bool = False
+    unknown_numbers: bool = False  # whether item() has given any whole number so far
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
         """The op's result, and the device that what it makes would be on."""
         tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, torch.Tensor)]
-        if func is _LOCAL_SCALAR and tensors[0].is_meta:
+        if func is _LOCAL_SCALAR and self.book.without_values(tensors[0]):
             if not self.number_asked and not tensors[0].dtype.is_floating_point:
                 raise refuse_values("a tensor as an index or size", "use a Python int")
-            return _zero(tensors[0].dtype), "cpu"
-        if any(t.is_meta for t in tensors) and (remedy := size_depends_on_values(func, args, kwargs)):
+            if tensors[0].dtype is torch.bool:
+                raise refuse_values("a decision on a tensor", "take it outside the step, or use torch.where")
+            return (0.0 if tensors[0].dtype.is_floating_point else 0), "cpu"
+        unknown = any(self.book.without_values(t) for t in tensors)
+        if unknown and (remedy := size_depends_on_values(func, args, kwargs)):
             raise refuse_values(func._schema.name, remedy)
         device = self._result_device(tensors, kwargs)
         result = self._execute(func, args, kwargs, tensors, device)
         for out in tree_iter(result):
             if isinstance(out, torch.Tensor):
                 for part in strided_parts(out):
-                    self.book.info(part, device=device, produced=True)
+                    self.book.info(part, device=device, produced=True).unknown |= unknown
         return result, device
 
     def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> str:
@@ -109,9 +113,3 @@ def _call_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _no_implementation(error: RuntimeError) -> bool:
     return isinstance(error, NotImplementedError) or "no fake impl registered" in str(error)
-
-
-def _zero(dtype: torch.dtype) -> int | float | bool:
-    if dtype is torch.bool:
-        return False
-    return 0.0 if dtype.is_floating_point else 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from traincast.capturing.distributed import capture_distributed
+from traincast.capturing.precision import switches_kept
 from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.step import capture_step
 from traincast.errors import TraincastError, shown, unknown
@@ -34,15 +36,28 @@ def capture_function(
     """Captures the step that a function makes, or that of `FILE.py:FUNCTION`; see `capture_step` for its contract, or
     with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
     try:
-        return _capture(
-            function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
-            framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks,
-        )  # fmt: skip
+        with switches_kept(), _beside(function):
+            return _capture(
+                function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
+                framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks,
+            )  # fmt: skip
     except SystemExit as stop:
         where = raised_line(stop.__traceback__)
         raise TraincastError(
             f"{where}: the code to capture ends with sys.exit({shown(stop.code)}); remove it"
         ) from None
+
+
+@contextmanager
+def _beside(function: str | Callable[..., Any]) -> Iterator[None]:
+    """Keeps what lies beside the file importable until its step has run, as in a run of the file itself."""
+    before = list(sys.path)
+    if isinstance(function, str):
+        sys.path.insert(0, str(Path(function.rpartition(":")[0]).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _capture(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -11,7 +13,13 @@ import torch
 
 from traincast.errors import TraincastError
 
-_NOT_THE_USER = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen", "<string>")
+_PACKAGES = tuple(
+    f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib")
+)  # beside torch's, not torch's
+_STANDARD = f"{sysconfig.get_path('stdlib')}{os.sep}"
+_NOT_THE_USER = (
+    f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}", "<frozen", "<string>",
+)  # fmt: skip
 
 
 def user_line() -> str:
@@ -33,7 +41,9 @@ def raised_line(trace: TracebackType | None) -> str:
 
 
 def _internal(filename: str) -> bool:
-    return filename.startswith(_NOT_THE_USER)
+    """Whether a file is torch's, ours or the standard library's; packages installed below the latter are not."""
+    standard = filename.startswith(_STANDARD) and not filename.startswith(_PACKAGES)
+    return standard or filename.startswith(_NOT_THE_USER)
 
 
 def refuse_values(what: str, remedy: str) -> TraincastError:

@@ -17,6 +17,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import environment
 from traincast.capturing.kinds import Kinds
 from traincast.capturing.patches import Patches
+from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import one_line, raised_line
@@ -57,8 +58,9 @@ def capture_step(
         first = capture_program(build, batch_size, seq_len or 0, mode)
         program = _rebatched(build, first, mode) if rebatch else replace(first, rigid="captured at one size only")
     return Workload(
-        name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version
-    )
+        name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
+        tf32=tf32_arithmetic(),
+    )  # fmt: skip
 
 
 def check_request(mode: str, batch_size: int, seq_len: int | None) -> None:

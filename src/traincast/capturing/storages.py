@@ -18,7 +18,10 @@ _books = count()
 
 @dataclass(slots=True, eq=False)
 class StorageInfo:
-    """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never)."""
+    """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never).
+
+    `unknown` marks one on the host whose values come from the device, so that what it holds here means nothing.
+    """
 
     index: int
     device: str
@@ -26,6 +29,7 @@ class StorageInfo:
     alloc: int
     kind: StorageKind = StorageKind.ACTIVATION
     free: int | None = None
+    unknown: bool = False
     merged_into: int | None = None
     reference: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -60,6 +64,22 @@ class StorageBook:
             if self.recording:
                 self._record(info)
         return info
+
+    def resized(self, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """A storage gave its memory back (0 bytes), or took memory anew: from now on it is another one."""
+        info = self.live.get(storage._cdata)
+        if info is None or nbytes == info.nbytes:
+            return
+        if self.recording:
+            info.free = self.num_ops - 1
+        gathered = (
+            info.kind if info.nbytes else StorageKind.PARAMETER
+        )  # what is taken again each time is a gathered one
+        fresh = StorageInfo(self._created, info.device, nbytes, self.num_ops, gathered, reference=info.reference)
+        self._created += 1
+        self.live[storage._cdata] = fresh
+        if self.recording:
+            self._record(fresh)
 
     def _record(self, info: StorageInfo) -> None:
         info.index = len(self.recorded)
@@ -102,6 +122,13 @@ class StorageBook:
         if info is not None:
             return info.device
         return "cuda" if tensor.is_meta else "cpu"
+
+    def without_values(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has no values, or values that the device would have written."""
+        if tensor.is_meta or tensor.layout is not torch.strided:
+            return tensor.is_meta
+        info = self.live.get(tensor.untyped_storage()._cdata)
+        return info is not None and info.unknown
 
     def spec(self, tensor: torch.Tensor, device: str) -> TensorSpec:
         """The tensor's form, as recorded."""

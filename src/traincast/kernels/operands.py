@@ -21,6 +21,12 @@ def compute_of(spec: TensorSpec) -> str:
     return _COMPUTE[spec.dtype]
 
 
+def product_compute(spec: TensorSpec, *, tf32: bool) -> str:
+    """The type a product or convolution of such tensors computes in: fp32 becomes tf32 where that is allowed."""
+    compute = compute_of(spec)
+    return "tf32" if compute == "fp32" and tf32 else compute
+
+
 def on_device(spec: TensorSpec) -> bool:
     """Whether the tensor lives in device memory."""
     return not spec.device.startswith("cpu")

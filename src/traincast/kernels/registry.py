@@ -34,22 +34,29 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
-    """What decides between kernels besides the op: the PyTorch version, whether fp32 may use TF32, and how many GPUs
-    a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node holds them all)."""
+    """What decides between kernels besides the op: the PyTorch version, whether products and convolutions in fp32 may
+    use TF32, and how many GPUs a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node
+    holds them all)."""
 
     framework_version: tuple[int, int] = (2, 13)
     tf32: bool = False
+    tf32_convolutions: bool = False
     gpus_per_node: int = 0
 
 
-def lowering_context(workload: Workload, *, tf32: bool = False) -> LoweringContext:
-    """The context in which this workload's ops become kernels."""
+def lowering_context(workload: Workload, *, tf32: bool = False, units: bool = False) -> LoweringContext:
+    """The context in which this workload's ops become kernels, on a device with or without `units` for TF32; `tf32`
+    allows it for all products and convolutions, else those run in it that the workload itself lets."""
     major, _, minor = workload.framework_version.partition(".")
     if not (major.isdigit() and minor.isdigit()):
         raise TraincastError(
             f"workload '{workload.name}' has no usable PyTorch version: {workload.framework_version!r}"
         )
-    return LoweringContext(framework_version=(int(major), int(minor)), tf32=tf32)
+    return LoweringContext(
+        framework_version=(int(major), int(minor)),
+        tf32=units and (tf32 or "products" in workload.tf32),
+        tf32_convolutions=units and (tf32 or "convolutions" in workload.tf32),
+    )
 
 
 Item: TypeAlias = KernelCall | Control

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -17,13 +16,12 @@ from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
 from traincast.prediction.result import Prediction
 from traincast.prediction.step import StepWalk, walk_step
+from traincast.prediction.warnings import warnings_of
 from traincast.quantiles import Z90
 from traincast.walk.instructions import StepInstructions, step_instructions
-from traincast.walk.matched_calls import rank_list
 from traincast.walk.timeline import Timeline
 from traincast.walk.uneven import Unevenness
 from traincast.workload.ops import Phase
-from traincast.workload.tables import bytes_left_out
 from traincast.workload.workload import Workload
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
@@ -53,12 +51,12 @@ def predict_step(
         gap=platform.device.kernel_gap,
         uneven=uneven,
     )
-    return _prediction(workload, platform, host, walked, costs)
+    return _prediction(workload, platform, host, walked, costs, tf32=tf32)
 
 
 def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
     """The step as instructions; `apart` gives every rank a program of its own, since no two are alike."""
-    context = lowering_context(workload, tf32=tf32)
+    context = lowering_context(workload, tf32=tf32, units="tf32" in platform.device.peak_flops)
     if platform.topology is not None and len(workload.ranks) > 1:
         context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
     if not apart:
@@ -68,7 +66,7 @@ def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: 
 
 
 def _prediction(
-    workload: Workload, platform: Platform, host: HostProfile, walked: StepWalk, costs: Costs
+    workload: Workload, platform: Platform, host: HostProfile, walked: StepWalk, costs: Costs, *, tf32: bool
 ) -> Prediction:
     """What the walk says: of the step, and of the rank that the others wait for."""
     answers = rank_answers(walked)
@@ -96,7 +94,7 @@ def _prediction(
         out_of_domain_ops=outside_ops,
         out_of_domain_seconds=outside_seconds,
         memory=max((answer.memory for answer in answers), key=lambda memory: memory.peak_bytes),
-        warnings=_warnings(answers, platform, max(map(bytes_left_out, walked.instructions.programs))),
+        warnings=warnings_of(answers, platform, walked.instructions, tf32=tf32),
         timeline=timeline,
         walk=walked,
         ranks=answers,
@@ -161,26 +159,3 @@ def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...],
         name = program.symbolic[index].name
         totals[name] = totals.get(name, 0.0) + float(by_signature[index])
     return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
-
-
-def _warnings(answers: tuple[RankAnswer, ...], platform: Platform, left_out: int) -> tuple[str, ...]:
-    """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
-    limit = platform.device.memory_bytes
-    over = [answer for answer in answers if answer.memory.peak_bytes > limit]
-    peak = max(answer.memory.peak_bytes for answer in answers)
-    several = sum(len(answer.ranks) for answer in answers) > 1
-    said = []
-    if over:
-        who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
-        said.append(
-            f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
-            f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"
-        )
-    if left_out:
-        missing = peak + left_out - limit
-        much = f", {missing / 1e9:.1f} GB more than {platform.device.key} has" if missing > 0 else ""
-        said.append(
-            f"{left_out / 1e9:.1f} GB of its embedding tables are not counted as memory (docs/models.md, Rows); with "
-            f"them the step needs at least {(peak + left_out) / 1e9:.1f} GB{much}"
-        )
-    return tuple(said)

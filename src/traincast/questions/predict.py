@@ -60,7 +60,7 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
     answer = predict_step(
         step,
         platform if many else alone,
-        tf32=question.variant.dtype == "tf32" and "tf32" in alone.device.peak_flops,
+        tf32=question.variant.dtype == "tf32",
         host=question.host_profile(),
         roofline_only=question.roofline_only,
         uneven=question.uneven,

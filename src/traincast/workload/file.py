@@ -19,7 +19,7 @@ from traincast.workload.codec import Json, decode_signatures, encode_signatures,
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS, SizeTable
 from traincast.workload.validate import validate_workload
-from traincast.workload.workload import Workload
+from traincast.workload.workload import DEFAULT_TF32, Workload
 
 FORMAT = "traincast-workload"
 VERSION = 1  # rises by one with every change that an old reader could misunderstand
@@ -68,6 +68,7 @@ def _head(workload: Workload) -> dict[str, Json]:
         "ranks": list(workload.ranks),
         "synchronised": workload.synchronised,
         "framework_version": workload.framework_version,
+        "tf32": list(workload.tf32),
         "meta": dict(workload.meta),
         "programs": [
             {
@@ -110,6 +111,7 @@ def _workload(head: dict[str, Json], archive: Archive) -> Workload:
         mode=member(head, "mode", str),
         synchronised=member(head, "synchronised", bool),
         framework_version=member(head, "framework_version", str),
+        tf32=tuple(list_of(expect(head.get("tf32", list(DEFAULT_TF32)), list, "'tf32'"), str, "'tf32'")),
         meta={key: expect(value, str, f"meta {shown(key)}") for key, value in meta.items()},
     )
     per_program = (*Columns.names(), *(f"size_{field.name}" for field in fields(SizeTable)))

@@ -16,7 +16,7 @@ from traincast.workload.ops import DEVICES, DTYPE_BYTES, Phase, Scalar, Signatur
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS
 from traincast.workload.symbolic import SizeRef
-from traincast.workload.workload import MAX_BATCH, MAX_SEQ_LEN, Workload
+from traincast.workload.workload import MAX_BATCH, MAX_SEQ_LEN, TF32_ARITHMETIC, Workload
 
 _PER_OP = ("op_signature", "op_module", "op_forward", "op_stream")
 _PER_SCOPE = ("scope_name", "scope_phase", "scope_thread", "scope_after")
@@ -38,6 +38,9 @@ def validate_workload(workload: Workload) -> None:
     if not workload.programs:
         raise TraincastError("the workload has no program")
     check_names((workload.name, workload.mode, *workload.meta, *workload.meta.values()))
+    for arithmetic in workload.tf32:
+        if arithmetic not in TF32_ARITHMETIC:
+            raise TraincastError(f"'tf32' names {shown(arithmetic)}; it may name {' and '.join(TF32_ARITHMETIC)}")
     if not workload.ranks:
         raise TraincastError("the workload has no rank")
     if len(workload.ranks) > MAX_RANKS:

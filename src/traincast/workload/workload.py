@@ -16,6 +16,9 @@ MAX_BATCH = 1 << 26  # samples; chosen so that sizes of real steps stay within 6
 MAX_SEQ_LEN = 1 << 20  # tokens; likewise, for their squares
 DEFAULT_FRAMEWORK = "2.13"
 """The PyTorch that steps follow unless they say another: the one that captures are tested with."""
+TF32_ARITHMETIC = ("products", "convolutions")
+DEFAULT_TF32 = ("convolutions",)
+"""PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of products off."""
 STUDY_FRAMEWORK = "1.8"
 """The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 
@@ -26,7 +29,9 @@ class Workload(Result):
 
     `synchronised` says that every step starts and ends with an idle device (the loop synchronises);
     otherwise consecutive steps run into each other. `framework_version` is the PyTorch whose
-    op-to-kernel choices the step follows (e.g. "2.13", "1.8"). `meta` is free text for people.
+    op-to-kernel choices the step follows (e.g. "2.13", "1.8"). `tf32` names the fp32 arithmetic that may run in TF32
+    where the device has it: "products", "convolutions"; unless told otherwise PyTorch lets convolutions. `meta` is
+    free text for people.
     """
 
     name: str
@@ -35,6 +40,7 @@ class Workload(Result):
     mode: str = "training"
     synchronised: bool = False
     framework_version: str = DEFAULT_FRAMEWORK
+    tf32: tuple[str, ...] = DEFAULT_TF32
     meta: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -9,7 +9,7 @@ from traincast.kernels.registry import LoweringContext
 _WINDOW = {"stride": (2, 2), "padding": (3, 3), "dilation": (1, 1), "transposed": False, "groups": 1}
 _FIRST_LAYER = CONV.call(
     "forward", batch=32, in_channels=3, out_channels=64, in_h=224, in_w=224, kernel_h=7, kernel_w=7,
-    stride_h=2, stride_w=2, pad_h=3, pad_w=3, dilation_h=1, dilation_w=1, groups=1,
+    stride_h=2, stride_w=2, pad_h=3, pad_w=3, dilation_h=1, dilation_w=1, groups=1, channels_last=0,
 )  # fmt: skip
 
 

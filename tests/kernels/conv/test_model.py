@@ -14,12 +14,12 @@ from traincast.kernels.shipped import PROFILES, shipped_model
 from traincast.platform import device_keys, load_device
 
 
-def conv(batch, channels, filters, size, kernel=3, stride=1, kind="forward", compute="fp32", groups=1):
+def conv(batch, channels, filters, size, kernel=3, stride=1, kind="forward", compute="fp32", groups=1, channels_last=0):
     pad = kernel // 2
     return CONV.call(
         kind, compute, batch=batch, in_channels=channels, out_channels=filters, in_h=size, in_w=size, kernel_h=kernel,
         kernel_w=kernel, stride_h=stride, stride_w=stride, pad_h=pad, pad_w=pad, dilation_h=1, dilation_w=1,
-        groups=groups,
+        groups=groups, channels_last=channels_last,
     )  # fmt: skip
 
 

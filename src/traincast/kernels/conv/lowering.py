@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from traincast.errors import TraincastError
 from traincast.kernels.conv import CONV
-from traincast.kernels.gemm.lowering import gemm_compute
-from traincast.kernels.operands import ints, operand, product, reduction_kind, required
+from traincast.kernels.operands import ints, operand, product, product_compute, reduction_kind, required
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import iterated, reduction
 from traincast.workload.ops import Signature, TensorSpec
@@ -37,6 +36,10 @@ class _Window:
         if min(*window.stride, *window.dilation, window.groups) < 1 or min(window.padding) < 0:
             raise TraincastError("stride, dilation and groups must be 1 or more, padding 0 or more")
         return window
+
+
+def _compute(source: TensorSpec, context: LoweringContext) -> str:
+    return product_compute(source, tf32=context.tf32 or context.tf32_convolutions)
 
 
 def _convolution(
@@ -74,7 +77,13 @@ def _convolution(
         dilation_h=dilation_h,
         dilation_w=dilation_w,
         groups=window.groups,
+        channels_last=int(_channels_last(image) and _channels_last(result)),
     )
+
+
+def _channels_last(spec: TensorSpec) -> bool:
+    """Whether the channels of one position lie side by side."""
+    return spec.shape[1] == 1 or spec.stride[1] == 1
 
 
 @lowers(
@@ -89,7 +98,7 @@ def convolution(signature: Signature, context: LoweringContext) -> tuple[Item, .
     source, weight, bias = signature.inputs[0], signature.inputs[1], operand(signature, "bias", 2)
     output = signature.outputs[0]
     window = _Window.of(signature, len(source.shape) - 2)
-    compute = gemm_compute(source, context)
+    compute = _compute(source, context)
     if window.transposed:
         calls: tuple[Item, ...] = (_convolution("backward_data", output, source, weight, window, compute),)
     else:
@@ -104,7 +113,7 @@ def fused_convolution(signature: Signature, context: LoweringContext) -> tuple[I
     """A convolution whose bias and activation run in its epilogue."""
     source, weight = signature.inputs[:2]
     window = _Window.of(signature, len(source.shape) - 2)
-    return (_convolution("forward", source, signature.outputs[0], weight, window, gemm_compute(source, context)),)
+    return (_convolution("forward", source, signature.outputs[0], weight, window, _compute(source, context)),)
 
 
 @lowers(
@@ -116,7 +125,7 @@ def convolution_backward(signature: Signature, context: LoweringContext) -> tupl
     grad, source = _grad_and_source(signature)
     weight = required(signature, "weight", 2)
     window = _Window.of(signature, len(source.shape) - 2)
-    compute = gemm_compute(grad, context)
+    compute = _compute(grad, context)
     mask = signature.scalar("output_mask")
     wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, False)
     calls: tuple[Item, ...] = ()

@@ -56,7 +56,8 @@ class ConvModel(KernelModel):
         unsearched = ~(g.winograd | g.winograd5 | tensor | calls.is_kind("backward_weights"))
         unsearched &= np.minimum(g.channels, g.filters) > _FEW_CHANNELS
         seconds = np.where(unsearched, self._UNSEARCHED * seconds, seconds)
-        seconds = seconds + _layout_seconds(g, device, calls.item_bytes(), tensor)
+        turns = tensor & (calls["channels_last"] == 0)
+        seconds = seconds + _layout_seconds(g, device, calls.item_bytes(), turns)
         depthwise = (g.groups > 1) & (g.channels == 1)
         seconds = np.where(depthwise, 8e-6 + depthwise_seconds(g, device, calls.item_bytes()), seconds)
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
@@ -112,9 +113,9 @@ def _pieces(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
     return [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
 
 
-def _layout_seconds(g: Geometry, device: Device, item: FloatArray, tensor: BoolArray) -> FloatArray:
+def _layout_seconds(g: Geometry, device: Device, item: FloatArray, turns: BoolArray) -> FloatArray:
     """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back."""
     if not device.since(AMPERE):
         return np.zeros(len(item))
     turned = 2.0 * item * (g.input_size + g.output_size) / (0.82 * device.dram_bandwidth)
-    return np.where(tensor, turned, 0.0)
+    return np.where(turns, turned, 0.0)

@@ -4,16 +4,10 @@ before, it is copied into the result first."""
 from __future__ import annotations
 
 from traincast.kernels.gemm import GEMM
-from traincast.kernels.operands import compute_of, product, required
+from traincast.kernels.operands import product, product_compute, required
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import device_copy, iterated, layout_copy, reduction
 from traincast.workload.ops import Signature, TensorSpec
-
-
-def gemm_compute(spec: TensorSpec, context: LoweringContext) -> str:
-    """The type the product computes in: fp32 becomes tf32 where that is allowed."""
-    compute = compute_of(spec)
-    return "tf32" if compute == "fp32" and context.tf32 else compute
 
 
 def _order(spec: TensorSpec) -> tuple[int, bool]:
@@ -36,7 +30,7 @@ def _product(
     copies = tuple(layout_copy(spec) for spec, fits in ((left, left_fits), (right, right_fits)) if not fits)
     call = GEMM.call(
         kind,
-        gemm_compute(left, context),
+        product_compute(left, tf32=context.tf32),
         batch=product(left.shape[:-2]),
         m=left.shape[-2],
         n=right.shape[-1],

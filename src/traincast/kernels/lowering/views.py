@@ -32,7 +32,11 @@ _OTHER = (
 )
 
 
-@lowers(*aten(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER)
+MOVES_NOTHING = frozenset((*aten(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER))
+"""Names of ops that hand out memory or look at it in another way."""
+
+
+@lowers(*sorted(MOVES_NOTHING))
 def free_of_device_work(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Nothing runs on the device."""
     return ()

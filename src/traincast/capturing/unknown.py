@@ -1,0 +1,39 @@
+"""Numbers a step asks of the device, which a capture without a GPU cannot know."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch.utils._pytree import tree_iter
+
+from traincast.capturing.refusals import refuse_values
+
+_REMEDY = "use a Python int that is known before the step"
+
+
+class UnknownInt(int):
+    """A whole number read from a tensor without values: it can be counted and printed, and decides nothing.
+
+    Sums and products with it are unknown too; comparing it, or making a size of it, is refused.
+    """
+
+    def _unknown(self, *others: object) -> UnknownInt:
+        return UnknownInt()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __mod__ = _unknown
+    __neg__ = __abs__ = _unknown
+
+    def __truediv__(self, other: object) -> float:
+        return 0.0
+
+    def _decide(self, *others: object) -> NoReturn:
+        raise refuse_values("a decision on tensor.item()", "take the decision outside the step, or use torch.where")
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _decide
+    __hash__ = int.__hash__
+
+
+def refuse_unknown(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuses a call of torch that would use an unknown number, be it as a size, an index or an operand."""
+    if any(type(value) is UnknownInt for value in tree_iter((args, kwargs))):
+        raise refuse_values("tensor.item() as a size or an argument", _REMEDY)
