@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kernels.signatures import field, kernels, lowered, tensor
@@ -66,3 +68,19 @@ def test_tf32_where_allowed():
     inputs = {"input": tensor(2, 3, 8, 8), "weight": tensor(4, 3, 3, 3)}
     (call,) = lowered("aten::cudnn_convolution", inputs, tensor(2, 4, 6, 6), LoweringContext(tf32=True), stride=(1, 1))
     assert call.compute == "tf32"
+
+
+def test_channels_last_is_read_from_the_strides():
+    def last(*shape):
+        spec = tensor(*shape)
+        return replace(spec, stride=(shape[1] * shape[2] * shape[3], 1, shape[3] * shape[1], shape[1]))
+
+    window = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "groups": 1}
+    weight = tensor(64, 32, 3, 3)
+    for source, output, expected in (
+        (last(8, 32, 14, 14), last(8, 64, 14, 14), 1.0),
+        (last(8, 32, 14, 14), tensor(8, 64, 14, 14), 0.0),
+        (tensor(8, 32, 14, 14), tensor(8, 64, 14, 14), 0.0),
+    ):
+        (call,) = lowered("aten::convolution", {"input": source, "weight": weight}, output, **window)
+        assert call.values[-1] == expected

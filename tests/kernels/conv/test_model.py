@@ -142,3 +142,17 @@ def test_accuracy_on_shapes_not_fitted(shared_data):
     for kind in CONV.kinds:
         assert rows["conv DeepBench: shapes never seen", f"{kind} fp32"].gmae < 11.0
     assert (PROFILES / "conv.npz").stat().st_size < 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("key", "compute", "saves"), [("a100-80gb", "bf16", True), ("a100-80gb", "fp32", False), ("v100", "fp16", False)]
+)
+def test_channels_last_saves_the_copies_that_turn_the_layout(key, compute, saves):
+    first, last = seconds(
+        load_device(key),
+        conv(64, 256, 256, 56, compute=compute),
+        conv(64, 256, 256, 56, compute=compute, channels_last=1),
+    )
+    turned = 2 * 2 * 2 * 64 * 256 * 56 * 56 / (0.82 * load_device(key).dram_bandwidth)  # in and out, read and written
+
+    assert first - last == pytest.approx(turned if saves else 0.0)
