@@ -35,8 +35,8 @@ def test_more_gpus_than_a_node_holds_are_several_nodes(capsys):
 
 
 def test_a_bare_device_says_which_links_were_assumed(capsys):
-    (warning,) = answer(capsys, "predict", "vgg13", "--on", "a100-80gb", "--gpus", 4)["warnings"]
-    assert "dgx-a100" in warning
+    precision, warning = answer(capsys, "predict", "vgg13", "--on", "a100-80gb", "--gpus", 4)["warnings"]
+    assert "run in TF32" in precision and "dgx-a100" in warning
     (warning,) = answer(capsys, "predict", "vgg13", "--on", "t4", "--gpus", 2, "--batch-size", 8)["warnings"]
     assert "8 to a server, joined by PCIe 3 at 16 GB/s" in warning
 
@@ -187,4 +187,5 @@ def test_a_cluster_of_your_own(capsys, tmp_path):
     path.write_text("device: a100-80gb\ngpus_per_node: 4\nlink_gbs: 300\nnetwork_gbs_per_gpu: 12.5\n")
     curve = answer(capsys, "predict", "vgg13", "--on", path, "--gpus", "4,8")
     assert [row["nodes"] for row in curve["rows"]] == [1, 2]
-    assert curve["warnings"] == []
+    (precision,) = curve["warnings"]
+    assert "run in TF32" in precision

@@ -94,7 +94,8 @@ def test_tf32_is_not_slower_than_fp32_on_any_device(device):
         exact, fast = (asked(model, device, batch_size=16, dtype=dtype) for dtype in ("fp32", "tf32"))
 
         assert fast.iteration <= exact.iteration * (1 + _ROUNDING)
-        assert ("tf32" in load_device(device).peak_flops) == (fast.warnings == exact.warnings)
+        missing = [said for said in fast.warnings if "no TF32 units" in said]
+        assert ("tf32" in load_device(device).peak_flops) == (not missing)
 
 
 @pytest.mark.parametrize("device", [key for key in device_keys() if "bf16" in load_device(key).peak_flops])
