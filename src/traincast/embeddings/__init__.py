@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from traincast.embeddings.access import Access, Reuse, Uniform, Zipf
+from traincast.embeddings.access import Access, Folded, Power, Reuse, Uniform, Zipf
 from traincast.embeddings.levels import LevelBytes, MemoryLevel, bytes_by_level
 from traincast.embeddings.table import Pooling, Table, check_tables
 
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Access",
+    "Folded",
     "LevelBytes",
     "MemoryLevel",
     "Pooling",
+    "Power",
     "Reuse",
     "Table",
     "Uniform",

@@ -10,10 +10,11 @@ import numpy as np
 
 from traincast.embeddings.classes import RowClasses
 from traincast.embeddings.reuse import ReuseHistogram
-from traincast.embeddings.zipf import zipf_classes
+from traincast.embeddings.zipf import folded_classes, power_classes, zipf_classes
 from traincast.errors import TraincastError
 
 MAX_EXPONENT = 10.0  # above, all lookups want one row
+LEAST_FOLDED = 1.001  # at 1 the endless sum has no end, and every row is wanted alike
 _SHOWN = 60  # characters of a wrong value that a message repeats
 
 
@@ -33,12 +34,49 @@ class Zipf:
     exponent: float
 
     def __post_init__(self) -> None:
-        if not (isfinite(self.exponent) and 0.0 <= self.exponent <= MAX_EXPONENT):
-            raise TraincastError(f"Zipf exponent {self.exponent:g}; give a number from 0 to {MAX_EXPONENT:g}")
+        _check_exponent("Zipf", self.exponent, 0.0)
 
     def classes(self, rows: int) -> RowClasses:
         """Classes of a table of `rows`."""
         return zipf_classes(rows, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A number is drawn with density x ** -exponent between 1 and the table's height, and rounded down: the `alpha` of
+    NVIDIA's dynamicemb benchmark and of UGache."""
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        _check_exponent("power law", self.exponent, 0.0)
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows`."""
+        return power_classes(rows, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Zipf's law without an end, its rows counted modulo the table's height: the `alpha` above 1 of FBGEMM's benchmark.
+
+    That one also draws the rows of a bag without repetition, which is left out here.
+    """
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        _check_exponent("folded Zipf", self.exponent, LEAST_FOLDED)
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows`."""
+        return folded_classes(rows, self.exponent)
+
+
+def _check_exponent(law: str, exponent: float, least: float) -> None:
+    """An endless law has a sum only above 1."""
+    if not (isfinite(exponent) and least <= exponent <= MAX_EXPONENT):
+        raise TraincastError(f"{law} exponent {exponent:g}; give a number from {least:g} to {MAX_EXPONENT:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +90,8 @@ class Reuse:
         return self.histogram.classes(rows)
 
 
-Access = Uniform | Zipf | Reuse
+Access = Uniform | Zipf | Power | Folded | Reuse
+_LAWS: dict[str, type[Zipf] | type[Power] | type[Folded]] = {"zipf": Zipf, "power": Power, "folded": Folded}
 
 
 @lru_cache(maxsize=4096)
@@ -62,13 +101,13 @@ def row_classes(access: Access, rows: int) -> RowClasses:
 
 
 def parse_access(text: str) -> Access:
-    """`uniform`, `zipf:EXPONENT`, or a histogram as `access_text` writes it."""
+    """`uniform`, `zipf:EXPONENT`, `power:EXPONENT`, `folded:EXPONENT`, or a histogram as `access_text` writes it."""
     name, _, value = text.strip().partition(":")
     try:
         if name == "uniform" and not value:
             return Uniform()
-        if name == "zipf":
-            return Zipf(float(value))
+        if name in _LAWS:
+            return _LAWS[name](float(value))
         if name == "reuse":
             lookups, unique_rows, precision, *shares = (float(number) for number in value.split(","))
             half = len(shares) // 2
@@ -92,8 +131,10 @@ def access_text(access: Access) -> str:
     """The distribution as `parse_access` reads it; of a histogram lookups, different rows, precision, both shares."""
     if isinstance(access, Uniform):
         return "uniform"
-    if isinstance(access, Zipf):
-        return f"zipf:{access.exponent!r}"
+    for name, law in _LAWS.items():
+        if isinstance(access, law):
+            return f"{name}:{access.exponent!r}"
+    assert isinstance(access, Reuse)
     shown = access.histogram
     numbers = (shown.lookups, shown.unique_rows, shown.precision, *shown.row_shares, *shown.access_shares)
     return "reuse:" + ",".join(repr(float(number)) for number in numbers)

@@ -1,4 +1,4 @@
-"""Zipf's law over any number of rows, in a few hundred classes."""
+"""Zipf's law and its relatives over any number of rows, in a few hundred classes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,24 @@ def zipf_classes(rows: int, exponent: float) -> RowClasses:
     return RowClasses.of(count, weight / count)
 
 
+def power_classes(rows: int, exponent: float) -> RowClasses:
+    """Classes of a table whose row r is wanted as often as x ** -exponent, x from 1 to `rows` + 1, rounds down to r."""
+    edges = _edges(rows)
+    count = np.diff(edges)
+    return RowClasses.of(count, _integral(edges[:-1], edges[1:], exponent) / count)
+
+
+def folded_classes(rows: int, exponent: float) -> RowClasses:
+    """Classes of a table whose row r is wanted as r, r + `rows`, r + 2 `rows`... of a Zipf law without an end.
+
+    What lies beyond the first `rows` hardly differs between them: they share it evenly.
+    """
+    edges = _edges(rows)
+    weight, count = _power_sums(edges, exponent), np.diff(edges)
+    beyond = (rows + 0.5) ** (1.0 - exponent) / (exponent - 1.0)
+    return RowClasses.of(count, weight / count + beyond / rows)
+
+
 def _edges(rows: int) -> FloatArray:
     """First ranks of the classes, and one past the last."""
     single = np.arange(1, min(rows, _SINGLE) + 1)
@@ -31,9 +49,13 @@ def _edges(rows: int) -> FloatArray:
 
 def _power_sums(edges: FloatArray, exponent: float) -> FloatArray:
     """Sum of r ** -exponent over the ranks of each class: single ranks exactly, else by the integral."""
-    first, last = edges[:-1] - 0.5, edges[1:] - 0.5
+    single = np.diff(edges) == 1.0
+    between = _integral(edges[:-1] - 0.5, edges[1:] - 0.5, exponent)
+    return np.asarray(np.where(single, edges[:-1] ** -exponent, between))
+
+
+def _integral(first: FloatArray, last: FloatArray, exponent: float) -> FloatArray:
+    """Of x ** -exponent."""
     slope = 1.0 - exponent
     growth = np.log(last / first)
-    integral = growth if slope == 0.0 else np.expm1(slope * growth) / slope
-    single = np.diff(edges) == 1.0
-    return np.asarray(np.where(single, edges[:-1] ** -exponent, first**slope * integral))
+    return np.asarray(first**slope * (growth if slope == 0.0 else np.expm1(slope * growth) / slope))

@@ -14,7 +14,7 @@ from traincast.embeddings.table import ITEM_BYTES, Table
 from traincast.kernels.call import COMPUTE_TYPES, Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.embedding import EMBEDDING
-from traincast.kernels.streaming.launches import memcpy
+from traincast.kernels.embedding.tables import fill_call
 from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.memory import INDEX_BYTES
 from traincast.placement.options import Option
@@ -104,12 +104,12 @@ class LookupKernels:
         return forward, backward
 
     def _fetching(self, nbytes: FloatArray) -> FloatArray:
-        """Seconds of rows on their way from the host, beyond those of a copy of nothing."""
+        """Seconds of rows on their way from the host and back, beyond the search for them."""
         if not np.any(nbytes > 0.5):
             return np.zeros(len(nbytes))
         return np.asarray(np.interp(nbytes, _COPY_GRID, self._copies - self._copies[0]))
 
     @cached_property
     def _copies(self) -> FloatArray:
-        calls = [memcpy("h2d_pinned", int(nbytes)) for nbytes in _COPY_GRID.tolist()]
-        return price_calls(Calls.of(calls[0].family, calls), self.device)[0].seconds
+        calls = [fill_call(0.0, nbytes) for nbytes in _COPY_GRID.tolist()]
+        return price_calls(Calls.of(EMBEDDING, calls), self.device)[0].seconds

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traincast.embeddings.access import Access, Reuse, Zipf
+from traincast.embeddings.access import Access, Reuse, access_text
 from traincast.embeddings.read import MAX_TABLES, table_from_fields
 from traincast.embeddings.table import MAX_DIM, MAX_POOLING, MAX_ROWS, Table, check_tables
 from traincast.errors import TraincastError
@@ -172,10 +172,8 @@ def _config(table: Table) -> dict[str, Any]:
 
 
 def _access(access: Access) -> Any:
-    if isinstance(access, Zipf):
-        return f"zipf:{access.exponent!r}"
     if not isinstance(access, Reuse):
-        return "uniform"
+        return access_text(access)
     histogram = access.histogram
     return {
         "reuse": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.kernels.embedding.evaluation import evaluate_embedding
+from traincast.kernels.embedding.evaluation import HELD_BACK, evaluate_embedding
 
 
 def test_held_out_embedding_kernels_above_fifty_microseconds_are_within_ten_percent(shared_data):
@@ -26,7 +26,19 @@ def test_held_out_embedding_kernels_above_fifty_microseconds_are_within_ten_perc
 
 
 def test_fitted_rows_are_shown_apart_and_every_row_once(shared_data):
-    rows = [row for row in evaluate_embedding(shared_data) if not row.group.startswith("all")]
+    rows = [row for row in evaluate_embedding(shared_data) if row.group[:4] != "all "]
     counts = {suite: sum(row.n for row in rows if row.suite == suite) for suite in {row.suite for row in rows}}
-    assert counts == {"embedding: held out": 44, "embedding: fitted": 24}
-    assert all(row.covered is None for row in rows if row.suite == "embedding: fitted")
+    assert counts == {
+        "embedding: held out": 38, "embedding: fitted": 30, HELD_BACK: 116, "whole lookups: fitted": 190,
+    }  # fmt: skip
+    assert all(row.covered is None for row in rows if row.suite.endswith("fitted"))
+
+
+def test_lookups_of_configurations_held_back_are_within_the_bars(shared_data):
+    rows = {(row.suite, row.group): row for row in evaluate_embedding(shared_data)}
+    device, links = rows[HELD_BACK, "all in HBM"], rows[HELD_BACK, "all in UVM, caches and over links"]
+    assert (device.n, device.gmae < 8, device.mape < 12) == (30, True, True)
+    assert (links.n, links.mape < 15) == (86, True)
+    assert rows[HELD_BACK, "FBGEMM lookup, UVM, H100"].mape < 5
+    below = [rows["embedding: held out", f"FBGEMM lookup, {gpu}, below 50 us"] for gpu in ("A100", "V100")]
+    assert sum(row.n * row.mape for row in below) / sum(row.n for row in below) < 15

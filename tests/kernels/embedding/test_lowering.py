@@ -6,6 +6,7 @@ import pytest
 from tests.kernels.embedding.described import distinct_rows
 from tests.kernels.signatures import field, kernels, lowered, tensor
 from traincast.kernels.embedding.tables import uniform_tables
+from traincast.kernels.registry import LoweringContext
 
 
 def _ids(count: int, dtype: str = "int64"):
@@ -21,9 +22,13 @@ def test_distinct_rows_agrees_with_drawing(rows, lookups):
 
 
 def test_plain_lookup():
-    (call,) = lowered("aten::embedding", {"weight": tensor(30522, 1024), "indices": _ids(4096)}, tensor(4096, 1024))
-    assert (call.kind, field(call, "lookups"), field(call, "columns")) == ("lookup_forward", 4096, 1024)
+    """ATen's index_select took an element a thread until PyTorch 2.7, and copies whole rows since."""
+    given = ("aten::embedding", {"weight": tensor(30522, 1024), "indices": _ids(4096)}, tensor(4096, 1024))
+    (call,) = lowered(*given)
+    assert (call.kind, field(call, "lookups"), field(call, "columns")) == ("row_gather", 4096, 1024)
     assert field(call, "distinct_rows") == pytest.approx(distinct_rows(30522, 4096))
+    (older,) = lowered(*given, context=LoweringContext(framework_version=(2, 7)))
+    assert (older.kind, older.values) == ("lookup_forward", call.values)
 
 
 def test_dense_gradient_sorts_only_many_indices():

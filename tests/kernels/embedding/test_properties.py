@@ -8,15 +8,14 @@ from itertools import pairwise
 import pytest
 
 from tests.kernels.embedding.described import lookup_tables, tbe_backward_calls, tbe_forward_calls
-from tests.kernels.signatures import lowered, tensor
+from tests.kernels.signatures import field, lowered, tensor
 from traincast.embeddings import Pooling, Reuse, Table, Uniform, Zipf
 from traincast.embeddings.load import Part, fetched_rows
 from traincast.embeddings.reuse import ReuseHistogram
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
 from traincast.kernels.embedding import EMBEDDING
-from traincast.kernels.physics import PCIE_GBS
-from traincast.kernels.streaming import MEMCPY
+from traincast.kernels.physics import PCIE_GBS, clock
 from traincast.platform import load_device
 
 BATCH = 4096
@@ -133,7 +132,7 @@ def _cached(tables, fraction, key):
         ways=32,
     )
     update = replace(lookups, host=2).call("tbe_backward_sgd")
-    copied = sum(call.values[0] for call in fill if call.family is MEMCPY and call.kind == "h2d_pinned")
+    copied = sum(field(call, "row_bytes") for call in fill if call.kind == "cache_fill")
     return _all([*fill, *where, lookups.call("tbe_forward"), update], key), copied
 
 
@@ -149,8 +148,10 @@ def test_a_device_cache_lies_between_host_and_device_memory(key, access):
     assert all(more <= fewer for fewer, more in pairwise(steps))
     assert on_device < steps[-1] < steps[0] < on_host
     assert copied[0] > 0 and copied[-1] == 0
-    searched = 750 * sum(table.lookups(BATCH) for table in tables)  # bytes: tags of 32 ways, twice, and two sorts
-    assert steps[-1] < on_device + 0.2e-3 + searched / (0.5 * load_device(key).dram_bandwidth)
+    lookups, device = sum(table.lookups(BATCH) for table in tables), load_device(key)
+    searched = 750 * lookups / (0.5 * device.dram_bandwidth)  # bytes: tags of 32 ways, twice, and two sorts
+    searched += 180 * lookups / (device.num_sms * clock(device))  # cycles of an SM, as FBGEMM's cache was measured
+    assert steps[-1] < on_device + on_device / 2 + 0.2e-3 + searched  # rows of a cache lie in random order
 
 
 @pytest.mark.parametrize("key", DEVICES)

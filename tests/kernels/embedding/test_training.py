@@ -67,7 +67,8 @@ def test_a_fit_writes_the_same_bytes_twice(tmp_path):
     for suffix in ("npz", "json"):
         first, second = ((tmp_path / out / f"embedding.{suffix}").read_bytes() for out in ("first", "second"))
         assert first == second
-    assert (provenance["rows_fitted"], provenance["rows_held_out"]) == (8, 8)
+    assert (provenance["rows_fitted"], provenance["rows_held_out"]) == (10, 6)
+    assert (provenance["whole_lookups_fitted"], provenance["mean_error_percent_whole_held_out"]) == (0, None)
     assert provenance["sources"] and all("(" in source for source in provenance["sources"]), "with their licences"
 
 

@@ -1,7 +1,9 @@
-"""Embedding kernels against measured ones: rows that no rate was fitted to, and apart from them those that some was."""
+"""Embedding kernels and whole lookups against measured ones: rows that no rate was fitted to, and apart from them those
+that some was."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,14 @@ from traincast.arrays import BoolArray
 from traincast.kernels.embedding.measured import read_embedding
 from traincast.kernels.embedding.model import EmbeddingModel
 from traincast.kernels.embedding.training import LEAST_SECONDS, judged_spreads
+from traincast.kernels.embedding.whole import WholeLookup, WholeLookups, uses_links
 from traincast.kernels.model import load_state
 from traincast.kernels.shipped import PROFILES
+from traincast.kernels.solve import spread_90
 from traincast.measurements.metrics import ErrorRow, error_row, within
+
+HELD_BACK = "whole lookups: held out by configuration"
+"""A third of the configurations of the public lookup tables, by a seeded hash of their columns."""
 
 
 def evaluate_embedding(data: Path) -> list[ErrorRow]:
@@ -21,7 +28,8 @@ def evaluate_embedding(data: Path) -> list[ErrorRow]:
     Intervals are those that the other held-out shapes tell.
     """
     samples = read_embedding(data)
-    seconds, _ = samples.predicted(EmbeddingModel.from_state(load_state(PROFILES / "embedding")).predict)
+    model = EmbeddingModel.from_state(load_state(PROFILES / "embedding"))
+    seconds, _ = samples.predicted(model.predict)
     sigma = judged_spreads(samples, seconds)
     long, fitted = samples.seconds >= LEAST_SECONDS, ~samples.held_out
 
@@ -41,4 +49,34 @@ def evaluate_embedding(data: Path) -> list[ErrorRow]:
         for words, size in (("above 50 us", long), ("below 50 us", ~long)):
             for group in sorted(set(samples.group[part & size].tolist())):
                 table.append(row(suite, f"{group}, {words}", part & size & (samples.group == group)))
+    return [*table, *_whole_rows(samples.whole, model)] if samples.whole else table
+
+
+def _whole_rows(lookups: Sequence[WholeLookup], model: EmbeddingModel) -> list[ErrorRow]:
+    """Whole lookups of public benchmarks: those of configurations that were held back first, together and by group.
+
+    An interval is that of the other held-out configurations.
+    """
+    seconds = WholeLookups(lookups).seconds(model.fitted.rates, model.fitted.watches)
+    linked = np.array([uses_links(lookup) for lookup in lookups])
+    held = np.array([lookup.held_out for lookup in lookups])
+    group, name = (np.array([getattr(lookup, field) for lookup in lookups]) for field in ("group", "name"))
+    measured = np.array([lookup.seconds for lookup in lookups])
+    inside = np.zeros(len(lookups), dtype=np.bool_)
+    for row in np.flatnonzero(held):
+        others = held & (linked == linked[row]) & (name != name[row])
+        sigma = np.array([spread_90(seconds[others], measured[others])])
+        inside[row] = within(seconds[[row]], measured[[row]], sigma)[0]
+
+    def row_of(suite: str, words: str, chosen: BoolArray) -> ErrorRow:
+        judged = inside[chosen] if suite == HELD_BACK else None
+        return error_row(suite, words, seconds[chosen], measured[chosen], name[chosen].tolist(), inside=judged)
+
+    table = [
+        row_of(HELD_BACK, words, held & chosen)
+        for words, chosen in (("all in HBM", ~linked), ("all in UVM, caches and over links", linked))
+        if (held & chosen).any()
+    ]
+    for suite, part in ((HELD_BACK, held), ("whole lookups: fitted", ~held)):
+        table += [row_of(suite, words, part & (group == words)) for words in sorted(set(group[part].tolist()))]
     return table

@@ -1,12 +1,13 @@
 """Measured embedding kernels: the table-batched ones of the DLRM studies, and FBGEMM's in two jobs.
 
-The indices behind the measurements are not known; every row of a table counts as wanted alike, every bag as average.
+The indices behind the measurements are not known; every row of a table counts as wanted alike. Lengths of FBGEMM's bags
+are not known either: they are taken to fall off exponentially around their mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from traincast.embeddings import load_tables
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.embedding import EMBEDDING
-from traincast.kernels.embedding.tables import uniform_tables
+from traincast.kernels.embedding.public_lookups import FOLDER, read_whole_lookups
+from traincast.kernels.embedding.tables import uniform_tables, unknown_longest_bag
 from traincast.kernels.embedding.traffic import L2_SHARE, Rates
+from traincast.kernels.embedding.whole import WholeLookup
 from traincast.kernels.physics import clock
 from traincast.kernels.samples import Samples
 from traincast.measurements.tables import (
@@ -43,18 +46,19 @@ _BLOCK_KERNEL, _WARP_KERNEL = "kernel_cta_per_row_1", "kernel_warp_per_row_1"
 # what rates are fitted to: lookups per bag and dims of the microbenchmark, steps of the A100 job
 _FIT_LOOKUPS, _FIT_DIMS = (16, 38), (32, 128, 256)
 _A100_JOB, _FIT_STEPS = "hta_recsys_a100_rank3of8", (1009, 1010)
-_MANY_LOOKUPS = 1_000_000  # from here on the longest bag of a lookup hardly decides its time; set by hand
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class EmbeddingSamples(Samples):
     """Measured kernels: FBGEMM's two update kernels are one sample. Those of one `shape` are repeats or further steps;
-    `group` and `name` are for tables of errors; a fit begins with `start`, of which one rate is read off the data."""
+    `group` and `name` are for tables of errors; a fit begins with `start`, of which one rate is read off the data.
+    `whole` are lookups that were timed with what surrounds them."""
 
     shape: npt.NDArray[Any]
     group: npt.NDArray[Any]
     name: npt.NDArray[Any]
     start: Rates
+    whole: tuple[WholeLookup, ...] = ()
 
     def names(self) -> list[str]:
         """Their names."""
@@ -74,7 +78,7 @@ class _Sample:
 
 
 def read_embedding(data: Path) -> EmbeddingSamples:
-    """All measured kernels of both files."""
+    """All measured kernels of both files, and whole lookups where the folder has any."""
     samples = [*_study_samples(data), *_job_samples(_read_jobs(data))]
     devices: list[Device] = []
     for sample in samples:
@@ -90,6 +94,7 @@ def read_embedding(data: Path) -> EmbeddingSamples:
         group=np.array([sample.group for sample in samples], dtype=object),
         name=np.array([sample.name for sample in samples], dtype=object),
         start=Rates(empty_block_cycles=empty_block_cycles(data)),
+        whole=tuple(read_whole_lookups(data)) if (data / FOLDER).is_dir() else (),
     )
 
 
@@ -209,20 +214,18 @@ def _job_sample(table: MeasuredTable, i: int, kind: str, device: Device, measure
         row_item_bytes=4,
         weighted=str(table.text("weighted")[i]).lower() == "true",
     )
+    lowered = replace(lowered, longest_bag=unknown_longest_bag(batch, count, lookups))
     forward = kind == "tbe_forward"
     group = f"FBGEMM {'lookup' if forward else 'update'}, {'V100' if device.arch == 'volta' else 'A100'}"
     trace = str(table.text("trace")[i])
-    fitted = _job_fitted(trace, forward, step, rank, lookups)
+    fitted = _job_fitted(trace, step, rank)
     shape = f"{kind}, {trace} rank {rank}, {count} tables"
     name = f"{trace} rank {rank} step {step}, {count} tables"
     return _Sample(device, lowered.call(kind), 1e-6 * measured_us, fitted, shape, group, name)
 
 
-def _job_fitted(trace: str, forward: bool, step: int, rank: int, lookups: int) -> bool:
-    """Later steps of the A100 job and odd ranks of the V100 job are never seen. A lookup of few rows tells no rate: it
-    waits for its longest bag, and how long that is nobody wrote down."""
-    if forward and lookups < _MANY_LOOKUPS:
-        return False
+def _job_fitted(trace: str, step: int, rank: int) -> bool:
+    """Later steps of the A100 job and odd ranks of the V100 job are never seen."""
     return step in _FIT_STEPS if trace == _A100_JOB else rank % 2 == 0
 
 

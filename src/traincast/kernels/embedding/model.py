@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 
@@ -17,11 +17,17 @@ from traincast.kernels.embedding.traffic import Rates, embedding_seconds
 from traincast.kernels.model import Measurements, ParametricModel
 from traincast.platform.device import Device
 
+if TYPE_CHECKING:
+    from traincast.kernels.embedding.whole import WholeLookups
+
 _LONG_SECONDS = 50e-6  # a kernel this long is mostly memory, not its start
 _UNMEASURED = 0.25  # a kind, type or size that was never measured: what the roofline allows itself
-_IN_HOST = 0.35  # rows or optimizer state behind PCIe, which no row has
+_IN_HOST = 0.35  # rows or optimizer state behind a link, in a way that no row has
+_PLACES = 4  # values of the field `host`
 _SLACK = 1e-6  # beside the limits of what was measured, against rounding
 _FP32_BYTES = 4  # the only type that was measured
+_SIZES = 5  # of `_sizes`
+_LINKS = SPREAD_GROUPS.index("links")
 _FBGEMM = np.array([kind.startswith("tbe_") for kind in EMBEDDING.kinds])
 
 
@@ -44,12 +50,22 @@ class EmbeddingModel(ParametricModel[EmbeddingParameters]):
 
         rates = fitted_rates(data, self.start)
         sigma = np.full(len(SPREAD_GROUPS), _UNMEASURED)
-        self.parameters_ = EmbeddingParameters(rates, sigma, _UNMEASURED, *_measured(data))
+        self.parameters_ = EmbeddingParameters(rates, sigma, _UNMEASURED, *_measured(_by_device(data)))
         return self
 
-    def with_spread(self, sigma: FloatArray, unseen_sigma: float, checked: Measurements) -> Self:
+    def fit_whole(self, lookups: WholeLookups) -> Self:
+        """From whole lookups: the rates that only they tell, and what their stopwatches add."""
+        from traincast.kernels.embedding.fitting import fitted_to_whole
+
+        rates, watches = fitted_to_whole(lookups, self.fitted.rates)
+        self.parameters_ = replace(self.fitted, rates=rates, watches=watches)
+        return self
+
+    def with_spread(
+        self, sigma: FloatArray, unseen_sigma: float, checked: Measurements, whole: WholeLookups | None = None
+    ) -> Self:
         """The same model with these spreads, whose domain is what it was `checked` on."""
-        chips, limits = _measured(checked)
+        chips, limits = _measured([*_by_device(checked), *(whole.measurements() if whole else ())])
         parameters = replace(self.fitted, sigma=sigma, unseen_sigma=unseen_sigma, chips=chips, limits=limits)
         return type(self)(parameters, start=self.start)
 
@@ -60,7 +76,7 @@ class EmbeddingModel(ParametricModel[EmbeddingParameters]):
         row = parameters.chips.find(device)
         inside = _inside(calls, parameters.limits[row]) if row >= 0 else np.zeros(len(calls), dtype=np.bool_)
         variance = np.square(parameters.sigma)[spread_group(calls, seconds)]
-        variance += np.where(inside, 0.0, _UNMEASURED**2) + np.where(calls["host"] > 0, _IN_HOST**2, 0.0)
+        variance += np.where(inside, 0.0, _UNMEASURED**2) + np.where(_linked(calls) & ~inside, _IN_HOST**2, 0.0)
         if row < 0:
             variance += parameters.unseen_sigma**2
         return Estimate(seconds, np.sqrt(variance), inside)
@@ -68,7 +84,12 @@ class EmbeddingModel(ParametricModel[EmbeddingParameters]):
 
 def spread_group(calls: Calls, seconds: FloatArray) -> IntArray:
     """Which of `SPREAD_GROUPS` calls predicted to take so long belong to."""
-    return np.where(seconds >= _LONG_SECONDS, 0, 1 + _FBGEMM[calls.kind])
+    return np.where(_linked(calls), _LINKS, np.where(seconds >= _LONG_SECONDS, 0, 1 + _FBGEMM[calls.kind]))
+
+
+def _linked(calls: Calls) -> BoolArray:
+    """Which calls wait for host memory or GPUs next door."""
+    return np.asarray((calls["host"] > 0) | calls.is_kind("cache_fill"))
 
 
 def _sizes(calls: Calls) -> FloatArray:
@@ -80,35 +101,31 @@ def _sizes(calls: Calls) -> FloatArray:
     return np.stack([calls["lookups"], distinct, calls["columns"] / tables, *shares])
 
 
-def _measured(data: Measurements) -> tuple[Chips, FloatArray]:
+def _by_device(data: Measurements) -> list[tuple[Device, Calls]]:
+    return [(device, data.calls.take(data.device == index)) for index, device in enumerate(data.devices)]
+
+
+def _measured(parts: Sequence[tuple[Device, Calls]]) -> tuple[Chips, FloatArray]:
     """The chips of measurements, and the limits of what was measured on each."""
-    chips, chip_of = _distinct_chips(data.devices)
-    chip, sizes, kinds = chip_of[data.device], _sizes(data.calls), len(EMBEDDING.kinds)
-    limits = np.full((len(chips.keys), kinds, 2, len(sizes)), np.nan)
-    for row in range(len(chips.keys)):
-        for kind in range(kinds):
-            mine = (chip == row) & (data.calls.kind == kind)
-            if mine.any():
-                limits[row, kind] = sizes[:, mine].min(axis=1) - _SLACK, sizes[:, mine].max(axis=1) + _SLACK
-    return chips, limits
-
-
-def _distinct_chips(devices: Sequence[Device]) -> tuple[Chips, IntArray]:
-    """One card for each chip, and the chip of every device: the same one may be there at two clocks."""
     cards: list[Device] = []
-    chip = []
-    for device in devices:
-        position = Chips.of(cards).find(device)
-        if position < 0:
-            position = len(cards)
+    for device, _ in parts:
+        if Chips.of(cards).find(device) < 0:
             cards.append(device)
-        chip.append(position)
-    return Chips.of(cards), np.array(chip, dtype=np.int64)
+    chips, kinds = Chips.of(cards), len(EMBEDDING.kinds)
+    limits = np.full((len(cards), kinds, _PLACES, 2, _SIZES), np.nan)
+    for device, calls in parts:
+        chip, sizes, place = chips.find(device), _sizes(calls), calls["host"].astype(np.int64)
+        for kind, where in np.unique(np.stack([calls.kind, place], axis=1), axis=0).tolist():
+            mine, known = (calls.kind == kind) & (place == where), limits[chip, kind, where]
+            known[0] = np.fmin(known[0], sizes[:, mine].min(axis=1) - _SLACK)
+            known[1] = np.fmax(known[1], sizes[:, mine].max(axis=1) + _SLACK)
+    return chips, limits
 
 
 def _inside(calls: Calls, limits: FloatArray) -> BoolArray:
     """Which calls are of a kind, a type and sizes measured on a chip; comparing with a missing limit is false."""
-    least, most = limits[calls.kind, 0].T, limits[calls.kind, 1].T
+    known = limits[calls.kind, np.clip(calls["host"], 0, _PLACES - 1).astype(np.int64)]
+    least, most = known[:, 0].T, known[:, 1].T
     sizes = _sizes(calls)
-    plain = (calls["host"] == 0) & (calls["row_item_bytes"] == _FP32_BYTES) & calls.is_compute("fp32")
+    plain = ((calls["row_item_bytes"] == _FP32_BYTES) | calls.is_kind("cache_fill")) & calls.is_compute("fp32")
     return np.asarray(plain & ((sizes >= least) & (sizes <= most)).all(axis=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 
@@ -111,3 +112,24 @@ def pooled_tables(
         weighted=weighted,
         ascending=ascending,
     )
+
+
+def fill_call(lookups: float, fetched_bytes: float) -> KernelCall:
+    """The kernels that search FBGEMM's cache for the rows of these lookups and bring those it lacks."""
+    sizes = dict.fromkeys(EMBEDDING.fields, 0.0) | {"lookups": float(lookups), "row_bytes": float(fetched_bytes)}
+    return EMBEDDING.call("cache_fill", "fp32", estimated=False, **sizes)
+
+
+def unknown_longest_bag(batch: int, tables: int, lookups: float) -> float:
+    """Lookups of the longest bag where only the mean is known: lengths are taken to fall off exponentially.
+
+    The longest of n is then the mean times the n-th harmonic number. Where every sample makes the same number of
+    lookups, no bag has more than that number.
+    """
+    bags = max(1, batch * tables)
+    mean = lookups / bags
+    if mean <= 1.0:
+        return float(mean > 0)
+    longest = mean * (log(bags) + np.euler_gamma)
+    per_sample = lookups / max(1, batch)
+    return float(min(longest, per_sample)) if per_sample == round(per_sample) else float(longest)

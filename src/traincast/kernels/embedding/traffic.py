@@ -20,7 +20,6 @@ from traincast.kernels.physics import clock, pinned_rate
 from traincast.platform.device import Device
 
 L2_SHARE = 0.9  # of the L2 that rows can occupy
-LOOKUP_SECONDS = 0.6e-6  # FBGEMM's forward waits for one row before it asks for the next
 BAG_LOOKUP_SECONDS = 0.2e-6  # other kernels, at most: 8 more lookups per bag cost them 1.9 us where rows are in L2
 _LOOKUPS_PER_BLOCK = 16  # warps of a block of FBGEMM's warp-per-row kernel, one lookup each
 _LOOKUPS_PER_LONG_BLOCK = 1024  # that FBGEMM gives one block of its block-per-row kernel
@@ -28,14 +27,19 @@ _SECTOR = 32  # bytes: the least that NVIDIA's L2 and DRAM move
 _SECTORS_PER_LINE = 4.0  # a line of NVIDIA's L2 has 128 bytes
 _FP32_BYTES = 4.0
 _THREADS_PER_SM = 2048  # resident at most, on all data-centre cards (CUDA programming guide)
-_ROWS_IN_HOST, _STATE_IN_HOST = 1, 2  # values of the field `host`
+_ROWS_IN_HOST, _STATE_IN_HOST, _ROWS_NEXT_DOOR = 1, 2, 3  # values of the field `host`
+_SELECT_THREADS = 1024  # per SM, at most, that ATen's index_select launches: 8 blocks of 128, an element each at a time
 
 # optimizer state that a fused backward reads and writes
 _STATE = {f"tbe_backward_{optimizer}": state for optimizer, state in OPTIMIZER_STATE.items()}
 _NO_STATE = OptimizerState()
-_DENSE = ("lookup_backward_dense", "bag_backward_dense", "tbe_backward_dense")
-_FORWARD = ("bag_forward", "lookup_forward", "batched_forward", "tbe_forward")
+_ATEN_DENSE = ("lookup_backward_dense", "bag_backward_dense")
+_DENSE = (*_ATEN_DENSE, "tbe_backward_dense")
+_FORWARD = ("bag_forward", "lookup_forward", "batched_forward", "tbe_forward", "row_gather")
 _MISSING = tuple(f"missing_{int(size) >> 10}k" for size in CACHE_BYTES)
+# Rows behind a link are not kept in the L2. Three tables of 8 to 268 million rows with the same law of access say how
+# much is kept all the same: what an L1 holds.
+_MISSING_LINK = "missing_128k"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,17 @@ class Rates:
     long_row_seconds: float = 2.6e-6  # FBGEMM's block-per-row kernel: what the warps of a block do together, per row
     long_row_l2_share: float = 0.583  # of the L2's rate, in that kernel
     empty_block_cycles: float = 185.0  # per SM: its warp-per-row kernel launches a warp per lookup, most return at once
+    lookup_seconds: float = 0.6e-6  # FBGEMM's forward waits for one row before it asks for the next: from DRAM
+    lookup_l2_seconds: float = 0.3e-6  # the same from L2
+    select_seconds: float = 1.2e-6  # a thread of ATen's index_select: its row's number, then an element, then writes
+    select_dram_seconds: float = 0.2e-6  # what an element from DRAM adds
+    gather_share: float = 0.9  # of DRAM peak, where a kernel copies rows and does nothing else
+    host_read_share: float = 1.0  # of a pinned copy's rate, where a lookup reads rows in host memory
+    host_update_share: float = 0.86  # the same where rows, or their optimizer state, are read and written back
+    peer_share: float = 0.75  # of NVLink in one direction, where a lookup reads rows of GPUs next door
+    fused_write_share: float = 0.35  # of DRAM peak: rows that FBGEMM's update writes back, in order
+    gradient_write_share: float = 0.07  # rows that ATen's two kernels of a dense gradient write, sums on the way too
+    fill_cycles: float = 150.0  # of an SM per lookup: FBGEMM's search for rows that its cache lacks, their order by set
 
 
 SHEET_RATES = Rates()
@@ -58,7 +73,7 @@ SHEET_RATES = Rates()
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Bytes of each kind that calls move; `host_*` over PCIe."""
+    """Bytes of each kind that calls move; `host_*` over PCIe, `peer_read` over NVLink."""
 
     dram_read: FloatArray
     streamed: FloatArray
@@ -66,14 +81,18 @@ class _Traffic:
     l2: FloatArray
     host_read: FloatArray
     host_written: FloatArray
+    peer_read: FloatArray
 
 
 def embedding_seconds(calls: Calls, device: Device, rates: Rates = SHEET_RATES) -> FloatArray:
     """Device time of embedding calls."""
     forward = calls.is_kind(*_FORWARD)
-    sums = calls.is_kind("row_sums")
+    sums, fills = calls.is_kind("row_sums"), calls.is_kind("cache_fill")
+    updates = ~(forward | sums | fills)
     seconds = np.empty(len(calls))
-    for chosen, time in ((forward, _forward_seconds), (sums, _sums_seconds), (~(forward | sums), _backward_seconds)):
+    for chosen, time in (
+        (forward, _forward_seconds), (sums, _sums_seconds), (fills, _fill_seconds), (updates, _backward_seconds),
+    ):  # fmt: skip
         if chosen.any():
             seconds[chosen] = time(calls.take(chosen), device, rates)
     return seconds
@@ -86,16 +105,35 @@ def sheet_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
 
 def _forward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     traffic = _forward(calls, device)
-    moving = np.maximum(
-        _dram_seconds(traffic, device, rates, rates.sorted_write_share), _l2_seconds(traffic, device, rates)
-    )
+    dram = _dram_seconds(traffic, device, rates, rates.sorted_write_share)
+    dram = dram * np.where(calls.is_kind("row_gather"), rates.read_share / rates.gather_share, 1.0)
+    moving = np.maximum(dram, _l2_seconds(traffic, device, rates))
+    links = np.maximum(_host_seconds(traffic, device, rates.host_read_share), _peer_seconds(traffic, device, rates))
+    busy = np.maximum(np.maximum(moving, links), _waiting_seconds(calls, device, rates))
+    return np.asarray(rates.start_seconds + busy)
+
+
+def _waiting_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+    """What one thread does one after the other, however idle the memory is."""
+    missing = _missing_bytes(calls, device) / np.maximum(calls["row_bytes"], 1.0)
     in_flight = device.num_sms * _THREADS_PER_SM
     # lookups that follow each other in one warp: those of the longest bag, or of the bags that a warp's place sees
     one_by_one = np.maximum(calls["longest_bag"], calls["lane_lookups"] / in_flight)
-    waiting = np.where(
-        calls.is_kind("tbe_forward"), LOOKUP_SECONDS * one_by_one, BAG_LOOKUP_SECONDS * calls["longest_bag"]
+    row = rates.lookup_l2_seconds + missing * (rates.lookup_seconds - rates.lookup_l2_seconds)
+    elements = calls["lookups"] * calls["columns"] / np.maximum(calls["tables"], 1.0)
+    selected = elements / (device.num_sms * _SELECT_THREADS)
+    return np.select(
+        [calls.is_kind("tbe_forward"), calls.is_kind("lookup_forward"), calls.is_kind("row_gather")],
+        [row * one_by_one, selected * (rates.select_seconds + missing * rates.select_dram_seconds), 0.0],
+        BAG_LOOKUP_SECONDS * calls["longest_bag"],
     )
-    return np.asarray(rates.start_seconds + np.maximum(np.maximum(moving, waiting), _host_seconds(traffic, device)))
+
+
+def _fill_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
+    """The search, and then rows both ways over PCIe at once."""
+    search = rates.fill_cycles * calls["lookups"] / (device.num_sms * clock(device))
+    moved = calls["row_bytes"] / (rates.host_update_share * pinned_rate(device))
+    return np.asarray(rates.start_seconds + search + moved)
 
 
 def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
@@ -105,10 +143,7 @@ def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """
     traffic = _backward(calls, device)
     fused = _kinds_starting(calls, "tbe_backward")
-    ordered = fused | (calls["sorted"] > 0) | calls.is_kind(*_DENSE)
-    dram = _dram_seconds(
-        traffic, device, rates, np.where(ordered, rates.sorted_write_share, rates.scattered_write_share)
-    )
+    dram = _dram_seconds(traffic, device, rates, _write_share(calls, rates))
     l2 = _l2_seconds(traffic, device, rates)
     lookups = np.maximum(calls["lookups"], 1.0)
     long = np.where(fused, calls["long_lookups"] / lookups, 0.0)
@@ -118,8 +153,20 @@ def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * clock(device))
     working = together + l2 * (long / rates.long_row_l2_share + 1.0 - long)
     start = np.where(fused, rates.update_start_seconds, rates.start_seconds)
-    busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device))
+    busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device, rates.host_update_share))
     return np.asarray(start + busy + np.where(fused, empty, 0.0))
+
+
+def _write_share(calls: Calls, rates: Rates) -> FloatArray:
+    """Of DRAM peak, where rows are written back. A cache has them in random order, however they are sorted."""
+    ordered = (calls["sorted"] > 0) | calls.is_kind("tbe_backward_dense")
+    fused = _kinds_starting(calls, "tbe_backward") & ~calls.is_kind("tbe_backward_dense")
+    shuffled = np.where(calls["host"] == _STATE_IN_HOST, rates.scattered_write_share / rates.sorted_write_share, 1.0)
+    return np.select(
+        [fused, calls.is_kind(*_ATEN_DENSE), ordered],
+        [rates.fused_write_share * shuffled, rates.gradient_write_share, rates.sorted_write_share],
+        rates.scattered_write_share,
+    )
 
 
 def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
@@ -133,6 +180,7 @@ def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
         l2=3.0 * calls["row_bytes"] + keys,
         host_read=np.zeros(len(calls)),
         host_written=np.zeros(len(calls)),
+        peer_read=np.zeros(len(calls)),
     )
     row = calls["row_bytes"] / np.maximum(calls["lookups"], 1.0)
     hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / clock(device)
@@ -155,9 +203,15 @@ def _l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
     return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * clock(device)))
 
 
-def _host_seconds(traffic: _Traffic, device: Device) -> FloatArray:
-    """Both directions of PCIe at once."""
-    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / pinned_rate(device))
+def _host_seconds(traffic: _Traffic, device: Device, share: float) -> FloatArray:
+    """Both directions of PCIe at once, at this share of a pinned copy's rate."""
+    return np.asarray(np.maximum(traffic.host_read, traffic.host_written) / (share * pinned_rate(device)))
+
+
+def _peer_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
+    """All links of the GPU at once; over PCIe where it has none."""
+    link = 0.5 * rates.peer_share * device.nvlink_bandwidth or rates.host_read_share * pinned_rate(device)
+    return np.asarray(traffic.peer_read / link)
 
 
 def _missing_bytes(calls: Calls, device: Device) -> FloatArray:
@@ -184,14 +238,15 @@ def _forward(calls: Calls, device: Device) -> _Traffic:
     tbe = calls.is_kind("tbe_forward")
     pooled = calls["batch"] * calls["columns"] * np.where(tbe, _FP32_BYTES, calls["row_item_bytes"])
     missing, nothing = _missing_bytes(calls, device), np.zeros(len(calls))
-    in_host = calls["host"] == _ROWS_IN_HOST
+    in_host, next_door = calls["host"] == _ROWS_IN_HOST, calls["host"] == _ROWS_NEXT_DOOR
     return _Traffic(
-        dram_read=np.where(in_host, 0.0, missing) + keys,
+        dram_read=np.where(in_host | next_door, 0.0, missing) + keys,
         streamed=pooled,
         scattered=nothing,
         l2=np.where(tbe, calls["slot_bytes"], calls["row_bytes"]) + keys + pooled,
-        host_read=np.where(in_host, missing, 0.0),
+        host_read=np.where(in_host, calls[_MISSING_LINK], 0.0),
         host_written=nothing,
+        peer_read=np.where(next_door, calls[_MISSING_LINK], 0.0),
     )
 
 
@@ -224,4 +279,5 @@ def _backward(calls: Calls, device: Device) -> _Traffic:
         l2=keys + np.where(per_lookup, 2.0 * calls["row_bytes"], calls["slot_bytes"]) + gradients,
         host_read=np.where(dense, 0.0, on_host),
         host_written=on_host,
+        peer_read=np.zeros(len(calls)),
     )

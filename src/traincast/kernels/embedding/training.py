@@ -1,7 +1,8 @@
-"""Fits the rates of embedding kernels to those of the DLRM studies and of two jobs with FBGEMM."""
+"""Fits the rates of embedding kernels to those of the DLRM studies and of two FBGEMM jobs, then to whole lookups."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ from traincast.kernels.embedding.measured import (
 )
 from traincast.kernels.embedding.model import EmbeddingModel, spread_group
 from traincast.kernels.embedding.parameters import SPREAD_GROUPS
+from traincast.kernels.embedding.public_lookups import FILES as WHOLE_FILES
+from traincast.kernels.embedding.whole import WholeLookup, WholeLookups, uses_links
 from traincast.kernels.solve import spread_90
 from traincast.kernels.training import UNJUDGED_SPREAD, ModelTraining
 from traincast.measurements.metrics import mean_error_percent, within
@@ -32,22 +35,30 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
         "owensgroup/ml_perf_model @ 5b2522a0 (BSD-3-Clause)",
         "facebookresearch/param @ 1e115ffc (MIT)",
         "facebookresearch/HolisticTraceAnalysis @ f4d0062c (MIT)",
+        "NVIDIA/recsys-examples, benchmark of dynamicemb, several commits (Apache-2.0)",
+        "SJTU-IPADS/ugache @ 8bdef6ec (Apache-2.0)",
+        "linkedin/Liger-Kernel @ ead96b61 (BSD-2-Clause)",
     )
-    files: ClassVar[tuple[str, ...]] = (STUDY_FILE, TRACES_FILE)
+    files: ClassVar[tuple[str, ...]] = (STUDY_FILE, TRACES_FILE, *WHOLE_FILES)
 
     def read(self, data: Path) -> EmbeddingSamples:
-        """All kernels of both files."""
+        """All kernels of both files, and whole lookups."""
         return read_embedding(data)
 
     def fit(self, samples: EmbeddingSamples) -> EmbeddingModel:
         """The model of these samples."""
-        return EmbeddingModel(start=samples.start).fit(samples.measurements())
+        model = EmbeddingModel(start=samples.start).fit(samples.measurements())
+        seen = [lookup for lookup in samples.whole if not lookup.held_out]
+        return model.fit_whole(WholeLookups(seen)) if seen else model
 
     def calibrate(self, fitted: EmbeddingModel, samples: EmbeddingSamples, seen: BoolArray) -> EmbeddingModel:
         """Spreads from the held-out samples: the others are too few to leave some of them out. `judged_spreads` keeps
         a sample from judging itself."""
         seconds, _ = samples.predicted(fitted.predict)
-        return fitted.with_spread(spreads(samples, seconds, ~seen), UNJUDGED_SPREAD, samples.measurements())
+        sigma, whole = spreads(samples, seconds, ~seen), WholeLookups(samples.whole)
+        if samples.whole:
+            sigma[SPREAD_GROUPS.index("links")] = link_spread(fitted, samples.whole)
+        return fitted.with_spread(sigma, UNJUDGED_SPREAD, samples.measurements(), whole)
 
     def provenance(self, fitted: EmbeddingModel, samples: EmbeddingSamples) -> dict[str, Any]:
         """With kernels above 50 us apart, and intervals that other shapes tell."""
@@ -55,19 +66,36 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
         sigma = judged_spreads(samples, seconds)
         judged, long = ~np.isnan(sigma), samples.held_out & (samples.seconds >= LEAST_SECONDS)
         inside = within(seconds[judged], samples.seconds[judged], sigma[judged])
+        whole = WholeLookups(samples.whole)
+        shown = whole.seconds(fitted.fitted.rates, fitted.fitted.watches)
         return {
             **super().provenance(fitted, samples),
+            "whole_lookups_fitted": int((~whole.held_out).sum()),
+            "whole_lookups_held_out": int(whole.held_out.sum()),
+            "mean_error_percent_whole_held_out": _mean_error(shown[whole.held_out], whole.measured[whole.held_out]),
             "rows_held_out_above_50_us": int(long.sum()),
             "mean_error_percent_held_out_above_50_us": mean_error_percent(seconds[long], samples.seconds[long]),
             "interval_coverage_held_out": float(np.mean(inside)),
             "interval_coverage_rows": int(judged.sum()),
             "devices": sorted({device.key for device in samples.devices}),
             # in the words of the shipped profile (today `kernels.embedding.measured`)
-            "seed": "none: rows are set apart by shape, rank and step, see traincast.fit.embedding_data",
+            "seed": "kernels: none, rows are set apart by shape, rank and step, see traincast.fit.embedding_data; "
+            "whole lookups: a third of the configurations, see traincast.kernels.embedding.whole.held_back",
         }
 
 
 TRAINING = EmbeddingTraining()
+
+
+def link_spread(model: EmbeddingModel, lookups: Sequence[WholeLookup]) -> float:
+    """Log-sigma of what waits for links, from the held-out ones among these lookups."""
+    judged = WholeLookups([lookup for lookup in lookups if lookup.held_out and uses_links(lookup)])
+    seconds = judged.seconds(model.fitted.rates, model.fitted.watches)
+    return spread_90(seconds, judged.measured) if len(seconds) else UNJUDGED_SPREAD
+
+
+def _mean_error(predicted: FloatArray, measured: FloatArray) -> float | None:
+    return mean_error_percent(predicted, measured) if len(measured) else None
 
 
 def spreads(samples: EmbeddingSamples, seconds: FloatArray, use: BoolArray) -> FloatArray:

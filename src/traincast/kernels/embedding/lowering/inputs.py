@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from traincast.kernels.call import KernelCall
+from traincast.kernels.embedding.tables import fill_call
 from traincast.kernels.operands import compute_of, required, whole
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import INDEX, REDUCTION
-from traincast.kernels.streaming.launches import memcpy, small_kernel
+from traincast.kernels.streaming.launches import small_kernel
 from traincast.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
 from traincast.workload.ops import Signature, TensorSpec
 
@@ -96,12 +97,17 @@ def _compare_tags(rows: int, ways: int) -> KernelCall:
 def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
     indices = required(signature, "linear_cache_indices", 1)
-    rows, nbytes, distinct = (whole(signature, name) for name in ("fetched_rows", "fetched_bytes", "unique_rows"))
+    nbytes, distinct = (whole(signature, name) for name in ("fetched_bytes", "unique_rows"))
     bits = index_bits(whole(signature, "total_rows") or required(signature, "weights", 0).numel)
+    return populate_items(indices, bits, distinct, nbytes)
+
+
+def populate_items(indices: TensorSpec, bits: int, distinct: int, fetched_bytes: float) -> tuple[Item, ...]:
+    """The launches that fill FBGEMM's cache for these row numbers, of which so many bits and `distinct` rows differ."""
     return (
         *radix_sort(indices.numel, bits, 8, 8),
         *prefix_sum(indices),
         _compare_tags(distinct, _WAYS),
         *radix_sort(distinct, 32, 4, 8),
-        *((memcpy("h2d_pinned", nbytes),) if rows else ()),
+        fill_call(indices.numel, fetched_bytes),
     )

@@ -15,6 +15,7 @@ from traincast.kernels.streaming.lowering.index import index_bits, index_call, r
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 _LARGEST_INDEX = (1 << 63) - 1  # `_coalesce` sorts every bit of its 64-bit keys
+_WHOLE_ROWS_SINCE = (2, 8)  # from here on ATen's index_select copies whole rows, 16 bytes a thread
 _FEATURE_KERNEL_INDICES = 3072  # up to here ATen's dense backward needs no sort
 
 
@@ -37,7 +38,8 @@ def embedding(signature: Signature, context: LoweringContext) -> tuple[Item, ...
     """One gather of rows."""
     weight, indices = required(signature, "weight", 0), required(signature, "indices", 1)
     table = _one_table(indices.numel, weight.shape[0], weight.shape[1], indices, weight.itemsize)
-    return (table.call("lookup_forward", compute_of(weight)),) if indices.numel else ()
+    kind = "row_gather" if context.framework_version >= _WHOLE_ROWS_SINCE else "lookup_forward"
+    return (table.call(kind, compute_of(weight)),) if indices.numel else ()
 
 
 @lowers("aten::embedding_dense_backward", "aten::embedding_backward")
@@ -45,6 +47,11 @@ def embedding_dense_backward(signature: Signature, context: LoweringContext) -> 
     """Zeros the size of the table, a sort of the indices unless they are few, and the sums of equal rows."""
     indices, result = required(signature, "indices", 1), signature.outputs[0]
     table = _one_table(indices.numel, result.shape[0], result.shape[1], indices, result.itemsize)
+    return dense_backward(table, indices, result)
+
+
+def dense_backward(table: Tables, indices: TensorSpec, result: TensorSpec) -> tuple[Item, ...]:
+    """The launches of a dense gradient of these lookups."""
     main = table.call("lookup_backward_dense", compute_of(result))
     if indices.numel <= _FEATURE_KERNEL_INDICES:
         return (fill(result), main)

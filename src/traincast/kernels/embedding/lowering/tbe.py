@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from traincast.kernels.call import KernelCall
 from traincast.kernels.embedding.lowering.lookups import batched_tables, described_tables, whole_numbers
-from traincast.kernels.embedding.tables import Tables
+from traincast.kernels.embedding.tables import Tables, unknown_longest_bag
 from traincast.kernels.operands import compute_of, operand, required
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming import REDUCTION
@@ -63,7 +64,10 @@ def _tbe_tables(signature: Signature, samples: Sequence[int], weighted: bool) ->
         signature = Signature(
             signature.name, signature.inputs, signature.outputs, (*signature.scalars, ("dims", dims)), signature.groups
         )
-    return batched_tables(signature, _tbe_weights(signature), indices, batch, tables, weighted)
+    batched = batched_tables(signature, _tbe_weights(signature), indices, batch, tables, weighted)
+    if signature.scalar("pooling") is not None:
+        return batched
+    return replace(batched, longest_bag=unknown_longest_bag(batch, tables, indices.numel))
 
 
 @lowers(*_TBE_FORWARD)
