@@ -64,14 +64,15 @@ def read_whole_lookups(data: Path) -> list[WholeLookup]:
 
 def _held_back(data: Path, file: str) -> BoolArray:
     """Which rows of a file no fit may see. Numbers count as they are written."""
-    table = read_table(data, file, _CONFIGURATION[file], ())
+    table = read_table(data, file, _CONFIGURATION[file], (), optional=_CONFIGURATION[file])
     columns = [table.text(name) for name in _CONFIGURATION[file]]
     return np.array([held_back(configuration) for configuration in zip(*columns, strict=True)], dtype=np.bool_)
 
 
 def _read(data: Path, file: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> MeasuredTable:
     """A table with a column `held_out`."""
-    table = read_table(data, file, words, numbers, positive=("latency_us", "embedding_dim"))
+    optional = ("optimizer", "cache_settings")  # lookups have no optimizer, and few tables a cache
+    table = read_table(data, file, words, numbers, positive=("latency_us", "embedding_dim"), optional=optional)
     return replace(table, columns=table.columns | {"held_out": _held_back(data, file)})
 
 
