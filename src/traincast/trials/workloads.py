@@ -1,0 +1,47 @@
+"""The workload of a trial: its own step captured, and which rows its lookups want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.capturing.from_file import capture_function
+from traincast.trials.catalog import BUILT_IN, RANDOM, Trial, task_of, task_plans
+from traincast.trials.dlrm import Division, one_rank_plan
+from traincast.trials.steps import make_step_of
+from traincast.workload.program import Program
+from traincast.workload.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class TrialWorkload:
+    """A captured trial; `access[r]` says which rows each lookup of rank r wants, in the order in which it makes them
+    (as `embeddings.access.parse_access` reads it)."""
+
+    workload: Workload
+    access: tuple[tuple[str, ...], ...]
+
+    def program(self, rank: int) -> Program:
+        """What a rank runs."""
+        return self.workload.programs[self.workload.ranks[rank]]
+
+
+def trial_workload(trial: Trial) -> TrialWorkload:
+    """The step of a trial, at its size only. Nothing is run: tensors have no data. Needs torch."""
+    workload = capture_function(
+        make_step_of(trial),
+        batch_size=trial.batch_size,
+        name=trial.key,
+        rebatch=False,
+        gpus=trial.ranks if trial.ranks > 1 else None,
+    )
+    return TrialWorkload(workload, tuple(_access(trial, rank) for rank in range(trial.ranks)))
+
+
+def _access(trial: Trial, rank: int) -> tuple[str, ...]:
+    if trial.group not in (RANDOM, BUILT_IN):
+        return ()
+    task = task_of(trial)
+    plan = task_plans(task)[trial.plan] if trial.ranks > 1 else one_rank_plan(task.config)
+    division = Division.of(plan, task.config, rank)
+    shards = (*division.exchanged[rank], *division.by_rows)
+    return tuple(task.config.access[table] for table in (*(shard.table for shard in shards), *division.copied))

@@ -1,0 +1,17 @@
+"""Run by a test, once per rank: the losses of a tiny DLRM under every candidate sharding, printed as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import torch.distributed as dist
+
+from tests.trials.tiny import PLANS, TASK, losses
+from traincast.trials.dlrm import dlrm_step
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    made = {name: losses(dlrm_step(TASK, plan)(6, rank=rank, world_size=2)) for name, plan in PLANS.items()}
+    print(json.dumps(made))
+    dist.destroy_process_group()
