@@ -20,7 +20,7 @@ from traincast.benching.timing import Reference
 from traincast.trials.catalog import Trial
 from traincast.trials.collectives import collective_work
 from traincast.trials.isolated import isolated_seconds
-from traincast.trials.ranks import JOBS, RESULTS
+from traincast.trials.orders import JOBS, RESULTS
 from traincast.trials.steps import make_step_of
 
 _WARM_UPS = 2  # the first step makes buckets and loads kernels, the second fills the allocator's cache

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from traincast.errors import TraincastError
+from traincast.trials.orders import JOBS, RESULTS
 
-JOBS, RESULTS = "jobs.json", "results.jsonl"
-"""What ranks find in their folder, and what the first of them writes there."""
 _LOOK_SECONDS = 0.05  # between two looks at the ranks' results
 _END_SECONDS = 5.0  # that ranks get to end by themselves
 _ERROR_LENGTH = 300  # characters of a rank's last words that a message repeats
