@@ -60,6 +60,15 @@ def test_less_power_holds_a_lower_clock():
     assert limited.sustained("bf16") / whole.sustained("bf16") == pytest.approx((500 / 700) ** (1 / 3), rel=1e-3)
 
 
+def test_under_load_a_chip_holds_the_clock_of_its_sheet():
+    b200, h100 = load_platform("b200").device, load_platform("h100").device
+    assert b200.under_load().sustained("bf16") == pytest.approx(2250e12 * 1450 / 1965)
+    assert b200.under_load().peak("bf16") == b200.peak("bf16")
+    assert h100.under_load() is h100  # nobody measured it
+    locked = b200.at_clock(1800)
+    assert locked.under_load() is locked
+
+
 def test_a_locked_clock_scales_compute_and_not_memory():
     free = load_platform("v100").device
     locked = free.at_clock(free.boost_clock_mhz / 2)

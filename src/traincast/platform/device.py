@@ -20,9 +20,11 @@ class Device:
     "bf16", "fp8", "fp4", "fp64"), at `boost_clock_mhz`; a type the chip lacks is absent.
     `sustained_clock_mhz` is what it holds
     under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels
-    that wait in one stream's queue; `host` names the host profile of machines it is usual in, `node` the
-    built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or None when
-    the clock floats. `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
+    that wait in one stream's queue; `loaded_clock_mhz` is the clock that a step full of matrix products leaves within
+    the power limit (None: not known, see `under_load`); `host` names the host profile of machines it is usual in,
+    `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or
+    None when the clock floats. `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other
+    vendors.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Device:
     host: str = "server-2022"
     node: str = ""
     clock_mhz: float | None = None
+    loaded_clock_mhz: float | None = None
 
     @property
     def effective_clock_mhz(self) -> float:
@@ -90,6 +93,16 @@ class Device:
         if HOPPER <= self.compute_capability < _BLACKWELL_GRAPHICS:
             return True
         return self.compute_capability != TURING and self.cores_per_sm == 64
+
+    def under_load(self) -> Device:
+        """This device at the clock that hours of matrix products leave it, where that is known.
+
+        Kernels timed one by one with pauses run faster: their measurements are what a device is fitted to. A locked
+        clock stays as it is.
+        """
+        if self.loaded_clock_mhz is None or self.clock_mhz is not None:
+            return self
+        return replace(self, sustained_clock_mhz=self.loaded_clock_mhz)
 
     def at_clock(self, clock_mhz: float) -> Device:
         """This device with its SM clock locked."""

@@ -32,6 +32,7 @@ _RANGES = {
     "cores_per_sm": (8.0, 1024.0),
     "boost_clock_mhz": (200.0, 6000.0),
     "sustained_clock_mhz": (100.0, 6000.0),
+    "loaded_clock_mhz": (100.0, 6000.0),
     "l2_mb": (0.1, 4096.0),
     "smem_kb_per_sm": (8.0, 4096.0),
     "nvlink_gbs": (0.0, 20_000.0),
@@ -87,6 +88,7 @@ def device_from(key: str, table: dict[str, Any]) -> Device:
         host=str(table.get("host", _DEFAULT_HOST)),
         node=str(table.get("node", "")),
         kernel_gap=1e-6 * _figure(key, table, "kernel_gap_us", default=_DEFAULT_KERNEL_GAP_US),
+        loaded_clock_mhz=_figure(key, table, "loaded_clock_mhz") if "loaded_clock_mhz" in table else None,
     )
     _check_together(key, device)
     return device
@@ -125,11 +127,12 @@ def _architecture(key: str, table: dict[str, Any]) -> tuple[str, str, float]:
 
 def _check_together(key: str, device: Device) -> None:
     """Figures that are plausible alone and impossible together."""
-    if device.sustained_clock_mhz > device.boost_clock_mhz:
-        raise TraincastError(
-            f"platform '{key}': 'sustained_clock_mhz' is {device.sustained_clock_mhz:g}, above 'boost_clock_mhz' "
-            f"{device.boost_clock_mhz:g}"
-        )
+    clocks = {"sustained_clock_mhz": device.sustained_clock_mhz, "loaded_clock_mhz": device.loaded_clock_mhz or 0.0}
+    for field, clock in clocks.items():
+        if clock > device.boost_clock_mhz:
+            raise TraincastError(
+                f"platform '{key}': '{field}' is {clock:g}, above 'boost_clock_mhz' {device.boost_clock_mhz:g}"
+            )
     cores = 2e6 * device.num_sms * device.cores_per_sm * device.boost_clock_mhz
     if not 1 / _DISAGREE < device.peak_flops["fp32"] / cores < _DISAGREE:
         raise TraincastError(

@@ -82,3 +82,37 @@ def test_vectors():
     (mv,) = lowered("aten::mv", {"self": tensor(32, 16), "vec": tensor(16)}, tensor(32))
     assert (field(mv, "m"), field(mv, "n"), field(mv, "k")) == (32, 1, 16)
     assert kernels(lowered("aten::dot", {"self": tensor(64), "tensor": tensor(64)}, tensor())) == ["reduction:full"]
+
+
+def test_fp8_operands_compute_in_fp8():
+    inputs = {
+        "self": tensor(2048, 512, dtype="float8_e4m3fn"), "mat2": transposed(512, 1024, dtype="float8_e4m3fn"),
+        "scale_a": tensor(), "scale_b": tensor(),
+    }  # fmt: skip
+    result = tensor(2048, 1024, dtype="bfloat16")
+    (call,) = lowered("aten::_scaled_mm", inputs, result)
+    assert call == GEMM.call("mm", "fp8", batch=1, m=2048, n=1024, k=512, trans_a=0, trans_b=1, bias=0)
+    (with_bias,) = lowered("aten::_scaled_mm", {**inputs, "bias": tensor(1024, dtype="bfloat16")}, result)
+    assert (with_bias.kind, field(with_bias, "bias")) == ("linear", 1)
+
+
+BF16 = {"dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "sizes"),
+    [
+        # forward: rows are divided among eight experts; a tile more for the last one
+        (tensor(4100, 512, **BF16), tensor(8, 512, 1024, **BF16), tensor(4100, 1024, **BF16), (8, 513, 1024, 512)),
+        # gradient of weights: the depth is
+        (tensor(512, 4096, **BF16), tensor(4096, 1024, **BF16), tensor(8, 512, 1024, **BF16), (8, 512, 1024, 512)),
+        # columns are
+        (tensor(8, 512, 256, **BF16), tensor(256, 4096, **BF16), tensor(512, 4096, **BF16), (8, 512, 512, 256)),
+        # nothing is: a stack of equal products
+        (tensor(8, 64, 32, **BF16), tensor(8, 32, 16, **BF16), tensor(8, 64, 16, **BF16), (8, 64, 16, 32)),
+    ],
+)
+def test_grouped_products_divide_what_groups_share(left, right, result, sizes):
+    (call,) = lowered("aten::_grouped_mm", {"self": left, "mat2": right}, result)
+    assert (call.kind, call.compute) == ("grouped", "bf16")
+    assert tuple(field(call, name) for name in ("batch", "m", "n", "k")) == sizes

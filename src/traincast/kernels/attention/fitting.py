@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.kernels.attention.backward import BACKWARD_FEATURES
 from traincast.kernels.attention.parameters import AttentionParameters
 from traincast.kernels.attention.physics import KERNEL_NAMES, cache_features, kernel_features, kernel_of, query_elements
 from traincast.kernels.call import Calls
@@ -33,7 +34,7 @@ def fit_weights(data: Measurements) -> AttentionParameters:
     size = len(data.devices)
     return AttentionParameters(
         Chips.of(data.devices), np.array(weights), np.array(list(pooled.values())), np.full(size, 0.15), 0.4,
-        np.array(limits),
+        np.array(limits), np.zeros(len(BACKWARD_FEATURES)), 0.4,
     )  # fmt: skip
 
 

@@ -9,25 +9,31 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.attention import ATTENTION
+from traincast.kernels.attention.backward import BACKWARD_KERNEL, backward_features
 from traincast.kernels.attention.parameters import AttentionParameters
 from traincast.kernels.attention.physics import (
     FEATURES,
     FUSED_TYPES,
     cache_features,
     kernel_features,
+    kernel_of,
     query_elements,
 )
 from traincast.kernels.call import Calls, Estimate, Family
 from traincast.kernels.model import Measurements, ParametricModel
 from traincast.platform.device import Device
 
-_BACKWARD = 2.8  # five products where the forward has two, recomputation included, at slightly lower efficiency
+# five products where the forward has two, recomputation included, at slightly lower efficiency; only where no
+# backward was measured
+_BACKWARD = 2.8
 _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches without tensor cores
-_UNMEASURED = 0.35  # log-sigma added to what no row has (backward, fp32, no mask): assumed, a factor of 1.4
+_UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Blackwell, fp32): assumed, a factor of 1.4
+_UNMASKED = 0.18  # the same without a causal mask: held-out rows of kernels/attention_encoder, which took no part
 
 
 class AttentionModel(ParametricModel[AttentionParameters]):
-    """Flash-style attention. Fitted state: `parameters_`. Backward and fp32 are derived, and say so."""
+    """Flash-style attention. Fitted state: `parameters_`. fp32, and the backward before Blackwell, are
+    derived, and say so."""
 
     family: ClassVar[Family] = ATTENTION
     parameters = AttentionParameters
@@ -38,6 +44,10 @@ class AttentionModel(ParametricModel[AttentionParameters]):
 
         self.parameters_ = fit_weights(data)
         return self
+
+    def with_backward(self, weights: FloatArray, sigma: float) -> Self:
+        """The same model with these weights of `BACKWARD_FEATURES` and their spread."""
+        return type(self)(replace(self.fitted, backward=weights, backward_sigma=sigma))
 
     def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> Self:
         """The same model with these spreads."""
@@ -51,13 +61,23 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         if not fused.all():
             seconds = np.where(fused, seconds, _plain_seconds(calls, device))
         backward = calls.is_kind("backward")
+        known_backward = backward & fused & self._measured_backward(device)
         seconds = np.where(backward, _BACKWARD, 1.0) * seconds
+        if known_backward.any():
+            seconds = np.where(known_backward, backward_features(calls, device) @ parameters.backward, seconds)
         row = parameters.chips.find(device)
         sigma = parameters.unseen_sigma if row < 0 else float(parameters.sigma[row])
         measured = fused & ~backward & (calls["causal"] == 1) & (calls["q_len"] == calls["kv_len"])
         if row >= 0:
             measured &= _within(calls, parameters.limits[row])
-        return Estimate(seconds, np.where(measured, sigma, np.hypot(sigma, _UNMEASURED)), measured & (row >= 0))
+        open_ = fused & ~backward & (calls["causal"] == 0)
+        spread = np.where(measured, sigma, np.hypot(sigma, np.where(open_, _UNMASKED, _UNMEASURED)))
+        # another chip of the generation is known as well as its forward is
+        spread = np.where(known_backward, np.hypot(parameters.backward_sigma, sigma), spread)
+        return Estimate(seconds, spread, measured & (row >= 0))
+
+    def _measured_backward(self, device: Device) -> bool:
+        return kernel_of(device) == BACKWARD_KERNEL and bool(self.fitted.backward.any())
 
     def predict_served(self, calls: Calls, device: Device) -> Estimate:
         """As a server times forward calls: with the copy of keys and values into its cache, which training lacks."""

@@ -26,6 +26,8 @@ class AttentionParameters:
     sigma: FloatArray
     unseen_sigma: float
     limits: FloatArray  # per device: least and largest query length and head dimension, most elements of the query
+    backward: FloatArray  # weights of `BACKWARD_FEATURES` on chips of `BACKWARD_KERNEL`
+    backward_sigma: float
 
     def state(self) -> State:
         """As arrays."""
@@ -36,15 +38,17 @@ class AttentionParameters:
             "sigma": self.sigma,
             "unseen_sigma": np.array([self.unseen_sigma]),
             "limits": self.limits,
+            "backward": self.backward,
+            "backward_sigma": np.array([self.backward_sigma]),
         }
 
     @staticmethod
     def from_state(state: Mapping[str, npt.NDArray[Any]]) -> AttentionParameters:
         """Read back from arrays."""
-        names = ("weights", "pooled", "sigma", "limits")
-        weights, pooled, sigma, limits = (np.asarray(state[name], dtype=np.float64) for name in names)
-        unseen = float(state["unseen_sigma"][0])
-        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits)
+        names = ("weights", "pooled", "sigma", "limits", "backward")
+        weights, pooled, sigma, limits, backward = (np.asarray(state[name], dtype=np.float64) for name in names)
+        unseen, spread = (float(state[name][0]) for name in ("unseen_sigma", "backward_sigma"))
+        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits, backward, spread)
 
     def weights_on(self, device: Device) -> FloatArray:
         """Weights of the device, of its chip, or of its kernel on other devices."""

@@ -15,10 +15,12 @@ from traincast.kernels.call import Calls
 from traincast.platform.device import BLACKWELL, HOPPER, Device
 
 FUSED_TYPES = ("fp16", "bf16")
-_EXPONENTIALS = 16.0  # that an SM makes per clock
+_EXPONENTIALS = 16.0  # that an SM makes per clock,
+_EXPONENTIALS_ULTRA = 32.0  # and twice as many on Blackwell Ultra (data sheet: 10.7 against 5 tera a second)
+_BLACKWELL_ULTRA = 10.3  # compute capability
 _CACHE_THREADS = 512.0  # most threads of the block that copies one token's keys and values
 _KEPT = 1.4  # a call of this many times the L2 within reach finds half of its data there
-_WARM = 3.5e-3  # seconds at peak rate after which half of the drop of the clock is there
+WARM_SECONDS = 3.5e-3  # seconds at peak rate after which half of the drop of the clock is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,17 @@ FEATURES = (
 
 
 def kernel_of(device: Device) -> str:
-    """Name of the kernel that was measured on cards of this generation; FlashAttention 2 on earlier and other ones."""
-    if device.since(BLACKWELL):
-        return "tensorrt"
-    return "flash3" if device.since(HOPPER) else "flash2"
+    """Name of the kernel that was measured on cards of this generation; FlashAttention 2 on earlier and other ones, and
+    on chips made for graphics."""
+    if not (device.since(HOPPER) and device.made_for_computing):
+        return "flash2"
+    return "tensorrt" if device.since(BLACKWELL) else "flash3"
+
+
+def exponential_rate(device: Device) -> float:
+    """Exponentials per second of one SM."""
+    ultra = device.since(_BLACKWELL_ULTRA) and device.made_for_computing
+    return (_EXPONENTIALS_ULTRA if ultra else _EXPONENTIALS) * 1e6 * device.effective_clock_mhz
 
 
 def kernel_features(calls: Calls, device: Device) -> FloatArray:
@@ -67,9 +76,9 @@ def kernel_features(calls: Calls, device: Device) -> FloatArray:
     steps = np.where(calls["causal"] > 0, np.minimum(_causal_steps(keys, rows / shared, step), most), most)
     walked = np.maximum(np.maximum(load, 1.0) * steps, most)
     rate = calls.per_compute({name: device.sustained(name) for name in FUSED_TYPES}, device.sustained("fp16")) / sms
-    products, exponentials = 4.0 * rows * step * dim / rate, rows * step / (_EXPONENTIALS * clock)
+    products, exponentials = 4.0 * rows * step * dim / rate, rows * step / exponential_rate(device)
     total = products * walked
-    warm = np.square(total / _WARM)
+    warm = np.square(total / WARM_SECONDS)
     moved, beyond = _traffic(calls, device)
     columns = [
         np.full(len(calls), 1e3 / clock), 1e3 / clock * waves, products * waves * steps, total,

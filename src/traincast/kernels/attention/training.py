@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,10 +9,12 @@ import numpy as np
 
 from traincast.arrays import BoolArray
 from traincast.errors import TraincastError
+from traincast.kernels import efficiency
 from traincast.kernels.attention import ATTENTION
 from traincast.kernels.attention.model import AttentionModel
+from traincast.kernels.attention.samples import AttentionSamples
+from traincast.kernels.attention.trained import with_backward
 from traincast.kernels.call import Calls
-from traincast.kernels.samples import Samples
 from traincast.kernels.training import ModelTraining, Predictor, device_spreads, unseen_spread
 from traincast.measurements.tables import (
     MeasuredTable,
@@ -29,21 +30,12 @@ FRAMEWORK = "vllm"  # calls the FlashAttention kernels that PyTorch also carries
 _SHORTEST = 16  # a single query is decoding, which training never does
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class AttentionSamples(Samples):
-    """Measured prefill attention, forward, causal, bfloat16."""
-
-    def names(self) -> list[str]:
-        """Batch, heads of queries and keys, positions, head dimension."""
-        return ["b{0:.0f} h{1:.0f}/{2:.0f} s{3:.0f} d{5:.0f}".format(*values) for values in self.calls.values]
-
-
 class AttentionTraining(ModelTraining[AttentionSamples, AttentionModel]):
     """Weights of the kernel's features, as a server's calls show them."""
 
     profile: ClassVar[str] = "attention"
-    sources: ClassVar[tuple[str, ...]] = ("ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)",)
-    files: ClassVar[tuple[str, ...]] = (FILE,)
+    sources: ClassVar[tuple[str, ...]] = ("ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)", efficiency.SOURCE)
+    files: ClassVar[tuple[str, ...]] = (FILE, efficiency.FILE)
 
     def read(self, data: Path) -> AttentionSamples:
         """The rows of one framework, prefill only."""
@@ -66,6 +58,10 @@ class AttentionTraining(ModelTraining[AttentionSamples, AttentionModel]):
         sigma = device_spreads(samples, left_out, trial, fitted.parameters_.chips.keys)
         unseen = unseen_spread(samples, seen, seen, lambda others: self.fit(others).predict_served)
         return fitted.with_spread(sigma, unseen)
+
+    def model(self, fitted: AttentionModel, data: Path) -> AttentionModel:
+        """With the backward, from a table of its own."""
+        return with_backward(fitted, data)
 
     def provenance(self, fitted: AttentionModel, samples: AttentionSamples) -> dict[str, Any]:
         """With the framework whose calls were taken."""

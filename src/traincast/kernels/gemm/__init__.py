@@ -7,7 +7,9 @@ from traincast.kernels.record import FamilyRecord
 
 GEMM = Family(
     "gemm",
-    ("mm", "linear", "bmm"),
+    # accumulate: onto a gradient kept in fp32; looped: `batch` products of their own sizes' mean, launched one after
+    # the other (experts, one by one); grouped: the same in one kernel
+    ("mm", "linear", "bmm", "accumulate", "looped", "looped_accumulate", "grouped"),
     # C[m,n] = A[m,k] B[k,n], `batch` times; trans_* 1 when the operand is read transposed; bias 1 when added
     ("batch", "m", "n", "k", "trans_a", "trans_b", "bias"),
 )
@@ -18,5 +20,9 @@ RECORD = FamilyRecord(
     model="model:GemmModel",
     profile="gemm",
     training="training:fit_gemm",
-    evaluations=("evaluation:evaluate_gemm", "timeline:evaluate_gemm_timeline"),
+    evaluations=(
+        "evaluation:evaluate_gemm",
+        "timeline:evaluate_gemm_timeline",
+        "trained:evaluate_gemm_training",
+    ),
 )

@@ -4,7 +4,7 @@ before, it is copied into the result first."""
 from __future__ import annotations
 
 from traincast.kernels.gemm import GEMM
-from traincast.kernels.operands import product, product_compute, required
+from traincast.kernels.operands import operand, product, product_compute, required
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import device_copy, iterated, layout_copy, reduction
 from traincast.workload.ops import Signature, TensorSpec
@@ -120,6 +120,37 @@ def mv(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     if signature.name == "aten::addmv":
         before = _accumulator(signature, signature.inputs[0], in_place=False)
     return (*before, *_product(matrix, _column(vector), context))
+
+
+@lowers("aten::_scaled_mm")
+def scaled_mm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A product of fp8 operands with their scales; a bias rides in the epilogue."""
+    bias = operand(signature, "bias", 4)
+    kind, added = ("linear", 1) if bias is not None else ("mm", 0)
+    return _product(required(signature, "self", 0), required(signature, "mat2", 1), context, kind=kind, bias=added)
+
+
+@lowers("aten::_grouped_mm", "aten::_scaled_grouped_mm")
+def grouped_mm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One product per group (expert) in one kernel. Rows, columns or the depth are divided among the groups, whose
+    sizes only the device knows: they are taken to be equal."""
+    left, right = required(signature, "self", 0), required(signature, "mat2", 1)
+    result = signature.outputs[0]
+    stacked = [spec.shape[0] for spec in (left, right, result) if len(spec.shape) == 3]
+    groups = max(1, stacked[0] if stacked else 1)
+    rows, depth, columns = left.shape[-2], left.shape[-1], right.shape[-1]
+    if len(left.shape) == 2 and len(right.shape) == 3:
+        rows = -(-rows // groups)
+    elif len(left.shape) == 3 and len(right.shape) == 2:
+        columns = -(-columns // groups)
+    elif len(left.shape) == 2:
+        depth = -(-depth // groups)
+    return (
+        GEMM.call(
+            "grouped", product_compute(left, tf32=context.tf32), batch=groups, m=rows, n=columns, k=depth,
+            trans_a=_order(left)[0], trans_b=_order(right)[0], bias=0,
+        ),
+    )  # fmt: skip
 
 
 @lowers("aten::dot", "aten::vdot")

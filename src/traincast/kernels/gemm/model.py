@@ -14,6 +14,7 @@ from traincast.kernels.gemm import GEMM
 from traincast.kernels.gemm.engine import ENGINES, engine_of
 from traincast.kernels.gemm.parameters import SIGMA_EDGES, EngineFit, clock_spread, engine_seconds, spread_class
 from traincast.kernels.gemm.stopwatch import Stopwatch
+from traincast.kernels.gemm.variants import combined, plain
 from traincast.kernels.model import KernelModel, Measurements, State
 from traincast.kernels.record import Progress, silent
 from traincast.platform.device import Device
@@ -54,6 +55,9 @@ class GemmModel(KernelModel):
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
+        return combined(calls, self._predict_products(plain(calls), device), device)
+
+    def _predict_products(self, calls: Calls, device: Device) -> Estimate:
         seconds, sigma = np.zeros(len(calls)), np.zeros(len(calls))
         in_domain = np.zeros(len(calls), dtype=np.bool_)
         for code in np.unique(calls.compute):
