@@ -46,7 +46,7 @@ def _dle(row: Row) -> Case:
         name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
         group=GROUPS[group],
         question=Question(
-            workload=_workload(row.known("model_size", _SIZES), gpus, batch, dtype),
+            workload=_workload(row.known("model_size", _SIZES) + ("-2021" if row["readme_date"] < "2022" else ""), gpus, batch, dtype),
             on=_platform(row.known("system", _NODES), row["device"], gpus),
             variant=Variant(dtype="tf32" if dtype == "tf32" else "fp32"),
         ),

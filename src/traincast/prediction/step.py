@@ -24,10 +24,14 @@ from traincast.walk.ranks import Agenda, Meetings, Stuck, walk_ranks
 from traincast.walk.schedule import RUNTIME_CALLS, Code, Schedule
 from traincast.walk.timeline import Timeline
 from traincast.walk.uneven import Unevenness
+from traincast.workload.cuda_graph import graph_scopes
 from traincast.workload.program import Program
 
 if TYPE_CHECKING:
     from traincast.platform.topology import Topology
+
+GRAPH_LAUNCH_SECONDS = 20e-6
+"""Host time of launching a CUDA graph: the median of the 58 launches of up to three kernels in a traced A100 job."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,6 +124,15 @@ def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> Flo
     seconds[begins] += gaps[np.minimum(schedule.thread[begins], 1), schedule.name[begins]]
     calls = schedule.runtime >= 0
     seconds[calls] = runtime[schedule.runtime[calls]]
+    return _with_graphs(seconds, schedule, program)
+
+
+def _with_graphs(seconds: FloatArray, schedule: Schedule, program: Program) -> FloatArray:
+    """Host seconds of which a replayed graph keeps its launch only."""
+    graphed, launching = (marked[program.columns.scope_name] for marked in graph_scopes(program.names))
+    if graphed.any():
+        seconds[graphed[schedule.scope]] = 0.0
+        seconds[np.searchsorted(schedule.scope, np.flatnonzero(launching))] = GRAPH_LAUNCH_SECONDS
     return seconds
 
 

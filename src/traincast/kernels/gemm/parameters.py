@@ -24,6 +24,12 @@ SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
 OLD_ARCHS = tuple(arch for arch, (vendor, since) in ARCHITECTURES.items() if vendor == "nvidia" and since < VOLTA)
 """Before Volta, the library had other kernels and the SMs issued two instructions at once."""
 _UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
+# Volta's tensor cores take rows that start at multiples of 16 bytes; cuBLAS has other half-precision products done by
+# the cores, in tiles of 32 x 32 of one block of four warps each, and does not split their contraction
+_SMALL_TILE = 32.0
+# Share of an SM's rate that such a block reaches alone: one warp a scheduler, which waits for its own loads. Set with the
+# DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/published-programs.md
+_LONE_BLOCK = 0.4
 _VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
 _UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
 
@@ -83,8 +89,18 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
         corrected = np.where(spread_class(calls) == 0, np.maximum(corrected, fastest), corrected)
     if engine.vector_loads:
         starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
-        corrected = np.where(unaligned(calls, problem.item_bytes), starved * corrected, corrected)
+        odd = unaligned(calls, problem.item_bytes)
+        corrected = np.where(odd, starved * corrected, corrected)
+        if device.compute_capability == VOLTA:
+            corrected = np.where(odd, np.maximum(corrected, _unsplit_seconds(problem)), corrected)
     return np.asarray(engine.least_seconds + corrected)
+
+
+def _unsplit_seconds(problem: Problem) -> FloatArray:
+    """Seconds of a few blocks on the cores, each of which goes through the whole contraction; 0 where blocks abound."""
+    blocks = problem.batch * np.ceil(problem.m / _SMALL_TILE) * np.ceil(problem.n / _SMALL_TILE)
+    rate = _LONE_BLOCK * problem.device.sustained("fp32") / problem.device.num_sms
+    return np.asarray(np.where(blocks < problem.device.num_sms, 2.0 * _SMALL_TILE**2 * problem.k / rate, 0.0))
 
 
 def unaligned(calls: Calls, item_bytes: float) -> BoolArray:

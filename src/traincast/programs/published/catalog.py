@@ -83,10 +83,11 @@ class PublishedProgram:
 def published_programs() -> dict[str, PublishedProgram]:
     """Every published program by name."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {name: _program(name, row) for name, row in rows.items()}
+    return {name: _program(name, rows[row.pop("like")] | row if "like" in row else row) for name, row in rows.items()}
 
 
 def _program(name: str, row: dict[str, Any]) -> PublishedProgram:
+    row = dict(row)
     common = {key: row.pop(key) for key in ("description", "source", "global_batch", "writer", "optimizer")}
     return PublishedProgram(
         name=name,

@@ -19,6 +19,7 @@ from traincast.programs.published.run import Run, mlp_parameters
 from traincast.programs.rank_tape import RankTape
 from traincast.programs.sharded.layout import Batch, Layout, lay_out
 from traincast.programs.tape import Ref, Scalars
+from traincast.workload.cuda_graph import in_phases, with_graphs
 from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
 from traincast.workload.template import share_templates
@@ -48,8 +49,9 @@ def deal(rows: Sequence[int], gpus: int) -> list[list[int]]:
 
 
 def write(sizes: Mapping[str, Any], run: Run) -> Workload:
-    """One training step. Of `sizes`, `autocast` says that autocast makes half-precision copies of the weights every
-    step and gradients are unscaled (DeepLearningExamples); without it half-precision weights are kept (Apex O2)."""
+    """One training step. Of `sizes`, `autocast` says that half precision is autocast's, which copies the weights every
+    step, with a scaler whose verdict the host waits for; without it half-precision weights are kept and the scale is
+    fixed (Apex O2). `graphs`: in half precision forward and backward are replayed as a CUDA graph."""
     tables = [
         Table(name=f"t{i}", rows=rows, dim=DIM, pooling=Pooling.constant(1), access=Zipf(SKEW))
         for i, rows in enumerate(rows_per_table(sizes))
@@ -66,6 +68,9 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     ranks = tuple(keys.setdefault((rank == 0, *layout.key(rank)), len(keys)) for rank in range(run.gpus))
     casts = run.half and sizes["autocast"]
     programs = [_Step(layout, ranks.index(number), run, casts=casts).program() for number in range(len(keys))]
+    if run.half and sizes["graphs"]:
+        phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+        programs = [with_graphs(program, in_phases(program, *phases)) for program in programs]
     return Workload(
         name="nvidia-dlrm",
         programs=tuple(share_templates(programs)),
@@ -93,6 +98,7 @@ class _Step(FusedStep):
         tape = RankTape(layout.batch_size, rank, run.gpus, run.gpus)
         super().__init__(tape, run.element, casts=casts, batch=layout.batch_size)
         self.run, self.layout, self.rank = run, layout, rank
+        self.keeps_half = run.half and not casts  # half-precision weights, as Apex O2 has them
         (section,) = layout.sections
         self.vectors = [count + (number == 0) for number, count in enumerate(section.tables)]
         self.batch: Batch | None = section.ranks[rank][0] if section.ranks[rank] else None
@@ -120,6 +126,8 @@ class _Step(FusedStep):
         if self.bottom is not None:
             features = tape.resident((self.whole, BOTTOM[0]), StorageKind.INPUT)
             x = self.forward(self.bottom, self.cast(features, self.dtype), "MlpFunction")
+            if self.keeps_half:  # Apex gives a model's results back in fp32, and they are wanted in fp16
+                x = self.cast(self.cast(x, "float32"), self.dtype)
             parts.append(tape.view(x, (self.whole, 1, DIM)))
         if self.batch is not None:
             parts.append(self._look_up(self.batch))
@@ -227,7 +235,11 @@ class _Step(FusedStep):
     def _bottom_backward(self, grad: Ref) -> None:
         tape, run = self.tape, self.run
         if self.bottom is not None:
-            self.backward(self.bottom, tape.view(grad, (self.whole, DIM)), "MlpFunctionBackward", input_grad=False)
+            from_result = tape.view(grad, (self.whole, DIM))
+            if self.keeps_half:
+                for dtype in ("float32", self.dtype):
+                    from_result = self.cast(from_result, dtype, scope="ToCopyBackward0")
+            self.backward(self.bottom, from_result, "MlpFunctionBackward", input_grad=False)
         if self.batch is not None:
             values = tape.view(grad, (self.whole * self.batch.tables, DIM))
             if self.bottom is not None:  # apart from the bottom MLP's
@@ -250,8 +262,9 @@ class _Step(FusedStep):
         masters = [ref for mlp in mlps for ref in mlp.masters]
         grads = [tape.resident(ref.shape, StorageKind.GRADIENT) for ref in masters]
         tape.scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
-        if self.casts:
+        if self.run.half:  # into fp32, and whether all are finite
             tape.op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
+        if self.casts:
             overflow = tape.resident((1,), StorageKind.BUFFER)
             tape.op("aten::_local_scalar_dense", [("self", overflow)])
         tape.op("aten::_foreach_add_", [("self", masters), ("other", grads)], [], [("alpha", -0.1)], overload="List")
@@ -263,9 +276,9 @@ class _Step(FusedStep):
             update("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", self.values)])
         scaled = tape.new(self.values.shape)
         self.op("aten::mul", [("self", self.values)], scaled, [("other", -0.1)])
-        arguments = [("grad", tape.view(scaled, (self.whole, self.batch.tables, DIM))), ("weights", self.weights),
-                     ("indices", self.indices)]  # fmt: skip
-        update("traincast::batched_embedding_backward_sgd", arguments, scalars=_load(self.batch))
+        arguments = [("self", self.weights), ("index", tape.view(self.indices, (self.values.shape[0],))),
+                     ("source", scaled)]  # fmt: skip
+        update("aten::index_add_", arguments, scalars=[("dim", 0), ("alpha", 1)])
 
 
 def _load(batch: Batch) -> Scalars:
