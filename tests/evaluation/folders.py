@@ -29,7 +29,8 @@ DLE = {
 }  # fmt: skip
 MLPERF = {
     "mlperf_round": "v0.7", "submitter": "Somebody", "system": "box", "benchmark": "dlrm", "accelerator": "NVIDIA A100",
-    "num_gpus": "8", "framework": "PyTorch 1.6.0", "global_batch": "55296", "iteration_ms": "3.2",
+    "gpus_per_node": "8", "num_nodes": "1", "num_gpus": "8", "framework": "PyTorch 1.6.0", "global_batch": "55296",
+    "iteration_ms": "3.2",
 }  # fmt: skip
 EMBEDDINGS = {
     "device": "NVIDIA A100-SXM4 (DGX A100)", "model": "tiny", "num_gpus": "1", "global_batch": "1024",

@@ -119,9 +119,13 @@ def test_rows_left_out_stand_in_the_text(folder, capsys):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"accelerator": "NVIDIA H100-SXM5-80GB"}, "unknown accelerator 'NVIDIA H100-SXM5-80GB'"),
+        ({"accelerator": "Google TPU v4"}, "unknown accelerator 'Google TPU v4'"),
         ({"accelerator": "NVIDIA A100-SXM4-60GB"}, "unknown accelerator"),
         ({"benchmark": "bert"}, "unknown benchmark 'bert'"),
+        ({"benchmark": "dlrm_dcnv2"}, "round v0.7 had no benchmark 'dlrm_dcnv2'"),
+        ({"mlperf_round": "v9.9"}, "unknown mlperf_round 'v9.9'"),
+        ({"framework": "JAX"}, "unknown framework 'JAX'"),
+        ({"num_nodes": "2"}, "2 nodes of 8 GPUs are not 8 GPUs"),
     ],
 )
 def test_no_row_is_priced_on_hardware_or_as_a_program_that_it_does_not_name(folder, capsys, changes, reason):

@@ -22,20 +22,32 @@ def _errors(outcomes, *groups: str) -> list[float]:
 
 
 def test_every_published_row_is_predicted(outcomes):
-    assert len(outcomes) == 72 + 51
+    assert len(outcomes) == 72 + 51 + 22
     assert {outcome.case.group for outcome in outcomes} == set(GROUPS.values())
 
 
 def test_pytorch_rows_are_within_the_target(outcomes):
     errors = _errors(outcomes, "dle", "dle_old", "mlperf")
-    assert len(errors) == 64
+    assert len(errors) == 62
     assert statistics.median(map(abs, errors)) <= 15
 
 
-def test_no_hugectr_step_is_faster_than_its_bound(outcomes):
-    errors = _errors(outcomes, "hugectr", "pcie")
-    assert len(errors) == 47
-    assert max(errors) < 0
+def test_deep_learning_examples_from_2021_on_are_within_six_percent(outcomes):
+    errors = _errors(outcomes, "dle")
+    assert len(errors) == 40
+    assert statistics.mean(map(abs, errors)) <= 6
+
+
+@pytest.mark.parametrize(("group", "count", "mape"), [("dcnv2", 19, 10), ("dcnv2_nodes", 5, 15)])
+def test_dcnv2_rows_of_hugectr_are_within_their_targets(outcomes, group, count, mape):
+    errors = _errors(outcomes, group)
+    assert len(errors) == count
+    assert statistics.mean(map(abs, errors)) <= mape
+
+
+def test_rows_of_one_nvlink_node_are_close_but_for_a_few_slow_submissions(outcomes):
+    errors = _errors(outcomes, "hugectr")
+    assert statistics.median(map(abs, errors)) <= 10
 
 
 def test_distributed_embeddings_rows_are_within_the_target(shared_data):

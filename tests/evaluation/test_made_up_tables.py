@@ -117,21 +117,33 @@ def test_one_gpu_of_a_node_has_no_links(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "group", "device"),
+    ("changes", "group", "device", "program"),
     [
-        ({}, "mlperf", "a100-40gb"),
-        ({"framework": "Merlin HugeCTR", "accelerator": "NVIDIA A100-SXM-80GB"}, "hugectr", "a100-80gb"),
-        ({"framework": "", "accelerator": "NVIDIA A100-PCIe-80GB"}, "pcie", "a100-80gb-pcie"),
+        ({}, "mlperf", "a100-40gb", "nvidia-dlrm-mlperf"),
+        ({"framework": "Merlin HugeCTR"}, "hugectr", "a100-40gb", "hugectr-dlrm-2020"),
+        # the container's name says nothing of the program: from round 1.0 on it is HugeCTR
+        ({"mlperf_round": "v1.0"}, "hugectr", "a100-40gb", "hugectr-dlrm-2021"),
+        ({"mlperf_round": "v2.0", "framework": "", "accelerator": "NVIDIA A100-PCIe-80GB"},
+         "pcie", "a100-80gb-pcie", "hugectr-dlrm"),
+        ({"mlperf_round": "v3.1", "benchmark": "dlrm_dcnv2", "accelerator": "NVIDIA H100-SXM5-80GB"},
+         "dcnv2", "h100", "hugectr-dlrm-dcnv2"),
+        ({"mlperf_round": "v3.1", "benchmark": "dlrm_dcnv2", "accelerator": "NVIDIA H100-SXM5-80GB",
+          "gpus_per_node": "4", "num_nodes": "2"}, "dcnv2_nodes", "h100", "hugectr-dlrm-dcnv2"),
     ],
-)
-def test_rows_of_mlperf_are_a_program_or_a_lower_bound(tmp_path, changes, group, device):
-    _, case = published(tmp_path, mlperf={**MLPERF, **changes})
+)  # fmt: skip
+def test_rows_of_mlperf_decide_their_hardware_and_their_program(tmp_path, changes, group, device, program):
+    row = {**MLPERF, **changes}
+    _, case = published(tmp_path, mlperf=row)
 
-    assert case.group == GROUPS[group]
     on = case.question.on
-    assert (on if isinstance(on, str) else on.device.key) == device
-    assert case.question.host == (None if group == "mlperf" else "cuda-graph")
-    assert len(case.question.workload.ranks) == (8 if group == "mlperf" else 1)
+    assert (case.group, on.device.key, case.question.workload.name) == (GROUPS[group], device, program)
+    assert len(case.question.workload.ranks) == 8
+    assert on.gpus_per_node == on.topology.gpus_per_node == int(row["gpus_per_node"])
+
+
+def test_a_system_that_was_held_back_says_so(tmp_path):
+    _, case = published(tmp_path, mlperf={**MLPERF, "system": "D74H-7U"})
+    assert case.name == "v0.7 Somebody D74H-7U x8 (held back)"
 
 
 def test_a_row_of_distributed_embeddings_is_the_program_of_its_model(tmp_path):

@@ -51,4 +51,5 @@ def test_only_pytorch_counts_among_all(monkeypatch):
         (GROUPS["dle"], 1, 10),
         (GROUPS["mlperf"], 1, 10),
         (GROUPS["hugectr"], 1, 60),
+        (f"{GROUPS['hugectr']}: rows looked at", 1, 60),
     ]

@@ -40,11 +40,13 @@ def test_every_program_says_where_it_was_published():
     [
         # rows * 128 and MLPs 13-512-256-128, 480-1024-1024-512-256-1
         ("nvidia-dlrm-mlperf", 187_767_399 * 128 + 171_392 + 2_198_529),
-        ("hugectr-dlrm", 171_392 + 2_198_529),
-        # the top MLP reads 27 * 128 columns, after three layers 3456-512-3456 without bias
-        ("hugectr-dlrm-dcnv2", 171_392 + 2_198_529 + (3456 - 480) * 1024 + 3 * 2 * 3456 * 512),
+        # features are padded from 13 to 16
+        ("hugectr-dlrm", 187_767_399 * 128 + 171_392 + 3 * 512 + 2_198_529),
+        # the top MLP reads 27 * 128 columns, after three layers 3456-512-3456
+        ("hugectr-dlrm-dcnv2", 204_184_588 * 128 + 171_392 + 3 * 512 + 2_198_529 + (3456 - 480) * 1024
+         + 3 * (2 * 3456 * 512 + 3456)),
     ],
-)
+)  # fmt: skip
 def test_parameters_are_those_of_the_whole_model(name, parameters):
     assert PROGRAMS[name].parameters == parameters
 
@@ -71,8 +73,9 @@ def test_half_precision_is_autocast_in_deep_learning_examples_and_kept_weights_i
         sum(op.name == "aten::_to_copy" and op.outputs[0].spec.dtype == "float16" for op in step.programs[0].ops)
         for step in steps
     ]
-    # a weight and a bias of eight layers are cast every step by autocast only
-    assert casts[0] - casts[1] == 16
+    # a weight and a bias of eight layers are cast every step by autocast only, the bottom MLP's result and its gradient
+    # by Apex only
+    assert casts[0] - casts[1] == 16 - 2
 
 
 def test_a_type_that_was_not_published_is_refused():
@@ -106,13 +109,6 @@ def test_all_to_alls_carry_every_vector_of_every_sample():
     sent = sum(collectives(workload.programs[program])[0][1] for program in workload.ranks)
 
     assert sent == 8 * 64 * 27 * 128 * 2
-
-
-def test_hugectr_is_alike_on_all_gpus_and_exchanges_nothing():
-    workload = PROGRAMS["hugectr-dlrm"].step(gpus=8)
-    assert workload.ranks == (0,) * 8
-    assert collectives(workload.programs[0]) == []
-    assert "lower bound" in PROGRAMS["hugectr-dlrm"].note
 
 
 def test_horovod_averages_gradients_and_the_loss():
@@ -184,3 +180,32 @@ def test_cross_layers_cost_more_than_dot_products():
         for w in (dot, cross)
     ]
     assert flops[1] > 2 * flops[0]
+
+
+def test_a_program_that_is_like_another_takes_what_it_does_not_say():
+    old, new = PROGRAMS["nvidia-dlrm-2021"], PROGRAMS["nvidia-dlrm"]
+    assert (old.dtypes, old.source, old.sizes["rows_per_table"]) == (
+        new.dtypes,
+        new.source,
+        new.sizes["rows_per_table"],
+    )
+    assert (old.sizes["autocast"], new.sizes["autocast"]) == (False, True)
+    assert "like" not in old.sizes
+
+
+def test_tables_are_updated_by_adding_scaled_gradients():
+    (program,) = PROGRAMS["nvidia-dlrm"].step(global_batch=64).programs
+    names = [op.name for op in program.ops]
+    assert names[-2:] == ["aten::mul", "aten::index_add_"]
+    assert program.ops[-1].inputs[-1].spec.shape == (64 * 26, 128)
+
+
+@pytest.mark.parametrize(("name", "dtype", "graphs"), [
+    ("nvidia-dlrm", "fp16", 1), ("nvidia-dlrm", "tf32", 0), ("nvidia-dlrm-2021", "fp16", 0),
+])  # fmt: skip
+def test_forward_and_backward_are_a_cuda_graph_under_amp_since_2022(name, dtype, graphs):
+    (program,) = PROGRAMS[name].step(global_batch=64, dtype=dtype).programs
+    scopes = [program.names[number] for number in program.columns.scope_name]
+    assert sum(scope.startswith("cuda_graph_launch::") for scope in scopes) == graphs
+    updates = [scope for scope in scopes if "Optimizer" in scope]
+    assert not any(scope.startswith("cuda_graph") for scope in updates)

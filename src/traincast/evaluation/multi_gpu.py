@@ -23,7 +23,8 @@ _DIVIDED = {"gpt2_large": "gpt2-large"}  # by NeuSight's names: what can be capt
 _STRATEGIES = {name: name for name in ("dp", "tp", "pp")}  # data, tensor and pipeline parallel
 # what a capture is tried with: beyond, GPT-2's layers cannot be divided or its tensors exceed every GPU
 _MOST_CAPTURED, _MOST_SAMPLES, _LONGEST = 32, 4096, 32_768
-_NOT_PYTORCH = (GROUPS["dle_tf"], GROUPS["hugectr"], GROUPS["pcie"])
+_PYTORCH = (GROUPS["dle"], GROUPS["dle_old"], GROUPS["mlperf"])
+_HUGECTR = tuple(GROUPS[name] for name in ("hugectr", "hugectr_nodes", "dcnv2", "dcnv2_nodes", "pcie"))
 
 
 def multi_gpu_cases(data: Path) -> list[Case | LeftOut]:
@@ -99,12 +100,17 @@ def _torch_is_there() -> bool:
 def summarise_multi_gpu(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
     """All PyTorch steps together, then group by group, then eight traced ranks replayed together.
 
-    Steps of other frameworks are lower bounds or stand-ins and do not count among all.
+    Steps of HugeCTR are given apart for rows that were looked at and for those held back.
     """
-    pytorch = [o for o in outcomes if o.case.group not in _NOT_PYTORCH]
+    pytorch = [o for o in outcomes if o.case.group in _PYTORCH or o.case.group.startswith("Transformers")]
     if not pytorch:
         raise TraincastError(f"evaluate {suite}: no row of PyTorch can be predicted; give one that can")
     rows = [outcomes_row(suite, "all PyTorch: step", pytorch)]
     for group in dict.fromkeys(o.case.group for o in outcomes):
-        rows.append(outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]))
+        members = [o for o in outcomes if o.case.group == group]
+        rows.append(outcomes_row(suite, group, members))
+        if group in _HUGECTR:
+            kept = [o for o in members if o.case.name.endswith("(held back)")]
+            parts = (("rows looked at", [o for o in members if o not in kept]), ("rows held back", kept))
+            rows += [outcomes_row(suite, f"{group}: {label}", part) for label, part in parts if part]
     return [*rows, *replay_rows(suite, data)]

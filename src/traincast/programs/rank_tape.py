@@ -31,7 +31,7 @@ class RankTape(Tape):
 
     def all_to_all(
         self, group: Communicator, source: Ref, output: Ref, send: Sequence[int], receive: Sequence[int],
-        *, module: str = "", forward: int = -1,
+        *, module: str = "", forward: int = -1, stream: int = 0,
     ) -> int:  # fmt: skip
         """An all-to-all of flat tensors; `send` and `receive` count the elements to and from each rank."""
         item = source.spec.itemsize
@@ -40,7 +40,7 @@ class RankTape(Tape):
         splits: Scalars = () if even else (("send_splits", sent), ("recv_splits", received))
         return self.collective(
             "alltoall_base_", "all_to_all" if even else "all_to_all_v", group, [("output", output), ("input", source)],
-            output, nbytes=sum(sent), details=splits, module=module, forward=forward,
+            output, nbytes=sum(sent), details=splits, module=module, forward=forward, stream=stream,
         )  # fmt: skip
 
     def copied_in(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = True) -> Ref:

@@ -13,7 +13,9 @@ from traincast.workload.workload import Workload
 _HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
 
 
-def published_step(program: PublishedProgram, gpus: int, variant: Variant) -> tuple[Workload, str]:
+def published_step(
+    program: PublishedProgram, gpus: int, variant: Variant, gpus_per_node: int = 8
+) -> tuple[Workload, str]:
     """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are refused."""
     for option in ("seq_len", "optimizer", "attention", "embedding"):
         choice = getattr(variant, option)
@@ -26,7 +28,8 @@ def published_step(program: PublishedProgram, gpus: int, variant: Variant) -> tu
     notes = [program.note] if program.note else []
     if dtype != variant.dtype:
         notes.append(f"{program.name} runs in {dtype}, as published")
-    return program.step(gpus=gpus, global_batch=batch, dtype=dtype), "; ".join(notes)
+    step = program.step(gpus=gpus, global_batch=batch, dtype=dtype, gpus_per_node=gpus_per_node)
+    return step, "; ".join(notes)
 
 
 def published_host(program: PublishedProgram) -> HostProfile | None:

@@ -62,7 +62,7 @@ def load_on(
     if program is not None:
         from traincast.questions.published import published_step
 
-        return published_step(program, 1 if gpus is None else gpus, variant)
+        return published_step(program, 1 if gpus is None else gpus, variant, platform.gpus_per_node)
     if not isinstance(source, Workload) and gpus is not None and (gpus > 1 or always_sharded):
         from traincast.questions.recommenders import described_dlrm, hybrid_variant
 

@@ -12,7 +12,7 @@ from traincast.kernels.gemm.engine import ENGINES, Problem, describe, peak_rate
 from traincast.kernels.gemm.model import GemmModel, clock_spread
 from traincast.kernels.gemm.residual_training import as_timed
 from traincast.kernels.model import Measurements, load_state
-from traincast.kernels.shipped import PROFILES
+from traincast.kernels.shipped import PROFILES, shipped_model
 from traincast.platform import device_keys, load_device
 
 
@@ -204,3 +204,22 @@ def test_fit_recovers_a_constant_factor_and_is_deterministic():
     physical, _ = describe(ENGINES["simt"], Problem.of(fresh, data.devices[0], "fp32", 4.0))
     ratio = first.predict(fresh, data.devices[0]).seconds / (1.5 * physical)
     assert np.median(np.abs(ratio - 1)) < 0.05
+
+
+def test_volta_does_not_split_half_precision_products_of_unaligned_rows():
+    # Given the weight gradient of 13 features and one of 16, over many samples
+    calls = Calls.of(
+        GEMM,
+        [
+            GEMM.call("mm", "fp16", batch=1, m=512, n=n, k=k, trans_a=1, trans_b=0, bias=0)
+            for n, k in ((13, 65536), (16, 65536), (13, 32768))
+        ],
+    )
+    odd, even, half = shipped_model("gemm").predict(calls, load_device("v100")).seconds
+
+    # then on Volta the first is done by the cores, a few blocks that walk the whole contraction
+    assert odd > 5 * even
+    assert odd / half == pytest.approx(2.0, rel=0.05)
+    # and on Ampere by tensor cores
+    odd, even, _ = shipped_model("gemm").predict(calls, load_device("a100-40gb")).seconds
+    assert odd < 3 * even

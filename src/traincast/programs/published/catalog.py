@@ -67,13 +67,17 @@ class PublishedProgram:
             raise unknown("dtype", dtype, self.dtypes, f"{self.name} runs in {', '.join(self.dtypes)}.")
         return self.dtypes[0]
 
-    def step(self, *, gpus: int = 1, global_batch: int | None = None, dtype: str = "fp32") -> Workload:
+    def step(
+        self, *, gpus: int = 1, global_batch: int | None = None, dtype: str = "fp32", gpus_per_node: int = 8
+    ) -> Workload:
         """One training step of `global_batch` samples (default: as published) on `gpus` GPUs together."""
         check_ranks(gpus)
         batch = gpus * self.batch_size(gpus) if global_batch is None else global_batch
         if not gpus <= batch <= gpus * MAX_BATCH:
             raise TraincastError(f"{batch} samples on {gpus} GPUs; give each from 1 to {MAX_BATCH}")
-        run = Run(gpus=gpus, global_batch=batch, dtype=self.dtype_for(dtype))
+        run = Run(
+            gpus=gpus, global_batch=batch, dtype=self.dtype_for(dtype), gpus_per_node=max(1, min(gpus, gpus_per_node))
+        )
         workload = _WRITERS[self.writer].step(self.sizes, run)
         programs = tuple(replace(program, rigid=_RIGID) for program in workload.programs)
         return replace(workload, name=self.name, programs=programs)
@@ -83,11 +87,15 @@ class PublishedProgram:
 def published_programs() -> dict[str, PublishedProgram]:
     """Every published program by name."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))
-    return {name: _program(name, rows[row.pop("like")] | row if "like" in row else row) for name, row in rows.items()}
+    return {name: _program(name, _whole(row, rows)) for name, row in rows.items()}
+
+
+def _whole(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A program's fields with those of the one that it is `like`."""
+    return (_whole(rows[row["like"]], rows) if "like" in row else {}) | {k: v for k, v in row.items() if k != "like"}
 
 
 def _program(name: str, row: dict[str, Any]) -> PublishedProgram:
-    row = dict(row)
     common = {key: row.pop(key) for key in ("description", "source", "global_batch", "writer", "optimizer")}
     return PublishedProgram(
         name=name,

@@ -22,8 +22,8 @@ class FusedMlp:
 class FusedStep:
     """A step on a tape whose dense part is of type `dtype`, for `batch` samples.
 
-    `casts`: autocast copies weights to it every step. `epilogue`: bias and activation ride in the products' epilogues
-    (HugeCTR); else they are a kernel after each (Apex).
+    `casts`: autocast copies weights to it every step. `epilogue`: bias and activation, and their gradients, ride in the
+    products' epilogues (HugeCTR); else they are a kernel after each (Apex).
     """
 
     def __init__(self, tape: RankTape, dtype: str, *, batch: int, casts: bool = False, epilogue: bool = False) -> None:
@@ -79,8 +79,10 @@ class FusedStep:
         for number in reversed(range(len(mlp.layers))):
             weight, bias = mlp.layers[number]
             (fan_out, fan_in), batch = weight.shape, grad.shape[0]
-            inner = tape.new(grad.shape, self.dtype)
-            self.op("aten::threshold_backward", [("grad_output", grad), ("self", mlp.results[number + 1])], inner)
+            inner = grad
+            if not self.epilogue:
+                inner = tape.new(grad.shape, self.dtype)
+                self.op("aten::threshold_backward", [("grad_output", grad), ("self", mlp.results[number + 1])], inner)
             grads.append(tape.new(bias.shape, self.dtype))
             if number or input_grad:
                 grad = self.op("aten::mm", [("self", inner), ("mat2", weight)], tape.new((batch, fan_in), self.dtype))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """`global_batch` samples on `gpus` GPUs together; `dtype` is that of the dense part (fp32, tf32, fp16)."""
+    """`global_batch` samples on `gpus` GPUs together, `gpus_per_node` in a node; `dtype` is that of the dense part
+    (fp32, tf32, fp16)."""
 
     gpus: int
     global_batch: int
     dtype: str
+    gpus_per_node: int = 8
 
     @property
     def half(self) -> bool:

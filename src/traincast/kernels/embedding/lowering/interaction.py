@@ -1,4 +1,4 @@
-"""NVIDIA's kernels for the dot products between the embeddings of a sample."""
+"""NVIDIA's kernels between the embeddings of a sample: dot products, and the element-wise part of cross layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from traincast.kernels.streaming.launches import elementwise
 from traincast.workload.ops import Signature
 
 
-@lowers("nvidia::dot_based_interact", "nvidia::dot_based_interact_backward")
+@lowers(
+    "nvidia::dot_based_interact", "nvidia::dot_based_interact_backward", "hugectr::cross", "hugectr::cross_backward"
+)  # fmt: skip
 def interact(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel that has a sample's vectors in shared memory: what it reads and writes once is its time."""
+    """One kernel that has a sample's vectors in shared memory or registers: what it reads and writes is its time."""
     return (elementwise("mul", signature.inputs, signature.outputs),)

@@ -1,0 +1,55 @@
+"""HugeCTR's hybrid embedding (MLPerf 1.0 to 2.1): rows that many samples want are on every GPU, the others on one.
+
+Which rows are frequent is its own rule (`calculate_threshold`): on one node those that a GPU's samples want twice with
+more than a small probability; on several those for which an all-reduce moves less than an all-to-all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from traincast.embeddings import Table
+from traincast.embeddings.access import row_classes
+from traincast.programs.published.run import Run
+
+_DUPLICATES = 0.03  # on one node: the most that a row may be wanted twice by one GPU's samples (HybridEmbeddingParam)
+# on several nodes: bandwidths of all-to-all and all-reduce, and their ratio's efficiency (HybridEmbeddingParam)
+_ALL_TO_ALL, _ALL_REDUCE, _EFFICIENCY = 23.75e9, 1.3e11, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HybridRows:
+    """What a step's lookups are: `frequent` rows that all GPUs have, `touched` of them by the samples of one GPU, and
+    the share of lookups that want others."""
+
+    frequent: int
+    touched: int
+    infrequent_share: float
+
+
+def frequent_count(run: Run) -> float:
+    """How often a step's samples must want a row that is to be on every GPU."""
+    nodes = -(-run.gpus // run.gpus_per_node)
+    if nodes == 1:
+        local = run.global_batch / run.gpus
+        return run.global_batch * sqrt(2.0 * _DUPLICATES / (local * max(local - 1.0, 1.0)))
+    return nodes * _ALL_TO_ALL / _ALL_REDUCE * _EFFICIENCY * nodes / (nodes - 1.0)
+
+
+def hybrid_rows(tables: Sequence[Table], run: Run) -> HybridRows:
+    """Frequent rows of these tables, and who wants them."""
+    least, local = frequent_count(run), run.global_batch // run.gpus
+    frequent = touched = others = lookups = 0.0
+    for table in tables:
+        classes = row_classes(table.access, table.rows)
+        often = classes.probability * table.lookups(run.global_batch) >= least
+        rows, probability = classes.rows[often], classes.probability[often]
+        frequent += float(rows.sum())
+        touched += float(rows @ -np.expm1(table.lookups(local) * np.log1p(-np.minimum(probability, 1 - 1e-15))))
+        others += table.lookups(local) * (1.0 - float(rows @ probability))
+        lookups += table.lookups(local)
+    return HybridRows(round(frequent), round(touched), others / lookups)
