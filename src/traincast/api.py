@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from traincast.prediction.scaling import ScalingCurve
     from traincast.questions.export import Exported
     from traincast.questions.fit import FitResult
+    from traincast.questions.loading import Loader
     from traincast.questions.measure import Source as Step
     from traincast.questions.models import ModelList
     from traincast.questions.platforms import PlatformList
@@ -44,6 +45,9 @@ def predict(
     host: str | HostProfile | None = None,
     roofline_only: bool = False,
     uneven: Unevenness | None = None,
+    program: str | None = None,
+    cuda_graph: bool = False,
+    loader: Loader | None = None,
     **variant: Unpack[VariantOptions],
 ) -> Prediction:
     """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
@@ -57,6 +61,10 @@ def predict(
         host: a host profile or its name (default: the platform's).
         roofline_only: takes rooflines instead of the fitted kernel models.
         uneven: lets ranks differ by chance.
+        program: which program trains a DLRM on several GPUs ("torchrec", the default; "torchrec-pipelined", its
+            `TrainPipelineSparseDist`; "hugectr" and "nvidia" for the models that were published with them).
+        cuda_graph: replays the step as CUDA graphs; what cannot be part of one is named in the warnings.
+        loader: how batches come (`traincast.questions.loading.Loader`: `ms` a batch, `workers`, `pageable` copies).
         **variant: the fields of `traincast.questions.variant.Variant`: `batch_size` (samples per GPU), `seq_len`
             (tokens per sample), `dtype` ("fp32", "tf32", "fp16", "bf16"), `mode` ("training", "inference"),
             `optimizer` ("none", "sgd", "adagrad", "adam"), `attention` ("eager", "sdpa"), `embedding` ("batched",
@@ -68,7 +76,7 @@ def predict(
 
     question = Question(
         workload=workload, on=on, variant=variant_of(variant), gpus=gpus, clock_mhz=clock_mhz, host=host,
-        roofline_only=roofline_only, uneven=uneven,
+        roofline_only=roofline_only, uneven=uneven, program=program, cuda_graph=cuda_graph, loader=loader,
     )  # fmt: skip
     return answer(question)
 
@@ -81,6 +89,8 @@ def scaling(
     kind: str = "weak",
     clock_mhz: float | None = None,
     host: str | HostProfile | None = None,
+    program: str | None = None,
+    cuda_graph: bool = False,
     **variant: Unpack[VariantOptions],
 ) -> ScalingCurve:
     """Predicts one step on every number of GPUs given. `batch_size` is that of one GPU for a curve of the `kind`
@@ -89,7 +99,10 @@ def scaling(
     from traincast.questions.scaling import predict_scaling
     from traincast.questions.variant import variant_of
 
-    question = Question(workload=workload, on=on, variant=variant_of(variant), clock_mhz=clock_mhz, host=host)
+    question = Question(
+        workload=workload, on=on, variant=variant_of(variant), clock_mhz=clock_mhz, host=host, program=program,
+        cuda_graph=cuda_graph,
+    )  # fmt: skip
     return predict_scaling(question, gpus, kind)
 
 

@@ -36,8 +36,10 @@ def predict_step(
     host: HostProfile | None = None,
     roofline_only: bool = False,
     uneven: Unevenness | None = None,
+    late: float = 0.0,
 ) -> Prediction:
-    """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r)."""
+    """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r); every step
+    begins `late` seconds late."""
     instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
     costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
     costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
@@ -50,6 +52,7 @@ def predict_step(
         synchronised=workload.synchronised,
         gap=platform.device.kernel_gap,
         uneven=uneven,
+        late=late,
     )
     return _prediction(workload, platform, host, walked, costs, tf32=tf32)
 

@@ -88,9 +88,12 @@ def walk_step(
     synchronised: bool,
     gap: float,
     uneven: Unevenness | None = None,
+    late: float = 0.0,
 ) -> StepWalk:
-    """Walks the step once from idle, or twice when steps run into each other, and keeps the last."""
-    classes, crews, place = _classed(instructions, _durations(instructions, costs, host, uneven), topology)
+    """Walks the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
+    rank begins it `late` seconds late."""
+    durations = _begun_late(_durations(instructions, costs, host, uneven), late)
+    classes, crews, place = _classed(instructions, durations, topology)
     meetings = _meetings(classes, place)
     try:
         agenda = Agenda(crews, meetings)
@@ -147,6 +150,19 @@ def _durations(
         return busy, kernel
     both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
     return [seconds for seconds, _ in both], [seconds for _, seconds in both]
+
+
+def _begun_late(
+    durations: tuple[list[FloatArray], list[FloatArray]], late: float
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Durations with so many seconds before the first instruction; host times that were one object stay so."""
+    if not late:
+        return durations
+    known: dict[int, FloatArray] = {}
+    for seconds in durations[0]:
+        if id(seconds) not in known:
+            known[id(seconds)] = np.concatenate((seconds[:1] + late, seconds[1:]))
+    return [known[id(seconds)] for seconds in durations[0]], durations[1]
 
 
 @lru_cache(maxsize=8)  # each holds a whole step

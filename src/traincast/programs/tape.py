@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -57,6 +58,7 @@ class Tape:
     half: str = ""
     engine_ops_apart: bool = False
     engine_thread: int = 1
+    stream: int = 0  # on which ops run that name no other
 
     def __init__(self, batch_size: int, *, builder: ProgramBuilder | None = None) -> None:
         self.builder = ProgramBuilder(batch_size=batch_size) if builder is None else builder
@@ -138,7 +140,7 @@ class Tape:
             [ref.tensor for ref in outputs],
             module=module,
             forward=forward,
-            stream=stream,
+            stream=stream or self.stream,
         )
 
     def engine_scope(self, name: str, phase: Phase) -> None:
@@ -213,6 +215,7 @@ class Tape:
 
     def record(self, stream: int, *, module: str = "") -> int:
         """Records an event on a stream and gives its number."""
+        stream = stream or self.stream
         event = self._events
         self._events += 1
         scalars = [("event", event), ("stream", stream)]
@@ -221,6 +224,7 @@ class Tape:
 
     def wait(self, event: int, stream: int = 0, *, module: str = "") -> None:
         """Lets a stream wait for an event."""
+        stream = stream or self.stream
         scalars = [("event", event), ("stream", stream)]
         self.op("cuda::stream_wait_event", [], [], scalars, module=module, stream=stream)
 
@@ -256,6 +260,13 @@ class Tape:
         return self.collective(
             "allreduce_", "all_reduce", group, arguments, flat, nbytes=flat.spec.nbytes, stream=stream
         )
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """What names no other stream runs on this one."""
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
 
     def free(self, *refs: Ref) -> None:
         """Releases storages after the last op so far."""

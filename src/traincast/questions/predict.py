@@ -9,9 +9,11 @@ from traincast.platform.links import with_links
 from traincast.platform.platform import Platform, load_platform
 from traincast.prediction.prediction import predict_step
 from traincast.prediction.result import Prediction
+from traincast.questions.loading import Loader
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import Source, load_on, published_program
 from traincast.walk.uneven import Unevenness
+from traincast.workload.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,9 @@ class Question:
 
     `on` is a platform, its name or its file. `gpus` None is one, or as many as the workload was captured on.
     `clock_mhz` locks the SM clock. `host` is a host profile or its name (None: the platform's). `roofline_only`
-    takes rooflines instead of the fitted kernel models. `uneven` lets ranks differ by chance.
+    takes rooflines instead of the fitted kernel models. `uneven` lets ranks differ by chance. `program` names the
+    program that trains a recommender (`questions.programs`), `cuda_graph` replays the step as CUDA graphs, `loader`
+    says how batches come.
     """
 
     workload: Source
@@ -31,6 +35,9 @@ class Question:
     host: str | HostProfile | None = None
     roofline_only: bool = False
     uneven: Unevenness | None = None
+    program: str | None = None
+    cuda_graph: bool = False
+    loader: Loader | None = None
 
     def platform(self) -> Platform:
         """The platform asked for, its clock locked where one is given."""
@@ -54,8 +61,10 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
     alone = question.platform()
     platform = with_links(alone)
     step, shards = load_on(
-        question.workload, platform, question.variant, gpus=question.gpus, always_sharded=always_sharded
-    )
+        question.workload, platform, question.variant, gpus=question.gpus, always_sharded=always_sharded,
+        program=question.program,
+    )  # fmt: skip
+    step, graphs = _as_replayed(step, question)
     many = len(step.ranks) > 1
     answer = predict_step(
         step,
@@ -64,15 +73,30 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         host=question.host_profile(),
         roofline_only=question.roofline_only,
         uneven=question.uneven,
+        late=0.0 if question.loader is None else question.loader.before_step,
     )
+    if question.loader is not None:
+        answer = question.loader.limited(answer)
     notes = (
         _missing_units(question.variant.dtype, alone),
         shards,
+        graphs,
         platform.assumed if many else "",
         step.meta.get("compiled"),
     )
     assumed = tuple(said for said in notes if said)
     return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
+
+
+def _as_replayed(step: Workload, question: Question) -> tuple[Workload, str]:
+    """The step with its inputs as the loader has them, as graphs where they are asked for, and what is said of that."""
+    if question.loader is not None:
+        step = question.loader.feeding(step)
+    if not question.cuda_graph:
+        return step, ""
+    from traincast.questions.cuda_graph import graphed_step
+
+    return graphed_step(step)
 
 
 def _missing_units(dtype: str, platform: Platform) -> str:

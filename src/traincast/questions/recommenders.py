@@ -27,7 +27,9 @@ def described_dlrm(name: str) -> DlrmConfig | None:
     return DLRM_V2 if name == DLRM_V2.name else STUDY_DLRMS.get(name)
 
 
-def hybrid_variant(config: DlrmConfig, gpus: int, platform: Platform, variant: Variant) -> tuple[Workload, str]:
+def hybrid_variant(
+    config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, *, pipelined: bool = False
+) -> tuple[Workload, str]:
     """`hybrid_dlrm` in a variant, and what was assumed; what such a step does not have is refused."""
     if variant.seq_len is not None or variant.attention is not None:
         raise TraincastError(f"{config.name} has no sequences and no attention; leave out `seq_len` and `attention`")
@@ -46,5 +48,6 @@ def hybrid_variant(config: DlrmConfig, gpus: int, platform: Platform, variant: V
         memory_bytes=platform.device.memory_bytes,
         gpus_per_node=platform.gpus_per_node,
         half=_AUTOCAST[variant.dtype],
+        pipelined=pipelined,
     )
     return (without_phase(workload, Phase.OPTIMIZER) if variant.optimizer == "none" else workload), assumed

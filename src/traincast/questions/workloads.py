@@ -51,30 +51,48 @@ def published_program(source: Source) -> PublishedProgram | None:
 
 
 def load_on(
-    source: Source, platform: Platform, variant: Variant, *, gpus: int | None = None, always_sharded: bool = False
-) -> tuple[Workload, str]:
+    source: Source, platform: Platform, variant: Variant, *, gpus: int | None = None, always_sharded: bool = False,
+    program: str | None = None,
+) -> tuple[Workload, str]:  # fmt: skip
     """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
 
-    A DLRM trains hybrid parallel on several GPUs (with `always_sharded` also on one), every other workload of one GPU
-    data parallel; one captured on several GPUs runs on those, a published program as its authors divide it.
+    A DLRM trains hybrid parallel on several GPUs (with `always_sharded` or a `program` also on one), every other
+    workload of one GPU data parallel; one captured on several GPUs runs on those, a published program as its authors
+    divide it.
     """
-    program = published_program(source)
     if program is not None:
+        return _under(program, source, platform, variant, 1 if gpus is None else gpus)
+    published = published_program(source)
+    if published is not None:
         from traincast.questions.published import published_step
 
-        return published_step(program, 1 if gpus is None else gpus, variant, platform.gpus_per_node)
+        return published_step(published, 1 if gpus is None else gpus, variant, platform.gpus_per_node)
     if not isinstance(source, Workload) and gpus is not None and (gpus > 1 or always_sharded):
-        from traincast.questions.recommenders import described_dlrm, hybrid_variant
+        from traincast.questions.programs import recommender_on
+        from traincast.questions.recommenders import described_dlrm
 
         config = described_dlrm(str(source)) if variant.trains_eagerly else None
         if config is not None:
-            return hybrid_variant(config, gpus, platform, variant)
+            return recommender_on(config, gpus, platform, variant, None)
     workload = load(source, variant)
     if gpus is None:
         return workload, ""
     from traincast.programs.data_parallel import on_gpus
 
     return on_gpus(workload, gpus), ""
+
+
+def _under(program: str, source: Source, platform: Platform, variant: Variant, gpus: int) -> tuple[Workload, str]:
+    """A recommender under a program that was asked for."""
+    from traincast.questions.programs import check_program, no_program, recommender_on
+    from traincast.questions.recommenders import described_dlrm
+
+    check_program(program)
+    sharded = not isinstance(source, Workload) and published_program(source) is None and variant.trains_eagerly
+    config = described_dlrm(str(source)) if sharded else None
+    if config is None:
+        raise no_program(f"workload '{source.name}'" if isinstance(source, Workload) else str(source))
+    return recommender_on(config, gpus, platform, variant, program)
 
 
 def _at_size(workload: Workload, variant: Variant) -> Workload:

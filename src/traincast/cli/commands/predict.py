@@ -8,6 +8,9 @@ Batch size is per GPU. Training is forward, backward and optimizer step; '--opti
 shards its tables instead.
 '--gpus 1,2,4,8' gives a scaling curve: weak (the default) keeps the batch of a GPU, with '--scaling strong'
 '--batch-size' is the batch of all GPUs together. Workloads captured on several GPUs run on those.
+
+A DLRM on several GPUs is TorchRec's program; '--program' picks another. '--cuda-graph' replays the step as CUDA graphs
+and says what breaks them. '--loader-ms 8 --workers 4' lets a data loader hold the step up.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from traincast.cli.output import check_outputs, print_result
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
 from traincast.prediction.scaling import SCALINGS
+from traincast.questions.loading import Loader
+from traincast.questions.programs import PROGRAMS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_text
@@ -40,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attention", choices=ATTENTIONS, help="Transformers; default eager")
     parser.add_argument("--embedding", choices=EMBEDDINGS, help="DLRMs; default batched")
     parser.add_argument("--compiled", action="store_true", help="as torch.compile would run it (inference only)")
+    parser.add_argument("--program", choices=PROGRAMS, help="what trains a DLRM on several GPUs; default torchrec")
+    parser.add_argument("--cuda-graph", action="store_true", help="the step replayed as CUDA graphs")
+    parser.add_argument("--loader-ms", type=float, default=0.0, metavar="N", help="what a worker takes for a batch")
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="N", help="of the data loader; 0: in the training loop"
+    )
+    parser.add_argument("--pageable", action="store_true", help="inputs are copied from pageable memory")
     parser.add_argument("--clock-mhz", type=float, metavar="N", help="locked SM clock")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
     parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
@@ -66,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
         clock_mhz=args.clock_mhz,
         host=args.host,
         uneven=uneven,
+        program=args.program,
+        cuda_graph=args.cuda_graph,
+        loader=_loader(args),
         **variant_options(args),
     )
     if args.trace_out:
@@ -74,11 +89,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _loader(args: argparse.Namespace) -> Loader | None:
+    loader = Loader(ms=args.loader_ms, workers=args.workers, pageable=args.pageable)
+    return None if loader == Loader() else loader
+
+
 def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
     from traincast.report.scaling import scaling_text
 
     if args.trace_out:
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
+    if _loader(args):
+        raise TraincastError("--loader-ms, --workers and --pageable are for one prediction; give one number of --gpus")
     curve = scaling(
         args.workload,
         on=args.on,
@@ -86,6 +108,8 @@ def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
         kind=args.scaling or "weak",
         clock_mhz=args.clock_mhz,
         host=args.host,
+        program=args.program,
+        cuda_graph=args.cuda_graph,
         **variant_options(args),
     )
     print_result(curve, scaling_text, as_json=args.json)

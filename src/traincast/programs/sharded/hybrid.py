@@ -36,14 +36,15 @@ def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
 
 
 def hybrid_dlrm(
-    config: DlrmConfig, gpus: int, *, batch_size: int, memory_bytes: float, gpus_per_node: int, half: str = ""
-) -> tuple[Workload, str]:
+    config: DlrmConfig, gpus: int, *, batch_size: int, memory_bytes: float, gpus_per_node: int, half: str = "",
+    pipelined: bool = False,
+) -> tuple[Workload, str]:  # fmt: skip
     """One training step of a DLRM on `gpus` GPUs of `memory_bytes` each, `batch_size` samples each, and what was
     assumed.
 
     Tables go whole to one GPU each, the busiest first to the GPU with the least lookups that has room for it; one
     that fits nowhere is split by rows over all. Lookups are FBGEMM's, the dense part is under DDP; with `half`
-    (bfloat16, float16) its forward pass runs under autocast.
+    (bfloat16, float16) its forward pass runs under autocast; `pipelined` as in `sharded_dlrm`.
     """
     tables = dlrm_tables(config)
     dense = replace(Dense.of(config), half=half)
@@ -57,6 +58,7 @@ def hybrid_dlrm(
         batch_size=batch_size,
         gpus_per_node=gpus_per_node,
         index_dtype=config.index_dtype,
+        pipelined=pipelined,
         name=config.name,
     )
     split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from traincast.embeddings.table import Table, check_tables
@@ -33,6 +33,7 @@ MODULE = "Dlrm"
 DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
 """The optimizer of a copied table, by that of the table. TorchRec fuses optimizers into sharded tables only: a copied
 one is a parameter like any other, and a row-wise one becomes that of the dense part's kind."""
+_PREFETCH = 16  # the stream of the next batch, beyond those of the communicators
 _RIGID = "how often rows repeat depends on the batch size; build it anew for another one"
 
 
@@ -45,9 +46,11 @@ def sharded_dlrm(
     gpus_per_node: int = 8,
     redistribute_inputs: bool = True,
     index_dtype: str = "int64",
+    pipelined: bool = False,
     name: str = "sharded-dlrm",
 ) -> Workload:
-    """One training step under a plan, for `batch_size` samples per rank.
+    """One training step under a plan, for `batch_size` samples per rank; `pipelined` as TorchRec's
+    `TrainPipelineSparseDist` runs it, which copies and distributes the next batch beside this step.
 
     Without a dense part it is the lookups, their exchange, and the way back from gradients that are there. Without
     `redistribute_inputs` every rank is fed the row numbers of its own parts, as facebookresearch/dlrm does.
@@ -78,7 +81,7 @@ def sharded_dlrm(
         rank = ranks.index(number)
         program = rank_program(
             layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
-            like=templates.get(layout.form(rank)),
+            pipelined=pipelined, like=templates.get(layout.form(rank)),
         ).program  # fmt: skip
         templates.setdefault(layout.form(rank), program)
         written.append(program)
@@ -107,15 +110,20 @@ def rank_program(
     *,
     redistribute_inputs: bool = True,
     index_dtype: str = "int64",
+    pipelined: bool = False,
     like: Program | None = None,
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
     tape = MarkedTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
-    return _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype).program()
+    writer = _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype)
+    writer.pipelined = pipelined
+    return writer.program()
 
 
 class _Writer:
-    """One rank's step, in the order it runs."""
+    """One rank's step, in the order it runs; `pipelined` distributes the next batch beside it."""
+
+    pipelined: bool = False
 
     def __init__(
         self, tape: MarkedTape, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
@@ -153,19 +161,49 @@ class _Writer:
 
     def program(self) -> MarkedProgram:
         """Everything."""
+        features = self._prefetched() if self.pipelined else self._fetched(self._begin)
+        for section, lookups, output, taken in zip(self.sections, self.lookups, self.outputs, features, strict=True):
+            self._look_up(section, lookups, output, taken)
+        embedded = self._forward()
+        if self.pipelined:
+            with self.tape.on_stream(_PREFETCH):
+                self._fetched(lambda: None)
+        grads = self._back_to_embeddings(embedded)
+        self._backward(grads)
+        return self.tape.marked_program()
+
+    def _fetched(self, begin: Callable[[], None]) -> list[list[Features]]:
+        """A batch copied from the host, and the lookups of each kernel of this rank in it; `begin` comes between."""
         features = self._inputs()
+        begin()
+        return self._redistributed(features[0][0]) if self.redistributed else features
+
+    def _begin(self) -> None:
+        """The dense part's inputs are copied, and the gradients of the step before go."""
         if self.dense is not None:
             self.dense.inputs()
         if self.reducer is not None:
             self.reducer.drop()
-        if self.redistributed:
-            features = self._redistributed(features[0][0])
-        for section, lookups, output, taken in zip(self.sections, self.lookups, self.outputs, features, strict=True):
-            self._look_up(section, lookups, output, taken)
-        embedded = self._forward()
-        grads = self._back_to_embeddings(embedded)
-        self._backward(grads)
-        return self.tape.marked_program()
+
+    def _prefetched(self) -> list[list[Features]]:
+        """The lookups of each kernel, there already: `TrainPipelineSparseDist` distributed them beside the step
+        before."""
+        tape, kind = self.tape, StorageKind.INPUT
+        tape.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        tape.wait(tape.record(_PREFETCH))
+        with tape.on_stream(_PREFETCH):
+            self._begin()
+        return [
+            [
+                Features(
+                    tape.resident((kernel.tables * self._samples(section) + 1,), kind, self.index_dtype),
+                    tape.resident((kernel.lookups,), kind, self.index_dtype),
+                    tape.resident((kernel.lookups,), kind) if kernel.weighted else None,
+                )
+                for kernel in section.ranks[tape.rank]
+            ]
+            for section in self.sections
+        ]
 
     def _inputs(self) -> list[list[Features]]:
         """What is copied from the host: this rank's samples, or the row numbers of this rank's parts."""

@@ -1,0 +1,59 @@
+"""Which program trains a recommender on many GPUs: TorchRec's unless another is asked for."""
+
+from __future__ import annotations
+
+from traincast.errors import TraincastError, unknown
+from traincast.platform.platform import Platform
+from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.published.catalog import published_programs
+from traincast.questions.published import published_step
+from traincast.questions.recommenders import hybrid_variant
+from traincast.questions.variant import Variant
+from traincast.workload.workload import Workload
+
+TORCHREC, PIPELINED = "torchrec", "torchrec-pipelined"
+PROGRAMS = (TORCHREC, PIPELINED, "hugectr", "nvidia")
+"""Every program by name; a published one is there for the models that were published with it."""
+_PUBLISHED = {
+    ("dlrm-mlperf", "hugectr"): "hugectr-dlrm",
+    ("dlrm-mlperf", "nvidia"): "nvidia-dlrm-mlperf",
+    ("dlrm-v2", "hugectr"): "hugectr-dlrm-dcnv2",
+}
+
+
+def choices(model: str) -> tuple[str, ...]:
+    """The programs of a recommender, the default first."""
+    return TORCHREC, PIPELINED, *(program for name, program in _PUBLISHED if name == model)
+
+
+def check_program(program: str) -> None:
+    """Refuses a name that is no program's."""
+    if program not in PROGRAMS:
+        raise unknown("program", program, PROGRAMS, f"Choose from {', '.join(PROGRAMS)}.")
+
+
+def recommender_on(
+    config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, program: str | None
+) -> tuple[Workload, str]:
+    """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
+    wanted = program or TORCHREC
+    if wanted not in choices(config.name):
+        raise TraincastError(
+            f"{config.name} was not published with the program '{wanted}'; `program` is one of "
+            f"{', '.join(choices(config.name))}"
+        )
+    if wanted not in (TORCHREC, PIPELINED):
+        published = published_programs()[_PUBLISHED[config.name, wanted]]
+        step, said = published_step(published, gpus, variant, platform.gpus_per_node)
+        return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", said) if note)
+    step, said = hybrid_variant(config, gpus, platform, variant, pipelined=wanted == PIPELINED)
+    others = ", ".join(name for name in choices(config.name) if name != TORCHREC)
+    return step, said if program else f"{said}; this is TorchRec's program, --program has others: {others}"
+
+
+def no_program(name: str) -> TraincastError:
+    """What is asked to choose a program and has none."""
+    return TraincastError(
+        f"{name} has no programs to choose from: only DLRMs by name or in YAML that train eagerly have; leave out "
+        "`program`"
+    )
