@@ -18,7 +18,7 @@ def ask(model, program=None, *, gpus=8, on="dgx-a100", **variant):
 def test_the_default_is_torchrecs_and_says_so():
     answer = ask("dlrm-mlperf", batch_size=512)
     (said,) = [warning for warning in answer.warnings if "hybrid parallel" in warning]
-    assert said.endswith("this is TorchRec's program, --program has others: torchrec-pipelined, hugectr, nvidia")
+    assert said.endswith("this is TorchRec's program, `program` has others: torchrec-pipelined, hugectr, nvidia")
     assert answer.iteration == ask("dlrm-mlperf", "torchrec", batch_size=512).iteration
 
 

@@ -48,7 +48,7 @@ def recommender_on(
         return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", said) if note)
     step, said = hybrid_variant(config, gpus, platform, variant, pipelined=wanted == PIPELINED)
     others = ", ".join(name for name in choices(config.name) if name != TORCHREC)
-    return step, said if program else f"{said}; this is TorchRec's program, --program has others: {others}"
+    return step, said if program else f"{said}; this is TorchRec's program, `program` has others: {others}"
 
 
 def no_program(name: str) -> TraincastError:

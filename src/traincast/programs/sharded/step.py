@@ -59,20 +59,7 @@ def sharded_dlrm(
     tables = check_tables(tables)
     dense = Dense.of(dense) if isinstance(dense, DlrmConfig) else dense
     layout = lay_out(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
-    for table in tables:
-        if table.optimizer not in DENSE_OPTIMIZERS:
-            raise TraincastError(
-                f"table '{table.name}' has optimizer '{table.optimizer}'; a training step needs one of "
-                f"{', '.join(DENSE_OPTIMIZERS)}"
-            )
-    if dense is not None and dense.equal_widths:
-        wrong = [table for table in tables if table.dim != dense.bottom_mlp[-1]]
-        if wrong:
-            raise TraincastError(
-                f"table '{wrong[0].name}' has dim {wrong[0].dim}; the "
-                f"{'dot interaction' if dense.interaction == 'dot' else 'cross network'} needs the bottom MLP's "
-                f"{dense.bottom_mlp[-1]}"
-            )
+    _check(dense, tables)
     first: dict[tuple[object, ...], int] = {}
     ranks = tuple(first.setdefault(layout.key(rank), len(first)) for rank in range(layout.world_size))
     written: list[Program] = []
@@ -92,6 +79,24 @@ def sharded_dlrm(
         mode="training",
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
     )
+
+
+def _check(dense: Dense | None, tables: Sequence[Table]) -> None:
+    """Refuses tables that cannot be trained, or that the dense part cannot take."""
+    for table in tables:
+        if table.optimizer not in DENSE_OPTIMIZERS:
+            raise TraincastError(
+                f"table '{table.name}' has optimizer '{table.optimizer}'; a training step needs one of "
+                f"{', '.join(DENSE_OPTIMIZERS)}"
+            )
+    if dense is not None and dense.equal_widths:
+        wrong = [table for table in tables if table.dim != dense.bottom_mlp[-1]]
+        if wrong:
+            raise TraincastError(
+                f"table '{wrong[0].name}' has dim {wrong[0].dim}; the "
+                f"{'dot interaction' if dense.interaction == 'dot' else 'cross network'} needs the bottom MLP's "
+                f"{dense.bottom_mlp[-1]}"
+            )
 
 
 def check_ranks(ranks: int) -> None:
