@@ -5,6 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
+from traincast.embeddings import lru
 from traincast.embeddings.lru import LruCounter, earlier_and_greater, stack_distances
 from traincast.errors import TraincastError
 
@@ -58,3 +59,13 @@ def test_counter_keeps_no_more_than_its_largest_cache():
 def test_counter_refuses_a_cache_it_did_not_count():
     with pytest.raises(TraincastError, match="up to 8"):
         LruCounter(largest=8).hits(9)
+
+
+def test_a_long_piece_is_counted_in_parts_with_the_same_result(monkeypatch):
+    indices = np.random.default_rng(5).integers(0, 40, 500)
+    whole, parts = LruCounter(16), LruCounter(16)
+    whole.feed(indices)
+    monkeypatch.setattr(lru, "_PIECE", 17)
+    parts.feed(indices)
+    assert [parts.hits(size) for size in range(17)] == [whole.hits(size) for size in range(17)]
+    assert parts.lookups == whole.lookups == 500

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
+import time
+from pathlib import Path
 
 import pytest
 
 from traincast.errors import TraincastError
-from traincast.files.writing import check_output, replacing, write_bytes, write_json
+from traincast.files.writing import check_output, replacing, write_bytes, write_json, write_together
 
 
 def left_over(folder):
@@ -98,3 +102,52 @@ def test_an_input_is_never_overwritten(tmp_path):
         with pytest.raises(TraincastError, match="also read"):
             write_json(target, {"new": 1}, inputs=[source, tmp_path / "absent"])
     assert source.read_text() == "{}"
+
+
+def draft(folder, name, *, seconds_old):
+    path = folder / name
+    path.write_bytes(b"half")
+    then = time.time() - seconds_old
+    os.utime(path, (then, then))
+    return path
+
+
+def test_drafts_of_killed_processes_go_when_the_file_is_written_again(tmp_path):
+    stale = ".a.bin.0123456789abcdef.tmp"
+    draft(tmp_path, stale, seconds_old=100)
+    draft(tmp_path, ".a.bin.fedcba9876543210.tmp", seconds_old=1)  # its process may not have locked it yet
+    draft(tmp_path, ".b.bin.0123456789abcdef.tmp", seconds_old=100)  # of another file
+    draft(tmp_path, ".a.bin.mine.tmp", seconds_old=100)  # not ours
+    (tmp_path / ".a.bin.0000000000000000.tmp").symlink_to(tmp_path / "b")
+    others = left_over(tmp_path)
+    write_bytes(tmp_path / "a.bin", b"new")
+    assert left_over(tmp_path) == sorted({*others, "a.bin"} - {stale})
+
+
+def test_the_draft_of_a_living_process_stays(tmp_path):
+    with replacing(tmp_path / "a.bin") as file:
+        file.write(b"slow")
+        (name,) = left_over(tmp_path)
+        os.utime(tmp_path / name, (0, 0))
+        write_bytes(tmp_path / "a.bin", b"fast")
+        assert left_over(tmp_path) == sorted([name, "a.bin"])
+    assert (tmp_path / "a.bin").read_bytes() == b"slow"
+    assert left_over(tmp_path) == ["a.bin"]
+
+
+def test_ctrl_c_between_two_files_waits_for_the_second(tmp_path, monkeypatch):
+    put_in_place = Path.replace
+
+    def interrupted(self, target):
+        put_in_place(self, target)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    other = threading.Event()  # another thread may take the signal
+    thread = threading.Thread(target=other.wait)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        write_together({tmp_path / "a": b"1", tmp_path / "b": b"2", tmp_path / "c": b"3"})
+    other.set()
+    thread.join()
+    assert left_over(tmp_path) == ["a", "b", "c"]

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.formats import FORMATS
 from tests.fuzz.running import format_named, judged, run_cases
 
-CASES = {"workload": 160, "kineto": 160, "tables": 60, "indices": 60, "plan": 120}
+CASES = {"workload": 100, "platform": 60, "tables": 40, "indices": 60}
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.traces.damaged import kineto_document
 from tests.traces.timelines import event, kernel, launch, op, small_events, step, write_trace
 from traincast.cli.main import main
 from traincast.errors import TraincastError
@@ -125,3 +126,35 @@ def test_no_output_replaces_an_input(tmp_path, capsys, option, whole):
     assert "it is also read" in refusal(capsys, "trace", tmp_path if whole else path, option, path)
     assert "give the path of a file" in refusal(capsys, "trace", path, option, tmp_path)
     assert path.read_bytes() == before
+
+
+FORGED = "\n!forged\x1b[31m"
+
+
+def with_odd_names(document):
+    """Line breaks and terminal escapes in every name: ops, kernels, threads, groups, collectives, devices."""
+    for number, entry in enumerate(document["traceEvents"]):
+        if entry["cat"] in ("cpu_op", "cuda_runtime"):
+            entry["tid"] = f"{entry['tid']}{FORGED}"
+        if entry["cat"] in ("cpu_op", "kernel"):
+            entry["name"] += FORGED
+        if entry["cat"] == "kernel" and number % 2:
+            entry["name"] = f"ncclDevKernel_AllReduce{FORGED}"
+            names = {"Collective name": "nobody's", "Process Group Name": "default", "dtype": "Float"}
+            entry["args"] |= {key: name + FORGED for key, name in names.items()}
+    named = [{"ph": "M", "name": kind, "pid": 100, "tid": 100, "args": {"name": kind + FORGED}} for kind in
+             ("thread_name", "process_name")]  # fmt: skip
+    document["traceEvents"] += named
+    document["deviceProperties"][0]["name"] += FORGED
+    return document
+
+
+@pytest.mark.parametrize("more", [[], ["--on", "v100"]])
+def test_no_name_of_a_trace_forges_a_line_of_the_report(tmp_path, capsys, more):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(with_odd_names(kineto_document(steps=3))))
+    assert main(["trace", str(path), *more]) == 0
+    said = capsys.readouterr().out
+    assert "default\\n!forged" in said
+    assert "\x1b" not in said
+    assert [line for line in said.splitlines() if line.startswith("!forged")] == []

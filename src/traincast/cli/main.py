@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from traincast.cli.options import in_options
-from traincast.cli.signals import Terminated, signals_as_exceptions
+from traincast.cli.signals import Signals, Terminated, signals_as_exceptions
 from traincast.cli.verbs import BAD_INPUT, OK, parsers
 from traincast.errors import TraincastError
 from traincast.version import __version__
@@ -24,14 +24,12 @@ OPTIONAL = {"torch": "capture", "polars": "data", "scipy": "data", "threadpoolct
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     if argv is not None:
-        return _run(argv)
-    with signals_as_exceptions() as signal_code:
-        code = _run(sys.argv[1:])
-        # a signal inside an import of C code comes out as that import's failure
-        return (signal_code() or code) if code == INTERNAL_ERROR else code
+        return _run(argv, Signals())
+    with signals_as_exceptions() as signals:
+        return _run(sys.argv[1:], signals)
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], signals: Signals) -> int:
     """Parses, runs the verb, and turns what goes wrong into a line and an exit code."""
     arguments = argparse.Namespace(options={})
     try:
@@ -41,25 +39,37 @@ def _run(argv: list[str]) -> int:
             return int(arguments.run(arguments))
         finally:
             _flush_output()
-    except TraincastError as error:
+    except KeyboardInterrupt:
+        signals.settle()
+        return _ended(INTERRUPTED)
+    except Terminated as end:
+        signals.settle()
+        return _ended(end.exit_code)
+    except Exception as error:
+        signals.settle()
+        # a signal inside an import of C code comes out as that import's failure
+        signalled = signals.exit_code
+        return _ended(signalled) if signalled else _complaint(error, arguments)
+
+
+def _complaint(error: Exception, arguments: argparse.Namespace) -> int:
+    """What went wrong, in one line."""
+    if isinstance(error, TraincastError):
         return _say(in_options(str(error), arguments.options), BAD_INPUT)
-    except ModuleNotFoundError as error:
-        if error.name not in OPTIONAL:
-            return _ours(error)
+    if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL:
         return _say(f"this needs {error.name}: pip install 'traincast[{OPTIONAL[error.name]}]'", BAD_INPUT)
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         _drop_output()
         return OK
-    except OSError as error:  # a file that cannot be read or written; after BrokenPipeError, which is one too
+    if isinstance(error, OSError):  # a file that cannot be read or written; after BrokenPipeError, which is one too
         return _say(_trouble(error), BAD_INPUT)
-    except MemoryError:
+    if isinstance(error, MemoryError):
         return _say("not enough memory for this input; give a smaller one", BAD_INPUT)
-    except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
-    except Terminated as end:
-        return _say("terminated", end.exit_code)
-    except Exception as error:
-        return _ours(error)
+    return _ours(error)
+
+
+def _ended(code: int) -> int:
+    return _say("interrupted" if code == INTERRUPTED else "terminated", code)
 
 
 def _prepare_streams() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -18,27 +18,42 @@ class Terminated(BaseException):
         self.exit_code = _SIGNAL_EXIT_CODE + number
 
 
+class Signals:
+    """The signals that came. Until `settle` each of them raises; after it they change nothing, since the command has
+    its answer and is about to end."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._settled = False
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the first signal that came, Ctrl-C included, or None."""
+        return _SIGNAL_EXIT_CODE + self._first if self._first else None
+
+    def settle(self) -> None:
+        """From now on no signal raises."""
+        self._settled = True
+
+    def receive(self, number: int, _: FrameType | None) -> None:
+        """Handles a signal."""
+        if self._settled:
+            return
+        self._first = self._first or number
+        raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
+
+
 @contextmanager
-def signals_as_exceptions() -> Iterator[Callable[[], int | None]]:
-    """SIGTERM and SIGHUP raise `Terminated` in the block; yields a function that gives the exit code
-    of the first signal that came, Ctrl-C included, or None."""
-    received: list[int] = []
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    def terminate(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        raise Terminated(number)
-
-    wanted = {signal.SIGINT: interrupt, signal.SIGTERM: terminate, signal.SIGHUP: terminate}
+def signals_as_exceptions() -> Iterator[Signals]:
+    """In the block, Ctrl-C raises `KeyboardInterrupt`, SIGTERM and SIGHUP `Terminated`; yields what has come."""
+    signals = Signals()
     before = {}
-    for number, handler in wanted.items():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays as it is
-            before[number] = signal.signal(number, handler)
+            before[number] = signal.signal(number, signals.receive)
     try:
-        yield lambda: _SIGNAL_EXIT_CODE + received[0] if received else None
+        yield signals
     finally:
+        signals.settle()
         for number, earlier in before.items():
             signal.signal(number, earlier)

@@ -16,6 +16,7 @@ DEFAULT_LARGEST = 1 << 20  # rows of the largest cache that is counted; memory g
 MAX_INDEX = (1 << 34) - 1  # leaves room for positions in a 64-bit sort key
 MAX_PIECE = (1 << 26) - 1
 """Lookups counted at once; sorting so many takes about 3 GB."""
+_PIECE = 1 << 21  # lookups counted at once: of 2^23, in a third of the time that one sort of all takes
 _BLOCK_BITS = 18  # numbers sorted at a time, so that they stay in the CPU's cache
 
 
@@ -109,10 +110,12 @@ class LruCounter:
 
     def feed(self, indices: IntArray) -> None:
         """Takes the next lookups of the stream."""
-        self.lookups += len(indices)
-        self._waiting.append(indices)
-        if self.lookups - self._counted >= self.largest:
-            self._count()
+        piece = max(_PIECE, self.largest)
+        for first in range(0, len(indices), piece):
+            self._waiting.append(indices[first : first + piece])
+            self.lookups += len(self._waiting[-1])
+            if self.lookups - self._counted >= self.largest:
+                self._count()
 
     def _count(self) -> None:
         stream = np.concatenate([self._recent, *self._waiting])

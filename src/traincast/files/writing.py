@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import secrets
+import signal
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +20,7 @@ from traincast.errors import TraincastError
 from traincast.files.reading import shown_path
 
 _NAME_PART = 40  # characters of the file's name in that of its draft: at most 160 bytes of the 255 a name may have
+_STALE_SECONDS = 60  # between making a draft and locking it pass microseconds
 
 
 def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path:
@@ -45,11 +51,14 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path
 def replacing(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
     """A binary file to write to; it takes the place of `path` when the block ends well, else it vanishes."""
     target = check_output(path, inputs=inputs)
+    _remove_stale(target)
     # named before it is made, so that an interrupt at any moment still removes it
     draft = target.with_name(f".{target.name[:_NAME_PART]}.{secrets.token_hex(8)}.tmp")
     try:
         number = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(number, "wb") as file:
+            with suppress(OSError):  # some file systems cannot; then the draft of a killed process stays
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(number, _permissions(target))
             yield file
             file.flush()
@@ -63,6 +72,27 @@ def replacing(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Iterato
             draft.unlink()
 
 
+def _remove_stale(target: Path) -> None:
+    """Removes drafts of this file whose writers were killed: old enough to be locked by now, and locked by nobody."""
+    draft = re.compile(re.escape(f".{target.name[:_NAME_PART]}.") + r"[0-9a-f]{16}\.tmp")
+    with suppress(OSError):
+        for entry in os.scandir(target.parent):
+            if not draft.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+                continue
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                _remove_unlocked(Path(entry.path))
+
+
+def _remove_unlocked(draft: Path) -> None:
+    with suppress(OSError):
+        number = os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a living writer holds it
+            draft.unlink()
+        finally:
+            os.close(number)
+
+
 def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] = ()) -> None:
     """A file with these bytes, whole or not at all."""
     with replacing(path, inputs=inputs) as file:
@@ -71,12 +101,38 @@ def write_bytes(path: str | Path, data: bytes, *, inputs: Iterable[str | Path] =
 
 def write_together(contents: Mapping[Path, bytes]) -> None:
     """Several files, all or none: every one is on the disk under a name of its own before the first is put in place."""
-    with ExitStack() as stack:
+    with _signals_waiting() as wait, ExitStack() as stack:
         drafts = [(stack.enter_context(replacing(path)), data) for path, data in contents.items()]
         for file, data in drafts:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        wait()  # from here on files are put in place one after the other
+
+
+@contextmanager
+def _signals_waiting() -> Iterator[Callable[[], None]]:
+    """Yields a function after whose call Ctrl-C and the like wait until the block ends.
+
+    Blocking them would hold them off this thread only, and any other may take them.
+    """
+    came: list[int] = []
+    handlers: dict[int, Any] = {}
+
+    def wait() -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python handles signals in the main one
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                handlers[number] = signal.signal(number, lambda number, _: came.append(number))
+
+    try:
+        yield wait
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def write_json(path: str | Path, document: Any, *, inputs: Iterable[str | Path] = ()) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from traincast.errors import printable
 from traincast.traces.link import Linked
 from traincast.workload.collectives import COLLECTIVES, named_in_trace
 
@@ -106,8 +107,8 @@ def _from_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     }
     size = metadata.get("group_size")
     return {
-        "kind": _kind(str(metadata["name"])),
-        "group": str(metadata.get("group", "")),
+        "kind": _kind(printable(str(metadata["name"]))),
+        "group": printable(str(metadata.get("group", ""))),
         "group_size": size if isinstance(size, int) else 0,
         "group_ranks": _numbers(metadata.get("group_ranks")),
         "in_splits": _numbers(metadata.get("in_split")),
