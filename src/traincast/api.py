@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from traincast.questions.variant import VariantOptions
     from traincast.replay.results import TraceReport
     from traincast.sharding.result import ShardingAnswer
+    from traincast.training.layout import Layout
+    from traincast.training.plan import Plan
+    from traincast.training.result import TrainingPrediction
+    from traincast.transformers.description import Transformer
     from traincast.walk.uneven import Unevenness
     from traincast.workload.workload import Workload
 
@@ -73,12 +77,64 @@ def predict(
     from traincast.questions.predict import Question
     from traincast.questions.predict import predict as answer
     from traincast.questions.variant import variant_of
+    from traincast.questions.workloads import default_dtype
 
     question = Question(
-        workload=workload, on=on, variant=variant_of(variant), gpus=gpus, clock_mhz=clock_mhz, host=host,
-        roofline_only=roofline_only, uneven=uneven, program=program, cuda_graph=cuda_graph, loader=loader,
+        workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), gpus=gpus,
+        clock_mhz=clock_mhz, host=host, roofline_only=roofline_only, uneven=uneven, program=program,
+        cuda_graph=cuda_graph, loader=loader,
     )  # fmt: skip
     return answer(question)
+
+
+def predict_training(
+    model: str | Path | Transformer,
+    *,
+    on: str | Platform,
+    layout: Layout,
+    clock_mhz: float | None = None,
+    host: str | HostProfile | None = None,
+    roofline_only: bool = False,
+) -> TrainingPrediction:
+    """Predicts one training step of a Transformer laid over GPUs; see `TrainingPrediction` for what comes back.
+
+    `model` is built in ("llama3-70b"), a short YAML description, a Hugging Face `config.json`, or a `Transformer`;
+    `layout` says how many GPUs there are and what each group of them shares. Other keywords as in `predict`.
+    """
+    from traincast.questions.training import TrainingQuestion, answer_training
+
+    named = str(model) if isinstance(model, Path) else model
+    question = TrainingQuestion(
+        model=named, on=on, layout=layout, clock_mhz=clock_mhz, host=host, roofline_only=roofline_only
+    )
+    return answer_training(question)
+
+
+def plan(
+    model: str | Path | Transformer,
+    *,
+    on: str | Platform,
+    gpus: int,
+    global_batch: int | None = None,
+    tokens_per_step: int | None = None,
+    seq_len: int | None = None,
+    dtype: str = "bf16",
+    price: float | None = None,
+    tokens: float | None = None,
+    progress: Progress = _silent,
+) -> Plan:
+    """How to train a Transformer on so many GPUs: the layouts with the fastest steps that fit in memory, best first.
+
+    The step is `global_batch` samples (default two a GPU), or as many as hold `tokens_per_step`. `price` is dollars of
+    one GPU for an hour, `tokens` those of the whole training. The model is named as in `predict_training`.
+    """
+    from traincast.questions.training import PlanQuestion, answer_plan
+
+    question = PlanQuestion(
+        model=str(model) if isinstance(model, Path) else model, on=on, gpus=gpus, global_batch=global_batch,
+        tokens_per_step=tokens_per_step, seq_len=seq_len, dtype=dtype, price=price, tokens=tokens,
+    )  # fmt: skip
+    return answer_plan(question, progress)
 
 
 def scaling(
@@ -98,10 +154,11 @@ def scaling(
     from traincast.questions.predict import Question
     from traincast.questions.scaling import predict_scaling
     from traincast.questions.variant import variant_of
+    from traincast.questions.workloads import default_dtype
 
     question = Question(
-        workload=workload, on=on, variant=variant_of(variant), clock_mhz=clock_mhz, host=host, program=program,
-        cuda_graph=cuda_graph,
+        workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), clock_mhz=clock_mhz, host=host,
+        program=program, cuda_graph=cuda_graph,
     )  # fmt: skip
     return predict_scaling(question, gpus, kind)
 
@@ -176,9 +233,10 @@ def capture(
 def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:
     """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, in a variant (see `predict`)."""
     from traincast.questions.variant import variant_of
+    from traincast.questions.workloads import default_dtype
     from traincast.questions.workloads import load as load_variant
 
-    return load_variant(workload, variant_of(variant))
+    return load_variant(workload, variant_of(variant, default_dtype(workload)))
 
 
 def export(
@@ -188,9 +246,10 @@ def export(
     PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Variants as in `predict`."""
     from traincast.questions.export import export as write
     from traincast.questions.variant import variant_of
+    from traincast.questions.workloads import default_dtype
     from traincast.questions.workloads import load as load_variant
 
-    return write(load_variant(workload, variant_of(variant)), Path(out), to)
+    return write(load_variant(workload, variant_of(variant, default_dtype(workload))), Path(out), to)
 
 
 def trace(

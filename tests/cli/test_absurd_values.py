@@ -66,7 +66,9 @@ SOUND = {
     "predict": [
         "dlrm-ddp --on v100 --batch-size 64",
         "dlrm-ddp --on dgx1-v100 --gpus 2 --skew-ms 1 --jitter 0.1",
+        "mpt-125m --on dgx-h100 --gpus 2 --tp 2",
     ],
+    "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0.1"],
     "models": [""],
     "platforms": [""],

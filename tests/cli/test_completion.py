@@ -68,11 +68,11 @@ def completed():
 
 def test_bash_completes_verbs(capsys, completed):
     assert completed(capsys, "traincast", "") == list(VERBS)
-    assert completed(capsys, "traincast", "p") == ["predict", "platforms"]
+    assert completed(capsys, "traincast", "p") == ["predict", "plan", "platforms"]
 
 
 def test_bash_completes_values_of_an_option(capsys, completed):
-    assert completed(capsys, "traincast", "predict", "--dtype", "") == ["fp32", "tf32", "fp16", "bf16"]
+    assert completed(capsys, "traincast", "predict", "--dtype", "") == ["fp32", "tf32", "fp16", "bf16", "fp8"]
     assert completed(capsys, "traincast", "predict", "--on", "dgx1") == ["dgx1-v100"]
 
 
@@ -81,7 +81,7 @@ def test_bash_leaves_files_to_the_shell(capsys, completed):
 
 
 def test_bash_completes_options_and_names(capsys, completed):
-    assert completed(capsys, "traincast", "predict", "resnet50", "--c") == ["--compiled", "--clock-mhz"]
+    assert completed(capsys, "traincast", "predict", "resnet50", "--cl") == ["--clock-mhz"]
     assert completed(capsys, "traincast", "predict", "resn") == ["resnet50"]
     assert completed(capsys, "traincast", "evaluate", "mul") == ["multi-gpu"]
 

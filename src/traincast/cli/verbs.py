@@ -12,6 +12,7 @@ from traincast.version import __version__
 
 VERBS = {
     "predict": "how long one step of a model takes on a platform, and why",
+    "plan": "how to train a Transformer on so many GPUs: the layout with the fastest step",
     "shard": "where embedding tables go: the plan with the fastest step",
     "models": "the built-in models",
     "platforms": "the built-in GPUs and nodes",

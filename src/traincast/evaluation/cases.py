@@ -11,6 +11,8 @@ import numpy as np
 from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.questions.predict import Question, predict
+from traincast.questions.training import TrainingQuestion, answer_training
+from traincast.training.result import TrainingPrediction
 from traincast.walk.timeline import Timeline
 
 
@@ -19,15 +21,18 @@ class Case:
     """One measured step: how to predict it, what was measured, and what others predicted (signed error in %).
 
     `stops_at` is the top-level op before which the measurement's clock stopped ("": it ran to the end of the step).
+    `fitted` says that shared constants may have been fitted on it.
     """
 
     name: str
     group: str
-    question: Question
+    question: Question | TrainingQuestion
     measured_ms: float
     measured_active_ms: float | None = None
+    measured_memory_gb: float | None = None
     others: dict[str, float] = field(default_factory=dict)
     stops_at: str = ""
+    fitted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,7 @@ class Outcome:
     low_ms: float
     high_ms: float
     active_ms: float
+    memory_gb: float = 0.0
 
     @property
     def covered(self) -> bool:
@@ -79,6 +85,8 @@ def run_cases(
 
 def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
+        if isinstance(case.question, TrainingQuestion):
+            return _training_outcome(case, answer_training(replace(case.question, roofline_only=roofline_only)))
         answer = predict(replace(case.question, roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))
@@ -90,6 +98,18 @@ def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
         low_ms=scale * answer.interval[0],
         high_ms=scale * answer.interval[1],
         active_ms=1e3 * answer.device_active,
+    )
+
+
+def _training_outcome(case: Case, answer: TrainingPrediction) -> Outcome:
+    low, high = answer.interval
+    return Outcome(
+        case=case,
+        predicted_ms=1e3 * answer.iteration,
+        low_ms=1e3 * low,
+        high_ms=1e3 * high,
+        active_ms=1e3 * answer.device_active,
+        memory_gb=sum(answer.memory.values()) / 1e9,
     )
 
 

@@ -34,6 +34,7 @@ SUITES = {
     "dlrm": Suite("single_gpu:dlrm_cases"),
     "embedding-access": Suite(table="embedding_access:evaluate_embedding_access"),
     "kernels": Suite(table="kernels:evaluate_kernels"),
+    "llm": Suite("llm:llm_cases", summary="llm:summarise_llm", notes="llm:llm_notes"),
     "multi-gpu": Suite(
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),

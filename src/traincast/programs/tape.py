@@ -96,6 +96,10 @@ class Tape:
         strides = contiguous(shape) if stride is None else stride
         return self._tensor(of.storage, shape, strides, of.spec.dtype, of.spec.device)
 
+    def seen_as(self, of: Ref, shape: Sequence[int], stride: Sequence[int], dtype: str) -> Ref:
+        """The same storage seen as another type: a stand-in for a copy that is not counted as memory."""
+        return self._tensor(of.storage, shape, stride, dtype, of.spec.device)
+
     def scope(self, name: str, phase: Phase | None = None) -> None:
         """Opens a top-level host op; without a phase it stays in the one before. Backward runs on its own thread."""
         self._phase = self._phase if phase is None else phase

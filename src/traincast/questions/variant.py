@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from traincast.errors import TraincastError, unknown
 
@@ -54,7 +54,7 @@ class VariantOptions(TypedDict, total=False):
 
     batch_size: int | None
     seq_len: int | None
-    dtype: str
+    dtype: str | None
     mode: str | None
     optimizer: str | None
     attention: str | None
@@ -62,13 +62,15 @@ class VariantOptions(TypedDict, total=False):
     compiled: bool
 
 
-def variant_of(options: VariantOptions) -> Variant:
-    """The variant that keywords describe; an unknown one is named with the nearest known."""
+def variant_of(options: VariantOptions, dtype: str = "fp32") -> Variant:
+    """The variant that keywords describe, with this `dtype` where they name none; an unknown one is named with the
+    nearest known."""
     known = [field.name for field in fields(Variant)]
     for name in options:
         if name not in known:
             raise unknown("keyword", name, known, f"Choose from {', '.join(known)}.")
-    return Variant(**options)
+    plain: dict[str, Any] = {**options, "dtype": options.get("dtype") or dtype}
+    return Variant(**plain)
 
 
 def check_held(name: str, mode: str, variant: Variant) -> None:

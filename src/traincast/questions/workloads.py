@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _FILES = (".tc", ".yaml", ".yml")
 
 Source = str | Path | Workload
-"""A built-in model or a published program by name, a saved workload (`.tc`), a DLRM described in YAML, or a workload
-itself."""
+"""A built-in model or a published program by name, a saved workload (`.tc`), a DLRM or a Transformer described in a
+file, or a workload itself."""
 
 
 def load(source: Source, variant: Variant) -> Workload:
@@ -33,9 +33,27 @@ def load(source: Source, variant: Variant) -> Workload:
         from traincast.questions.published import published_step
 
         return published_step(program, 1, variant)[0]
+    if is_transformer(source):
+        from traincast.questions.transformers import described_step
+
+        return described_step(str(source), variant)
     if isinstance(source, Workload):
         return _at_size(_held(source, f"workload '{source.name}'", variant), variant)
     return _at_size(_named(str(source), variant), variant)
+
+
+def is_transformer(source: Source) -> bool:
+    """Whether a step of this source is written from the description of a Transformer."""
+    if isinstance(source, Workload) or str(source) in {info.name for info in list_models()}:
+        return False
+    from traincast.transformers.reading import is_described
+
+    return is_described(str(source))
+
+
+def default_dtype(source: Source) -> str:
+    """The arithmetic of a step that names none: fp32, and bf16 of Transformers by description."""
+    return "bf16" if is_transformer(source) else "fp32"
 
 
 def published_program(source: Source) -> PublishedProgram | None:

@@ -99,8 +99,9 @@ def _info(name: str) -> ModelInfo:
     models = {info.name: info for info in list_models()}
     if name not in models:
         from traincast.programs.published.catalog import published_programs
+        from traincast.transformers.reading import built_in_names
 
-        known = (*models, *published_programs())
+        known = (*models, *published_programs(), *built_in_names())
         raise unknown("model", name, known, "`traincast models` lists the built-in models.")
     return models[name]
 

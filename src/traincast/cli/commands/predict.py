@@ -11,14 +11,18 @@ shards its tables instead.
 
 A DLRM on several GPUs is TorchRec's program; '--program' picks another. '--cuda-graph' replays the step as CUDA graphs
 and says what breaks them. '--loader-ms 8 --workers 4' lets a data loader hold the step up.
+
+A Transformer by its description (llama3-8b, a short YAML, a Hugging Face config.json) is laid over GPUs by --tp, --pp,
+--cp, --ep, --fsdp, --zero and their like; what is left of the GPUs is data parallel. Its arithmetic is bf16 by default.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from traincast.api import predict, scaling
+from traincast.api import predict, predict_training, scaling
 from traincast.cli.arguments import file_path, variant_options, whole_numbers
+from traincast.cli.layouts import add_layout_arguments, has_layout, layout_of
 from traincast.cli.output import check_outputs, print_result
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
@@ -39,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seq-len", type=int, metavar="N", help="tokens per sample (Transformers)")
     parser.add_argument("--gpus", metavar="N[,N...]", help="how many GPUs; several numbers give a scaling curve")
     parser.add_argument("--scaling", choices=SCALINGS, help="a scaling curve of this kind (default weak)")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32")
+    parser.add_argument("--dtype", choices=(*DTYPES, "fp8"), help="default fp32; bf16 of described Transformers")
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--optimizer", choices=OPTIMIZERS)
     parser.add_argument("--attention", choices=ATTENTIONS, help="Transformers; default eager")
@@ -58,12 +62,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jitter", type=float, default=0.0, metavar="X", help="ranks take longer by a share at random")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --skew-ms and --jitter")
     parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
+    add_layout_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
     check_outputs(args.trace_out, inputs=[args.workload, args.on])
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
+    if has_layout(args):
+        return _laid_out(args, gpus or [1])
     uneven = None
     if args.skew_ms or args.jitter:
         uneven = Unevenness(skew_ms=args.skew_ms, jitter=args.jitter, seed=args.seed)
@@ -113,4 +120,22 @@ def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
         **variant_options(args),
     )
     print_result(curve, scaling_text, as_json=args.json)
+    return 0
+
+
+def _laid_out(args: argparse.Namespace, gpus: list[int]) -> int:
+    """A Transformer laid over GPUs."""
+    from traincast.report.training import training_text
+
+    if len(gpus) > 1 or args.scaling:
+        raise TraincastError("a layout is for one number of GPUs; give one number of --gpus")
+    for option in ("trace_out", "attention", "embedding", "skew_ms", "jitter"):
+        if getattr(args, option):
+            raise TraincastError(f"--{option.replace('_', '-')} does not go with a layout of GPUs; leave it out")
+    if args.mode == "inference":
+        raise TraincastError("--mode inference has no layout of GPUs; leave one of them out")
+    answer = predict_training(
+        args.workload, on=args.on, layout=layout_of(args, gpus[0]), clock_mhz=args.clock_mhz, host=args.host
+    )
+    print_result(answer, training_text, as_json=args.json)
     return 0

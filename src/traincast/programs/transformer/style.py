@@ -1,0 +1,76 @@
+"""What one rank computes of a layer, and how a framework runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ELEMENT_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "bfloat16"}
+"""The type of activations, by the arithmetic of matrix products."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Style:
+    """How a framework runs a layer.
+
+    `precision` is the arithmetic of its matrix products. `attention` is "flash" or "unfused" (scores are written out,
+    as before 2022). `fused`: element-wise runs are one kernel each (a compiler's, or a vendor's), which are launched
+    `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and value are one
+    product, and so are gate and up (Megatron, MPT; not torchtitan). `dropout`: after attention and both projections.
+    `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is none), "add" (a kernel of its
+    own) or "epilogue" (in the product; in fp32 with `exact_gradients`). `quantised_weights`: 8-bit copies of weights
+    are made anew for every micro-batch. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`:
+    the loss is fused but keeps fp32 copies of logits and of their gradients. `frozen`: weights get no gradient;
+    low-rank adapters of rank `adapter_rank` beside them do.
+    """
+
+    precision: str = "bf16"
+    attention: str = "flash"
+    fused: bool = False
+    together: bool = False
+    joined: bool = True
+    dropout: bool = False
+    accumulate: str = "first"
+    exact_gradients: bool = True
+    quantised_weights: bool = False
+    autocast: bool = False
+    compiled_loss: bool = False
+    frozen: bool = False
+    adapter_rank: int = 0
+
+    @property
+    def element(self) -> str:
+        """Type of activations and of the weights they are multiplied with."""
+        return ELEMENT_TYPES[self.precision]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """What one rank holds of a micro-batch and of a layer.
+
+    `batch` samples of `seq_len` tokens, of which this rank has `seq_len // cp`. `tp` ranks share every matrix; with
+    `sequence` they also share the tokens of what stands between them. `ep` ranks share the experts, `etp` of them a
+    single one.
+    """
+
+    batch: int
+    seq_len: int
+    tp: int = 1
+    sequence: bool = False
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    @property
+    def local_seq(self) -> int:
+        """Tokens of a sample on this rank inside attention and feed-forward."""
+        return -(-self.seq_len // self.cp)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the micro-batch that a rank multiplies with its part of the weights."""
+        return self.batch * self.local_seq
+
+    @property
+    def rows(self) -> int:
+        """Tokens between the matrices: fewer than `tokens` where tensor-parallel ranks share them."""
+        return -(-self.tokens // self.tp) if self.sequence else self.tokens

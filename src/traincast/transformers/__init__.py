@@ -1,0 +1,1 @@
+"""Transformers as descriptions: a few numbers from which their training steps are written."""
