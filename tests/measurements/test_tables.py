@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from traincast.errors import TraincastError
-from traincast.measurements.tables import check_positive, check_possible, devices_in, held_out, read_table
+from traincast.measurements.tables import check_positive, check_possible, devices_in, held_out, read_medians, read_table
 
 polars = pytest.importorskip("polars")
 
@@ -88,3 +88,38 @@ def test_infinite_numbers_and_columns_of_another_kind_are_refused(tmp_path):
     rows = read_table(tmp_path, "some.parquet", ("flag", "version"), ())
     assert rows.text("flag").tolist() == [True, False, True]
     assert rows.text("version").tolist() == ["1", "2", "3"]
+
+
+def frameworks(folder, **changed):
+    columns = {"device": ["a", "b", "a", "a"], "m": [2, 1, 1, 2], "us": [4.0, 5.0, 1.0, 8.0]} | changed
+    polars.DataFrame(columns).write_parquet(folder / "many.parquet")
+    return read_medians(folder, "many.parquet", ("device",), ("m",), "us", among={"device": ("a", "b")})
+
+
+def test_rows_that_agree_become_their_median_in_order(tmp_path):
+    table = frameworks(tmp_path)
+    assert list(table.text("device")) == ["a", "a", "b"]
+    assert list(table.number("m")) == [1.0, 2.0, 1.0]
+    assert list(table.number("us")) == [1.0, 4.0, 5.0]  # the lower of two
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"us": [4.0, 5.0, 0.0, 8.0]}, ["row 2", "'us'"]),
+        ({"us": [4.0, None, 1.0, 8.0]}, ["row 1", "'us'"]),
+        ({"device": ["a", "c", "a", "a"]}, ["row 1", "'device'", "c"]),
+        ({"m": [2, 1, 0, 2]}, ["'m'"]),
+    ],
+)
+def test_a_median_hides_no_bad_row(tmp_path, changed, words):
+    with pytest.raises(TraincastError) as caught:
+        frameworks(tmp_path, **changed)
+    for word in ["many.parquet", *words]:
+        assert word in str(caught.value)
+
+
+def test_medians_of_a_column_that_is_not_there(tmp_path):
+    polars.DataFrame({"m": [1]}).write_parquet(tmp_path / "few.parquet")
+    with pytest.raises(TraincastError, match=r"'few.parquet' lacks the column 'us'; it has m"):
+        read_medians(tmp_path, "few.parquet", (), ("m",), "us", among={})

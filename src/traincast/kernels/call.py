@@ -9,8 +9,14 @@ import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray, IndexArray, IntArray
 
-COMPUTE_TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int64", "int32", "int16", "int8", "bool")
-COMPUTE_BYTES = dict(zip(COMPUTE_TYPES, (4, 4, 2, 2, 1, 8, 8, 4, 2, 1, 1), strict=True))  # tf32 is stored as fp32
+COMPUTE_TYPES = (
+    "fp32", "tf32", "fp16", "bf16", "fp8", "fp64", "int64", "int32", "int16", "int8", "bool", "fp8_block", "fp4",
+)  # fmt: skip
+"""What kernels compute in. fp8_block has a scale for every 128 elements, fp4 (NVFP4) one for every 16."""
+# tf32 is stored as fp32; the scales of fp4 are bytes
+COMPUTE_BYTES = dict(
+    zip(COMPUTE_TYPES, (4.0, 4.0, 2.0, 2.0, 1.0, 8.0, 8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 0.5625), strict=True)
+)
 _COMPUTE_CODE = {name: code for code, name in enumerate(COMPUTE_TYPES)}
 
 
@@ -78,6 +84,11 @@ class Calls:
     def item_bytes(self) -> FloatArray:
         """Bytes of one element of the compute type."""
         return self.per_compute({name: float(size) for name, size in COMPUTE_BYTES.items()}, 4.0)
+
+    def only_compute(self) -> str:
+        """The compute type that all calls share; calls of several are a mistake of the caller's."""
+        (code,) = np.unique(self.compute)
+        return COMPUTE_TYPES[code]
 
     def take(self, rows: IndexArray | BoolArray) -> Calls:
         """A selection of the calls."""

@@ -88,6 +88,34 @@ def read_table(
     return table
 
 
+def read_medians(
+    data: Path, file: str, text: Sequence[str], numbers: Sequence[str], value: str, *,
+    among: Mapping[str, Collection[str]],
+) -> MeasuredTable:  # fmt: skip
+    """A large table with the rows that agree in `text` and `numbers` merged to the median of `value` (of two: the lower
+    one), sorted by them.
+
+    Words are checked against `among`; a value that is no positive number is found row by row (`read_table`).
+    """
+    import polars as pl
+
+    frame = _read_frame(data, file)
+    for name in (*text, *numbers, value):
+        if name not in frame.columns:
+            raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
+    measured = frame[value].cast(pl.Float64, strict=False)
+    strange = any(not set(frame[name].unique().to_list()) <= set(known) for name, known in among.items())
+    if strange or measured.null_count() or not measured.is_finite().all() or (measured <= 0.0).any():
+        read_table(data, file, text, (*numbers, value), positive=(*numbers, value), among=among)
+    merged = frame.group_by([*text, *numbers]).agg(pl.col(value).quantile(0.5, "lower")).sort([*text, *numbers])
+    columns: dict[str, npt.NDArray[Any]] = {name: merged[name].to_numpy().astype(object) for name in text}
+    columns |= {name: merged[name].to_numpy().astype(np.float64) for name in (*numbers, value)}
+    table = MeasuredTable(file, columns)
+    for name in (*numbers, value):
+        check_positive(table, name)
+    return table
+
+
 def _read_frame(data: Path, file: str) -> pl.DataFrame:
     import polars as pl
 

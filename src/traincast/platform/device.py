@@ -71,7 +71,8 @@ class Device:
             # CUDA programming guide, throughput of native arithmetic instructions
             graphics = 1 / 64 if self.since(AMPERE) else 1 / 32
             return self.peak_flops["fp32"] * (0.5 if self.made_for_computing else graphics)
-        return self.peak_flops.get(compute, self.peak_flops["fp32"])
+        stored = "fp8" if compute == "fp8_block" else compute  # scales change nothing about the units
+        return self.peak_flops.get(stored, self.peak_flops["fp32"])
 
     def since(self, capability: float) -> bool:
         """Whether this is an NVIDIA chip of that generation or a later one."""

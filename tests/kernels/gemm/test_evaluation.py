@@ -97,3 +97,19 @@ def test_intervals_hold_on_another_run(table):
 def test_the_kernels_of_a_dlrm_step_add_up_within_five_percent(shared_data):
     sums = [row for row in evaluate_dlrm_timeline(shared_data) if row.group.endswith("sum of kernels")]
     assert [abs(row.bias) < 5 for row in sums] == [True, True]
+
+
+def test_held_out_shapes_of_later_devices(table):
+    rows = of_suite(table, "gemm_mixed_blackwell held-out shapes")
+    assert len(rows) == 16  # four devices, four types
+    for group, row in rows.items():
+        assert row.gmae <= (9.0 if "RTX" in group else 8.0), group
+        assert row.covered > 70, group
+
+
+def test_later_devices_as_if_they_had_never_been_measured(table):
+    rows = of_suite(table, "gemm_mixed_blackwell GPU never seen, held-out shapes")
+    bf16 = {group: row for group, row in rows.items() if "bf16" in group}
+    assert len(bf16) == 4
+    for group, row in bf16.items():
+        assert row.gmae <= (20.0 if "RTX" in group else 9.0), group

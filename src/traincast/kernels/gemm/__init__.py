@@ -23,6 +23,8 @@ RECORD = FamilyRecord(
     evaluations=(
         "evaluation:evaluate_gemm",
         "timeline:evaluate_gemm_timeline",
+        "experts:evaluate_experts",
         "trained:evaluate_gemm_training",
+        "xla:evaluate_gemm_xla",
     ),
 )

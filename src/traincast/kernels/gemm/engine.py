@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from traincast.arrays import FloatArray
 from traincast.kernels.call import Calls
-from traincast.platform.device import AMPERE, Device
+from traincast.platform.device import AMPERE, BLACKWELL, Device
 
 DRAM_SHARE = 0.82
 """Share of the sheet's DRAM rate that streaming kernels reach, the mean over the measured cards."""
@@ -58,7 +58,7 @@ class Engine:
     @property
     def vector_loads(self) -> bool:
         """Whether its best kernels want every row of an operand to start at a multiple of 16 bytes."""
-        return self.name in ("half", "fp8")
+        return self.name in ("half", "fp8", "fp8_block", "fp8_graphics")
 
     @property
     def least_seconds(self) -> float:
@@ -81,6 +81,10 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine("half", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 5e6),
         Engine("fp8", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 4e6),
+        # fitted on a sample of the Blackwell table: fewer visits do
+        Engine("fp8_block", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 1e6),
+        Engine("fp8_graphics", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 1e6),
+        Engine("fp4", _TENSOR_TILES, (1,) * 9, 16.0, 2e-6, True, (32768, 65536, 65536), 1e6),
         Engine("amd", _SIMT_TILES, (1,) * 6, 8.0, 5e-6, False, (65536, 65536, 65536), 2e6),
     )
 }  # fmt: skip
@@ -93,8 +97,15 @@ def engine_of(device: Device, compute: str) -> Engine:
     """The engine that computes in this type on this device; a type without matrix units runs on the cores."""
     if device.vendor == "amd":
         return ENGINES["amd"]
-    if compute in device.peak_flops and compute in (*HALF, "fp8"):
-        return ENGINES["fp8" if compute == "fp8" else "half"]
+    if compute in device.peak_flops and compute in HALF:
+        return ENGINES["half"]
+    if compute == "fp4" and compute in device.peak_flops:
+        return ENGINES["fp4"]
+    if compute in ("fp8", "fp8_block") and "fp8" in device.peak_flops:
+        if not device.since(BLACKWELL):
+            return ENGINES["fp8"]
+        plain = "fp8" if device.made_for_computing else "fp8_graphics"
+        return ENGINES["fp8_block" if compute == "fp8_block" else plain]
     return ENGINES["simt"]
 
 
@@ -103,7 +114,8 @@ def peak_rate(device: Device, compute: str) -> float:
     if device.vendor == "amd" and compute == "fp32":
         return device.sustained("fp32_matrix")
     rate = device.sustained(compute)
-    if compute in device.peak_flops and compute != "fp32":
+    stored = "fp8" if compute == "fp8_block" else compute
+    if stored in device.peak_flops and compute != "fp32":
         return rate
     single_issue = device.since(AMPERE) and device.cores_per_sm == 128
     return rate * (_ISSUE_SHARE if single_issue else 1.0)

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from traincast.arrays import BoolArray
 from traincast.kernels.call import COMPUTE_TYPES
+from traincast.kernels.gemm.blackwell import EXTENDED, engine_rows, without_later_devices
 from traincast.kernels.gemm.comparison import Comparison, compare
-from traincast.kernels.gemm.measured import FILES, GemmSamples, kernels_run, read_gemm
+from traincast.kernels.gemm.measured import BLACKWELL_FILE, FILES, GemmSamples, kernels_run, read_gemm
 from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.gemm.training import fittable
 from traincast.kernels.model import load_state
@@ -21,6 +22,7 @@ from traincast.kernels.shipped import PROFILES
 from traincast.measurements.metrics import ErrorRow, error_row
 
 PROFILE = PROFILES / "gemm"
+_JUDGED = 5  # of the held-out shapes of the Blackwell table, one in so many: 22,000 rows
 
 _TRAINED = ("Tesla P4", "Tesla P100-PCIE-16GB", "Tesla V100-PCIE-32GB", "Tesla T4", "NVIDIA A100-PCIE-40GB")
 # mean absolute errors that NeuSight publishes, percent, by kind and whether the GPU was in its training set
@@ -45,6 +47,18 @@ def _groups(data: Path, profile: Path) -> Iterator[tuple[str, str, Comparison, s
         yield from _split(file, comparison)
         if file == "gemm_fp32":
             yield from _same_kernels(comparison, known_kernels(samples, kernels_run(data))[unseen])
+    yield from _blackwell(data, model, stopwatch)
+
+
+def _blackwell(
+    data: Path, model: GemmModel, stopwatch: dict[str, list[float]]
+) -> Iterator[tuple[str, str, Comparison, str]]:
+    """Held-out shapes of the Blackwell table; and as if its devices had no codes, where networks know other chips."""
+    samples = read_gemm(data, BLACKWELL_FILE)
+    held = samples.take(np.flatnonzero(samples.held_out)[::_JUDGED])
+    yield from _split(BLACKWELL_FILE, compare(model, held, stopwatch))
+    strangers = held.take(engine_rows(held, *EXTENDED))
+    yield from _split(f"{BLACKWELL_FILE} GPU never seen,", compare(without_later_devices(model), strangers, stopwatch))
 
 
 def known_kernels(samples: GemmSamples, kernels: npt.NDArray[Any]) -> BoolArray:

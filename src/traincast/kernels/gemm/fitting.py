@@ -154,7 +154,8 @@ def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float, nets: 
     watch = replace(
         task.watch, floor=np.mean([run[1] for run in runs], axis=0), offset=np.mean([run[2] for run in runs], axis=0)
     )
-    return EngineFit(tuple(run[0] for run in runs), task.chips, spread, box, _ceilings(task, use, watch)), watch
+    ceilings = _ceilings(task, use, watch)
+    return EngineFit(tuple(run[0] for run in runs), task.chips, spread, box, ceilings, len(task.chips.keys)), watch
 
 
 def _ceilings(task: _Task, use: BoolArray, watch: Stopwatch) -> FloatArray:

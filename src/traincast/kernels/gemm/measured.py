@@ -22,6 +22,7 @@ from traincast.measurements.tables import (
     device_numbers,
     devices_in,
     held_out,
+    read_medians,
     read_table,
 )
 from traincast.platform import Device
@@ -32,8 +33,11 @@ SOURCES = {
     "deepbench": "baidu-research/DeepBench @ da81ba78 (Apache-2.0)",
 }
 FILES = ("gemm_fp32", "gemm_amd", "gemm_mixed", "deepbench")
+BLACKWELL_FILE = "gemm_mixed_blackwell"
+"""Measured later: its devices get codes, its types networks of their own (`blackwell`)."""
 
 _PRECISIONS = {"fp32": "fp32", "fp16_tensor_core": "fp16", "bfloat16": "bf16", "fp8": "fp8"}
+_BLACKWELL_TYPES = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "fp4"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,8 +63,8 @@ class GemmSamples(Samples):
 
 
 def read_gemm(data: Path, file: str) -> GemmSamples:
-    """One of `FILES`. A missing column, a non-positive number or an impossible time is an error."""
-    readers = {"gemm_mixed": _read_mixed, "deepbench": _read_deepbench}
+    """One of `FILES`, or `BLACKWELL_FILE`. A missing column, a number not above 0, an impossible time is an error."""
+    readers = {"gemm_mixed": _read_mixed, "deepbench": _read_deepbench, BLACKWELL_FILE: _read_blackwell}
     return readers[file](data) if file in readers else _read_neusight(data, f"kernels/{file}.parquet")
 
 
@@ -103,6 +107,20 @@ def _read_mixed(data: Path) -> GemmSamples:
     values = np.stack([one, shape[2], shape[3], shape[4], zero, one, zero], axis=1)
     compute = ["fp8" if flag else "bf16" for flag in shape[1]]
     return _samples("aic", merged, ["mm"] * len(median), compute, values, zero.astype(np.bool_))
+
+
+def _read_blackwell(data: Path) -> GemmSamples:
+    """Three frameworks, of which some lack a type or a shape; their median, as of the other table."""
+    table = read_medians(
+        data, f"kernels/{BLACKWELL_FILE}.parquet", ("device", "dtype"), ("m", "n", "k"), "latency_us",
+        among={"dtype": _BLACKWELL_TYPES},
+    )  # fmt: skip
+    compute = [_BLACKWELL_TYPES[name] for name in table.text("dtype")]
+    sizes = [table.number(size) for size in ("m", "n", "k")]
+    _check(table, np.array(compute), *sizes)
+    one, zero = np.ones(len(table)), np.zeros(len(table))
+    values = np.stack([one, *sizes, zero, one, zero], axis=1)
+    return _samples("aic", table, ["mm"] * len(table), compute, values, zero.astype(np.bool_))
 
 
 def _read_deepbench(data: Path) -> GemmSamples:

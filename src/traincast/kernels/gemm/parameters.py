@@ -39,29 +39,32 @@ class EngineFit:
     """What one engine learned; the corrections of `nets` are averaged. `sigma` (chip, class, duration) ends with two
     rows for chips never measured, old and newer; `box` holds the least and most of batch, m, n, k measured, for single
     and for batched products; `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers
-    reach."""
+    reach. The networks were trained on the first `trained` chips; those behind have only a code of their own."""
 
     nets: tuple[ResidualNet, ...]
     chips: Chips
     sigma: FloatArray
     box: FloatArray
     ceiling: FloatArray
+    trained: int
 
     def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
         """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
-        alike = [i for i, arch in enumerate(self.chips.archs) if (arch in OLD_ARCHS) == device.before(VOLTA)]
-        chosen = [row] if row >= 0 else alike or slice(None)
+        archs = self.chips.archs[: self.trained]
+        alike = [i for i, arch in enumerate(archs) if (arch in OLD_ARCHS) == device.before(VOLTA)]
+        chosen = [row] if row >= 0 else alike or slice(self.trained)
         total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
         return np.asarray(total / np.float32(len(self.nets)))
 
     def unseen_sigma(self, device: Device) -> FloatArray:
         """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
         spreads = self.sigma[-2 if device.before(VOLTA) else -1]
-        return np.asarray(np.maximum(spreads, np.median(self.sigma[:-2], axis=0)))
+        return np.asarray(np.maximum(spreads, np.median(self.sigma[: self.trained], axis=0)))
 
     def state(self, name: str) -> State:
         """Arrays whose names start with the engine's."""
         arrays: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
+        arrays[f"{name}_trained"] = np.array([self.trained])
         chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
         nets = {key: value for i, net in enumerate(self.nets) for key, value in net.state(f"{name}_net{i}").items()}
         return {**arrays, **chips, **nets}
@@ -70,10 +73,11 @@ class EngineFit:
     def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
         """What `state` wrote."""
         chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
-        arrays = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
+        sigma, box, ceiling = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
         count = sum(key.startswith(f"{name}_net") and key.endswith("_mean") for key in state)
         nets = tuple(ResidualNet.from_state(state, f"{name}_net{i}") for i in range(count))
-        return EngineFit(nets, Chips.from_state(chips), *arrays)
+        trained = int(state[f"{name}_trained"][0])
+        return EngineFit(nets, Chips.from_state(chips), sigma, box, ceiling, trained)
 
 
 def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:

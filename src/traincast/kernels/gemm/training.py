@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from traincast.arrays import BoolArray, FloatArray
+from traincast.kernels.gemm.blackwell import with_blackwell
 from traincast.kernels.gemm.comparison import compare
-from traincast.kernels.gemm.measured import FILES, SOURCES, GemmSamples, read_gemm, together
+from traincast.kernels.gemm.measured import BLACKWELL_FILE, FILES, SOURCES, GemmSamples, read_gemm, together
 from traincast.kernels.gemm.model import GemmModel
 from traincast.kernels.gemm.stopwatch import Stopwatch
 from traincast.kernels.model import save_state
@@ -33,11 +34,13 @@ def fit_gemm(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
     names, watch = stopwatch(parts)
     model = GemmModel().fit(together(parts), watch, progress)
     fitted = model.stopwatch_
+    later = read_gemm(data, BLACKWELL_FILE)
+    model = with_blackwell(model, later, progress)
     stopwatch_us = {
         name: [round(1e6 * float(floor), 3), round(1e6 * float(offset), 3)]
         for name, floor, offset in zip(names, fitted.floor, fitted.offset, strict=True)
     }
-    provenance = provenance_of(model, tables, stopwatch_us)
+    provenance = provenance_of(model, [*tables, later], stopwatch_us)
     save_state(model.state(), provenance, out / "gemm")
     progress("GEMM done", 1.0)
     return provenance
@@ -48,7 +51,7 @@ def provenance_of(
 ) -> dict[str, Any]:
     """Where the model came from, and its mean absolute errors on rows it was fitted to and on the held-out fifth."""
     files: dict[str, Any] = {}
-    for file, table in zip(FILES, tables, strict=True):
+    for file, table in zip((*FILES, BLACKWELL_FILE), tables, strict=True):
         seen = fittable(table)
         fitted, held = (compare(model, table.take(use), stopwatch_us) for use in (seen, table.held_out & ~table.test))
         if not len(held.samples):  # the AMD table is all test split, of which the hash holds out a fifth
