@@ -20,7 +20,8 @@ from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.embeddings.table import ITEM_BYTES
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
-from traincast.kernels.streaming.launches import memcpy
+from traincast.kernels.embedding import EMBEDDING
+from traincast.kernels.embedding.tables import fill_call
 from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.placement.options import Option, option_of
@@ -28,7 +29,7 @@ from traincast.placement.plan import Placement, Plan
 from traincast.sharding.choices import ALL, NODE, scope_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.durations import Stage
-from traincast.sharding.exchanges import task_exchanges
+from traincast.sharding.exchanges import Exchanges, task_exchanges
 from traincast.sharding.lookups import COLUMNS, ELEMENTS, LOOKUPS, ROWS, TABLES
 from traincast.sharding.preparation import Preparation
 from traincast.sharding.task import Task
@@ -51,7 +52,8 @@ class ShardCosts:
 
     def __init__(self, task: Task, placements: Sequence[Sequence[Placement]]) -> None:
         self.task = task
-        self._world, self._within, self._across = task_exchanges(task)
+        self._exchanges = task_exchanges(task)
+        self._world = self._exchanges[0]
         self.cost = _cost(task, placements)
         choices = self.cost.choices
         self._row = {(table, choices.options[row]): row for table, rows in enumerate(choices.rows) for row in rows}
@@ -92,8 +94,8 @@ class ShardCosts:
                 _, columns = option.shard_shape(table, task.gpus, task.gpus_per_node)
                 part = Part(table, columns, 1.0 / option.kind.blocks(task.gpus, task.gpus_per_node))
                 rows = fetched_rows(part, task.batch_size * task.gpus, option.cache_fraction)
-                calls.append(memcpy("h2d_pinned", round(rows * columns * ITEM_BYTES[table.dtype])))
-            seconds[cached] = price_calls(Calls.of(calls[0].family, calls), task.device)[0].seconds
+                calls.append(fill_call(0.0, rows * columns * ITEM_BYTES[table.dtype]))
+            seconds[cached] = price_calls(Calls.of(EMBEDDING, calls), task.device)[0].seconds
         return seconds
 
     def _even_load(self) -> FloatArray:
@@ -131,26 +133,30 @@ class ShardCosts:
         pooled = POOLED_BYTES * samples * sums[:, COLUMNS]
         for one in (one for one in ShardingKind if not one.copied):
             alike = kind == one.position
-            fields[alike, 2:] += self._outputs(one, pooled[alike])
+            fields[alike, 2:] += output_seconds(one, pooled[alike], self._exchanges, self.task.gpus_per_node)
         return fields
-
-    def _outputs(self, kind: ShardingKind, pooled: FloatArray) -> FloatArray:
-        """Seconds of sending pooled rows, and of sending their gradients back."""
-        if not kind.by_rows:
-            both = self._world.seconds("all_to_all", pooled)
-            return np.column_stack([both, both])
-        inner = self._within if kind is ShardingKind.TABLE_ROW_WISE else self._world
-        outward, back = (inner.seconds(name, pooled) for name in ("reduce_scatter", "all_gather"))
-        if kind is ShardingKind.TABLE_ROW_WISE:
-            between = self._across.seconds("all_to_all", pooled / self.task.gpus_per_node)
-            outward, back = outward + between, back + between
-        return np.column_stack([outward, back])
 
     def _update_seconds(self, sums: FloatArray, group: IntArray) -> FloatArray:
         """A copied table's gradient is as large as the table: cleared, read, and all weights and state updated."""
         states = np.array([OPTIMIZER_STATE[self.cost.groups[number].optimizer].per_weight for number in group.tolist()])
         moved = POOLED_BYTES * sums[:, ELEMENTS] * (4.0 + 2.0 * states)
         return np.asarray(moved / self.task.device.dram_bandwidth)
+
+
+def output_seconds(
+    kind: ShardingKind, pooled: FloatArray, exchanges: tuple[Exchanges, Exchanges, Exchanges], gpus_per_node: int
+) -> FloatArray:
+    """Seconds of sending pooled rows of so many bytes, and of sending their gradients back: [n, 2]."""
+    world, within, across = exchanges
+    if not kind.by_rows:
+        both = world.seconds("all_to_all", pooled)
+        return np.column_stack([both, both])
+    inner = within if kind is ShardingKind.TABLE_ROW_WISE else world
+    outward, back = (inner.seconds(name, pooled) for name in ("reduce_scatter", "all_gather"))
+    if kind is ShardingKind.TABLE_ROW_WISE:
+        between = across.seconds("all_to_all", pooled / gpus_per_node)
+        outward, back = outward + between, back + between
+    return np.column_stack([outward, back])
 
 
 def _cost(task: Task, placements: Sequence[Sequence[Placement]]) -> FastCost:
