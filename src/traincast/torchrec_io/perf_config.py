@@ -52,7 +52,7 @@ def perf_config(task: Task) -> Any:
     notes = torchrec("distributed.planner.estimator.annotations")
     times = _Times(task)
 
-    class TraincastPerfConfig(_new_estimator().HardwarePerfConfig):  # type: ignore[misc,name-defined]
+    class TraincastPerfConfig(_new_estimator().HardwarePerfConfig):  # type: ignore[misc]
         name = f"traincast-{task.device.key}"
 
         @notes.forward_compute  # type: ignore[untyped-decorator]
