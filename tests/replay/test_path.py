@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, step, write_two_ranks
 from traincast.errors import TraincastError
 from traincast.replay.analysis import analyse_traces
-from traincast.replay.labels import BACKLOG, HOST, Labels
+from traincast.replay.labels import BACKLOG, HOST, LATE, Labels
 from traincast.replay.path import by_gain, path_report
 from traincast.replay.timeline import timeline_instructions
+from traincast.walk.critical import PathPart, Segment
 
 
 def waited_for():
@@ -59,7 +61,7 @@ def test_the_plain_form_has_microseconds_and_no_rank(tmp_path):
     assert document["segments"][2] == {
         "what": "gemm", "op": "aten::mm", "name": "sgemm", "start_us": 30.0, "length_us": 300.0,
     }  # fmt: skip
-    assert list(document) == ["share_by_what", "share_by_op", "twice_as_fast_saves", "segments"]
+    assert list(document) == ["share_by_what", "share_by_op", "twice_as_fast_saves", "steady_step_ms", "segments"]
 
 
 def test_labels_name_families_ops_and_the_backlog(tmp_path):
@@ -68,7 +70,19 @@ def test_labels_name_families_ops_and_the_backlog(tmp_path):
 
     assert labels.families == ["gemm"]
     assert labels.ops == ["aten::mm"]
-    assert labels.of(0, "device") == (BACKLOG, BACKLOG, "reduce_kernel")
+    parts = list(labels.parts(4, Segment("device", 0, 0.0, 20e-6)))
+    assert parts == [PathPart(4, BACKLOG, BACKLOG, "reduce_kernel", 0.0, 20e-6)]
+
+
+def test_a_kernel_that_began_late_is_two_parts_of_the_path(tmp_path):
+    tied = linked(tmp_path, step(launch(1, 10), kernel(1, 55, 100)))
+    instructions = timeline_instructions(tied)
+    (place,) = np.flatnonzero(instructions.kept_seconds)
+
+    late, running = Labels(tied, instructions).parts(0, Segment("device", int(place), 15e-6, 155e-6))
+
+    assert (late.what, late.start, late.end) == (LATE, 15e-6, pytest.approx(55e-6))
+    assert (running.what, running.start, running.end) == ("gemm", late.end, 155e-6)
 
 
 def test_half_the_time_for_the_host_leaves_kernels_alone(tmp_path):

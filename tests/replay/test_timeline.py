@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, small_events, step
+from traincast.replay.labels import GRAPH, Labels
+from traincast.replay.path import path_report
 from traincast.replay.steps import exposed_communication, rewalk
 from traincast.replay.timeline import STEP_EDGE, timeline_instructions
 from traincast.walk.clocks import Clocks
@@ -97,17 +101,72 @@ def test_work_from_before_the_trace_keeps_its_stream_busy(tmp_path):
     assert instructions.kernel_seconds[0] == pytest.approx(300e-6)
     assert instructions.point[0] == -1
     starts = rewalk(tied, instructions).kernel_start
-    assert starts[1] == pytest.approx(300e-6)
+    assert starts[1] == pytest.approx(305e-6)  # the usual gap between two kernels of this queue is 5 us
+    assert instructions.gap == pytest.approx(5e-6)
 
 
-def test_a_kernel_that_a_full_device_kept_out_takes_longer(tmp_path):
-    events = step(launch(1, 10), kernel(1, 20, 200, stream=7), launch(2, 30), kernel(2, 220, 50, stream=9))
+def test_a_kernel_that_a_full_device_kept_out_waits_for_the_one_that_had_it(tmp_path):
+    events = step(launch(1, 10), kernel(1, 20, 200, stream=7), launch(2, 30), kernel(2, 222, 50, stream=9))
     tied = linked(tmp_path, events)
 
     instructions = timeline_instructions(tied)
 
-    waited = 220 - 35  # from its launch having returned
-    assert instructions.kernel_seconds.max() == pytest.approx((50 + waited) * 1e-6)
+    assert instructions.kernel_seconds.max() == pytest.approx(200e-6)
+    assert instructions.kept_seconds.max() == pytest.approx(2e-6)
+    assert rewalk(tied, instructions).kernel_start[1] == pytest.approx(217e-6)  # 5 us earlier, as the one before it
+    faster = replace(instructions, kernel_seconds=0.5 * instructions.kernel_seconds)
+    assert rewalk(tied, faster).kernel_start[1] == pytest.approx(117e-6)
+
+
+def test_a_graph_node_that_begins_late_is_kept_by_the_graph(tmp_path):
+    events = step(
+        launch(1, 10, 20, name="cudaGraphLaunch"), kernel(1, 40, 30), kernel(1, 75, 20), kernel(1, 395, 50),
+        event("cuda_runtime", "cudaDeviceSynchronize", 60, 390, correlation=50),
+    )  # fmt: skip
+    tied = linked(tmp_path, events)
+
+    instructions = timeline_instructions(tied)
+    labels = Labels(tied, instructions)
+
+    assert [what for what in labels.late if what] == [GRAPH]
+    assert instructions.kept_seconds.max() == pytest.approx(295e-6)  # 300 us less the usual gap of 5
+    assert instructions.kernel_seconds.sum() == pytest.approx(100e-6)
+    assert rewalk(tied, instructions).steps[0].error == pytest.approx(0.0, abs=0.011)  # the first node's 10 us
+    path = path_report(0, tied, instructions)
+    assert next(iter(path.by_what)) == "host"
+    assert path.faster[GRAPH] == pytest.approx(0.5 * 295 / 990, abs=1e-4)
+
+
+def test_a_kernel_without_a_call_follows_the_one_before_it(tmp_path):
+    events = step(launch(1, 10), kernel(1, 20, 100), kernel(77, 120, 40), kernel(78, 300, 40))
+    tied = linked(tmp_path, events)
+
+    instructions = timeline_instructions(tied)
+
+    assert instructions.point[instructions.schedule.code == Code.LAUNCH].tolist() == [1, 1, 1]
+    assert rewalk(tied, instructions).kernel_start == pytest.approx([15e-6, 115e-6, 295e-6])
+
+
+def test_streams_of_two_devices_are_two(tmp_path):
+    other = kernel(2, 40, 100)
+    other["args"]["device"] = 1
+    tied = linked(tmp_path, step(launch(1, 10), kernel(1, 20, 200), launch(2, 30), other))
+
+    assert tied.stream[tied.device].tolist() == [0, 1]
+    assert rewalk(tied, timeline_instructions(tied)).kernel_start == pytest.approx([15e-6, 35e-6])
+
+
+def test_a_copy_that_waits_runs_and_holds_the_host(tmp_path):
+    events = step(
+        launch(1, 10), kernel(1, 20, 200),
+        event("hip_runtime", "hipMemcpyWithStream", 30, 230, correlation=2),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 222, 30, tid=7, correlation=2, stream=7, device=0),
+    )  # fmt: skip
+
+    codes = emitted(linked(tmp_path, events))
+
+    assert ("LAUNCH", 0, 30) in codes
+    assert [code for code, _, _ in codes].count("STREAM_SYNCHRONIZE") == 1
 
 
 def test_a_trace_without_markers_ends_with_its_device(tmp_path):

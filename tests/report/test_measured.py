@@ -46,14 +46,14 @@ Critical path (share of the steps' time)
   host                                     100.0%  ██████████████████████████████
   of which under these ops:
     between ops                             98.0%
-    aten::add                                1.0%
     aten::mm                                 1.0%
+    aten::add                                1.0%
 
 Twice as fast, a step is shorter by
   host                                      50.0%  ███████████████
   aten::mm                                   3.0%  ▉
   aten::add                                  2.0%  ▋
-  nothing by: elementwise, gemm"""  # noqa: W291 - an empty bar
+  nothing by: elementwise, gemm, late start"""  # noqa: W291 - an empty bar
 
 TOGETHER = """\
 All 2 ranks: median step 0.485 ms, eg_comm 10.3%, eg_imbalance 0.0%

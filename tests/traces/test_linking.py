@@ -17,8 +17,9 @@ from traincast.traces.classify import kernel_family
 from traincast.traces.events import Kind
 from traincast.traces.execution import read_execution_trace
 from traincast.traces.intervals import Intervals
+from traincast.traces.join import join_execution
 from traincast.traces.kineto import read_kineto
-from traincast.traces.link import join_execution, link
+from traincast.traces.link import link
 
 
 def one_op():

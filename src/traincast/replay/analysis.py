@@ -24,7 +24,8 @@ from traincast.replay.together import replay_ranks
 from traincast.traces.breakdown import breakdown, over_ranks
 from traincast.traces.collectives import collectives
 from traincast.traces.events import Kind
-from traincast.traces.link import Linked, join_execution, link
+from traincast.traces.join import join_execution
+from traincast.traces.link import Linked, link
 from traincast.traces.matched_collectives import match_collectives
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.ranks import read_ranks

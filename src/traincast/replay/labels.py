@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.arrays import FloatArray, IntArray, grouped
 from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.link import Linked
+from traincast.walk.critical import PathPart, Segment
 from traincast.walk.schedule import Code
+
+_GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
 
 HOST = "host"
 """What the path and the gains call all work of the host."""
 
 BACKLOG = "launched before the trace"
 """What the path calls kernels whose launch was not recorded."""
+
+GRAPH, LATE = "before graph nodes", "late start"
+"""What the path calls the time for which a kernel that could have begun did not, in a graph and elsewhere."""
+
+_LEAST_LATE = 2e-6  # seconds: less than this is part of the kernel
 
 
 class Labels:
@@ -27,15 +38,26 @@ class Labels:
         self.family = np.full(len(instructions.row), "", dtype=object)
         self.family[launches] = linked.families(instructions.row[launches])
         self.family[launches & (instructions.point < 0)] = BACKLOG
+        self.late = _late(linked, instructions)
         self.gap = instructions.gap_end >= 0
         called = np.where(instructions.point >= 0, linked.scope[instructions.point], -1)
         scope = np.where(self.gap, _main_scope(linked, instructions), called)
         names = np.array([*linked.trace.names, ""], dtype=object)
         self.op = names[np.where(scope >= 0, linked.events["name"][scope], len(names) - 1)]
-        self.families = sorted(set(self.family[launches]) - {BACKLOG})
+        self.families = sorted({*self.family[launches], *self.late} - {BACKLOG, ""})
         self.ops = sorted({linked.name(row) for row in linked.scopes.tolist()})
 
-    def of(self, instruction: int, where: str) -> tuple[str, str, str]:
+    def parts(self, rank: int, segment: Segment) -> Iterator[PathPart]:
+        """A stretch of the path in words: a kernel that began late is two."""
+        what, op, name = self._words(segment.instruction, segment.where)
+        begin, late = segment.start, str(self.late[segment.instruction])
+        if segment.where == "device" and late and what != BACKLOG:
+            kept = float(self.instructions.kept_seconds[segment.instruction])
+            begin = min(max(segment.start, segment.end - segment.seconds + kept), segment.end)
+            yield PathPart(rank, late, op, name, segment.start, begin)
+        yield PathPart(rank, what, op, name, begin, segment.end)
+
+    def _words(self, instruction: int, where: str) -> tuple[str, str, str]:
         """(what, op, name) of an instruction on the path."""
         op = str(self.op[instruction])
         if self.family[instruction] == BACKLOG:
@@ -49,16 +71,18 @@ class Labels:
         all of the host's work."""
         instructions = self.instructions
         host, kernels = instructions.host_seconds.copy(), instructions.kernel_seconds.copy()
+        kept = instructions.kept_seconds.copy()
         if name == HOST:
             host *= 0.5
         elif name in self.families:
             kernels[self.family == name] *= 0.5
+            kept[self.late == name] *= 0.5
         else:
             mine = (self.op == name) & ~self.gap
             kernels[mine] *= 0.5
             host[mine] *= 0.5
             host -= 0.5 * self._inside(name)
-        return replace(instructions, host_seconds=np.maximum(host, 0.0), kernel_seconds=kernels)
+        return replace(instructions, host_seconds=np.maximum(host, 0.0), kernel_seconds=kernels, kept_seconds=kept)
 
     def _inside(self, name: str) -> FloatArray:
         """Seconds of each way to a call that the host spent inside of ops of this name."""
@@ -78,6 +102,15 @@ class Labels:
             )
             inside[mine] = 1e-9 * (end - begin)
         return np.minimum(inside, instructions.host_seconds)
+
+
+def _late(linked: Linked, instructions: TimelineInstructions) -> npt.NDArray[np.object_]:
+    """What the time is called for which each launch's kernel was kept; "" where that is next to nothing."""
+    graphs = linked.runtime_rows(_GRAPH_LAUNCH)
+    of_graph = (instructions.point >= 0) & graphs[np.maximum(instructions.point, 0)]
+    names = np.where(of_graph, GRAPH, LATE).astype(object)
+    names[instructions.kept_seconds < _LEAST_LATE] = ""
+    return names
 
 
 def _main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:

@@ -8,14 +8,11 @@ from typing import Any
 
 from traincast.errors import unknown
 from traincast.replay.labels import HOST, Labels
-from traincast.replay.steps import rewalk, step_edges
+from traincast.replay.steady import cycle, steady_path, steady_seconds, whole_walk
 from traincast.replay.timeline import TimelineInstructions
 from traincast.totals import totals
 from traincast.traces.link import Linked
-from traincast.walk.clocks import RankTimes
-from traincast.walk.crew import Crew
-from traincast.walk.critical import PathPart, critical_path
-from traincast.walk.ranks import Meetings, walk_ranks
+from traincast.walk.critical import PathPart, Segment, critical_path
 
 SHOWN_OPS = 6
 """So many of the ops that take most of the path are tried at twice their speed: the whole table of a page."""
@@ -23,13 +20,18 @@ SHOWN_OPS = 6
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PathReport:
-    """The critical path of a rank's whole timeline. `by_what` and `by_op` are shares of the steps' time; `faster` is
-    what a step would save, as a share of itself, if that family, op or the host took half as long."""
+    """The critical path of a rank's whole timeline.
+
+    All else is said of the steps as they would go on (see `steady.py`): `steady` is their mean length in seconds,
+    `by_what` and `by_op` what the path through them is made of, as shares of it, and `faster` what a step would save,
+    as a share of itself, if that family, op or the host took half as long.
+    """
 
     segments: tuple[PathPart, ...]
     by_what: dict[str, float]
     by_op: dict[str, float]
     faster: dict[str, float]
+    steady: float
 
     def to_dict(self) -> dict[str, Any]:
         """Shares and gains, and the path itself in microseconds from the trace's first moment."""
@@ -37,6 +39,7 @@ class PathReport:
             "share_by_what": self.by_what,
             "share_by_op": self.by_op,
             "twice_as_fast_saves": self.faster,
+            "steady_step_ms": 1e3 * self.steady,
             "segments": [segment_dict(part) for part in self.segments],
         }
 
@@ -56,33 +59,30 @@ def by_gain(gains: dict[str, float], asked_for: Sequence[str]) -> dict[str, floa
 
 def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()) -> PathReport:
     """The path of a timeline, and the gains of what is on it and of all that is named in `twice`."""
-    crew = Crew(instructions.schedule, instructions.host_seconds[None], instructions.kernel_seconds[None])
-    walks = walk_ranks([crew], Meetings.none())
     labels = Labels(linked, instructions)
-    segments = tuple(PathPart(rank, *labels.of(s.instruction, s.where), s.start, s.end) for s in critical_path(walks))
-    by_what, by_op = _shares(linked, instructions, walks[0].times(0), segments)
+    segments = _in_words(rank, labels, critical_path([whole_walk(instructions)]))
+    repeated = cycle(linked, instructions)
+    settled = Labels(linked, repeated)
+    by_what, by_op = _shares(_in_words(rank, settled, steady_path(repeated)) if linked.marked else segments)
     for name in twice:
         if name not in labels.families and name not in labels.ops and name != HOST:
             raise unknown("op or kernel family", name, [HOST, *labels.families, *labels.ops], "Name one of the trace.")
     ops = [op for op in by_op if op in labels.ops][:SHOWN_OPS]
-    before = max(float(rewalk(linked, instructions).walked.sum()), 1e-12)
-    gains = {
-        name: 1.0 - float(rewalk(linked, labels.halved(name)).walked.sum()) / before
-        for name in dict.fromkeys((*twice, HOST, *labels.families, *ops))
-    }
-    return PathReport(segments=segments, by_what=by_what, by_op=by_op, faster=by_gain(gains, twice))
+    names = list(dict.fromkeys((*twice, HOST, *labels.families, *ops)))
+    before, *after = steady_seconds(linked, [repeated, *(settled.halved(name) for name in names)]).tolist()
+    gains = {name: 1.0 - seconds / before if before > 0 else 0.0 for name, seconds in zip(names, after, strict=True)}
+    steps = len(linked.steps) if linked.marked else 1
+    return PathReport(
+        segments=segments, by_what=by_what, by_op=by_op, faster=by_gain(gains, twice), steady=before / steps
+    )
 
 
-def _shares(
-    linked: Linked, instructions: TimelineInstructions, times: RankTimes, segments: Sequence[PathPart]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Path seconds between the first and the last marker by what and by op, as shares of that time."""
-    if linked.marked:
-        edges = step_edges(instructions, times)
-        first, last = float(edges[0]), float(edges[-1])
-    else:
-        first, last = 0.0, max((segment.end for segment in segments), default=0.0)
-    inside = [(s, (min(s.end, last) - max(s.start, first)) / max(last - first, 1e-12)) for s in segments]
-    inside = [(segment, share) for segment, share in inside if share > 0]
-    by_what = totals((segment.what, share) for segment, share in inside)
-    return by_what, totals((segment.op, share) for segment, share in inside)
+def _in_words(rank: int, labels: Labels, path: Sequence[Segment]) -> tuple[PathPart, ...]:
+    return tuple(part for segment in path for part in labels.parts(rank, segment))
+
+
+def _shares(segments: Sequence[PathPart]) -> tuple[dict[str, float], dict[str, float]]:
+    """What each kind and each op has of the path, as shares of it."""
+    whole = max(sum(segment.seconds for segment in segments), 1e-12)
+    by_what = totals((segment.what, segment.seconds / whole) for segment in segments)
+    return by_what, totals((segment.op, segment.seconds / whole) for segment in segments)

@@ -58,8 +58,9 @@ def ranks_path(
     """The path of a run whose ranks were walked together; `numbers` are the ranks' own."""
     labels = [Labels(linked, timeline) for linked, timeline in zip(ranks, walked.schedule.timelines, strict=True)]
     segments = tuple(
-        PathPart(numbers[s.crew], *labels[s.crew].of(s.instruction, s.where), s.start, s.end)
-        for s in critical_path(walked.walks, walked.schedule.meetings)
+        part
+        for segment in critical_path(walked.walks, walked.schedule.meetings)
+        for part in labels[segment.crew].parts(numbers[segment.crew], segment)
     )
     by_rank = _shares(segments, lambda s: s.rank)
     by_what = _shares(segments, lambda s: s.what)

@@ -64,13 +64,12 @@ def step_pieces(
 
 def _held_by(linked: Linked, instructions: TimelineInstructions) -> dict[int, int]:
     """For synchronising calls the stream that the replay found them waiting for, or -1 for all of them."""
-    streams = np.unique(linked.events["stream"][linked.device]).tolist()
     held = {}
     for code, target, row in zip(
         instructions.schedule.code, instructions.schedule.target, instructions.row, strict=True
     ):
         if code == Code.STREAM_SYNCHRONIZE:
-            held[int(row)] = int(streams[target])
+            held[int(row)] = int(target)
         elif code == Code.DEVICE_SYNCHRONIZE:
             held[int(row)] = _ALL_STREAMS
     return held
@@ -99,12 +98,12 @@ class _Cutter:
         for row in rows:
             self._kernel(call, row)
             if kernel_family(self.linked.name(row)) != COMMUNICATION:
-                self.last_stream[int(self.linked.thread[call])] = int(self.linked.events["stream"][row])
+                self.last_stream[int(self.linked.thread[call])] = int(self.linked.stream[row])
         if self.linked.is_synchronise[call] and not rows:
             self._synchronise(call)
 
     def _kernel(self, call: int, row: int) -> None:
-        stream = int(self.linked.events["stream"][row])
+        stream = int(self.linked.stream[row])
         if row in self.collectives:
             self.pieces.append(Piece(call, stream, self.collectives[row], [row]))
             return

@@ -51,17 +51,19 @@ class Replay:
 def rewalk(linked: Linked, instructions: TimelineInstructions) -> Replay:
     """Walks instructions whose times may have been replaced, and compares each step with the measured one."""
     schedule = instructions.schedule
-    times = walk(schedule, instructions.host_seconds, instructions.kernel_seconds, Clocks.at_zero(schedule))
+    clocks = Clocks.at_zero(schedule, instructions.gap)
+    times = walk(schedule, instructions.host_seconds, instructions.device_seconds, clocks, gap=instructions.gap)
     return compare(linked, instructions, times)
 
 
 def compare(linked: Linked, instructions: TimelineInstructions, times: RankTimes, begin: float = 0.0) -> Replay:
     """What a walk that began at `begin` made of the timeline, each step against the measured one."""
+    launches = instructions.schedule.code == Code.LAUNCH
     return Replay(
         steps=_compared(linked, instructions, times, begin),
         origin=instructions.origin,
-        kernel_row=instructions.row[instructions.schedule.code == Code.LAUNCH],
-        kernel_start=times.kernel_start - begin,
+        kernel_row=instructions.row[launches],
+        kernel_start=times.kernel_start + instructions.kept_seconds[launches] - begin,
         kernel_end=times.kernel_end - begin,
     )
 
@@ -87,8 +89,10 @@ def _compared(
 
 def exposed_communication(linked: Linked, instructions: TimelineInstructions, times: RankTimes) -> list[float]:
     """Seconds of every walked step in which a collective ran and nothing else did."""
-    exchanging = linked.communicates(instructions.row[instructions.schedule.code == Code.LAUNCH])
-    start, end = (np.rint(1e9 * moment).astype(np.int64) for moment in (times.kernel_start, times.kernel_end))
+    launches = instructions.schedule.code == Code.LAUNCH
+    exchanging = linked.communicates(instructions.row[launches])
+    began = times.kernel_start + instructions.kept_seconds[launches]
+    start, end = (np.rint(1e9 * moment).astype(np.int64) for moment in (began, times.kernel_end))
     compute = Intervals.union(start[~exchanging], end[~exchanging])
     collectives = Intervals.union(start[exchanging], end[exchanging])
     if linked.marked:

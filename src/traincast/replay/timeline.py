@@ -1,19 +1,21 @@
 """A measured timeline as instructions for the walk.
 
 Host segments, launch calls and kernels keep their measured lengths. What is simulated is everything that waits:
-kernels for their stream, streams for each other, the host for the device, threads for each other.
+kernels for their stream, streams for each other and for the device, the host for the device and for room in the queue
+of launches, threads for each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
+from traincast.replay.lateness import Lateness, lateness
+from traincast.replay.waiting import Ended, Running
 from traincast.traces.events import Kind
-from traincast.traces.intervals import Intervals
+from traincast.traces.launch_queue import LaunchQueue, launch_queue
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code, Schedule
 
@@ -22,8 +24,6 @@ STEP_EDGE = -2
 """The `row` of an instruction that stands for the start or end of a step."""
 
 _NOTHING = np.empty(0, dtype=np.int64)
-# a launched kernel starts within a few microseconds; one that waited longer than this on a full device was crowded out
-_CROWDED_NS, _CROWDED_SHARE = 10_000, 0.9
 JOIN_NS = 20_000
 """A thread silent for longer than this (nanoseconds) while another works is taken to wait for it: an op that launches
 nothing takes less."""
@@ -35,17 +35,25 @@ class TimelineInstructions:
 
     `point` is the runtime call that an instruction belongs to or leads to (-1 for a step's edge). An instruction that
     is the host's way to that call has `gap_begin` and `gap_end`, nanoseconds on the trace's clock; others have -1.
-    `origin` is the moment at which the walk begins, on the same clock.
+    `origin` is the moment at which the walk begins, on the same clock. `kept_seconds` is how long a kernel that could
+    have begun was kept by what no trace shows, `gap` the usual time between two kernels of a queue, both in seconds.
     """
 
     origin: int
+    gap: float
     schedule: Schedule
     host_seconds: FloatArray
     kernel_seconds: FloatArray
+    kept_seconds: FloatArray
     row: IntArray
     point: IntArray
     gap_begin: IntArray
     gap_end: IntArray
+
+    @property
+    def device_seconds(self) -> FloatArray:
+        """How long each launch has its stream: kept, then running."""
+        return np.asarray(self.kernel_seconds + self.kept_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,29 +90,26 @@ class _Builder:
 
     def __init__(self, linked: Linked) -> None:
         self.linked = linked
-        # code thread target event host kernel row point gap_begin gap_end
-        self.rows: list[tuple[int, int, int, int, float, float, int, int, int, int]] = []
+        # code thread target event host kernel kept row point gap_begin gap_end
+        self.rows: list[tuple[int, int, int, int, float, float, float, int, int, int, int]] = []
         self.point = -1
         self.last: dict[int, int] = {}  # thread -> end of its last point
-        self.ended = _Ended()
-        streams = np.unique(linked.events["stream"][linked.device])
-        self.stream = {int(stream): number for number, stream in enumerate(streams)}
-        sources = np.unique(linked.waited_for[linked.waited_for >= 0])
-        self.event = {int(row): number for number, row in enumerate(sources)}
-        self.busy_device = Intervals.union(linked.events["start"][linked.device], linked.end[linked.device])
-        self.free = _stream_free(linked)
-        self.queue = _Queue(linked)
+        self.ended = Ended()
+        self.late, self.queue, self.running = lateness(linked), launch_queue(linked), Running(linked)
+        self.event = _sources(linked, self.late, self.queue)
+        self.before, self.followers = _without_call(linked)
         self.begin = 0
 
     def build(self, points: list[_Point]) -> TimelineInstructions:
         self.begin = points[0].start
-        self._backlog(points[0].start)
+        for row in self.before:
+            self._backlog(row)
         for point in points:
             self.point = point.row
             self._gap(point)
             if point.row < 0:
                 self._emit(Code.HOST, point.thread, row=STEP_EDGE)
-            elif self.linked.is_synchronise[point.row]:
+            elif self.linked.is_synchronise[point.row] and point.row not in self.linked.kernels_of:
                 self._synchronise(point)
             else:
                 self._launch(point)
@@ -121,21 +126,27 @@ class _Builder:
         event: int = -1,
         host: int = 0,
         kernel: int = 0,
+        kept: int = 0,
         row: int = -1,
         gap: tuple[int, int] = (-1, -1),
     ) -> None:
-        self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, row, self.point, *gap))
+        self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, _NS * kept, row, self.point, *gap))
 
-    def _backlog(self, start: int) -> None:
-        """Work from before the trace: each stream is busy until the last of it had ended, as measured."""
-        before = self.linked.device[self.linked.launch[self.linked.device] < 0]
-        last = {
-            int(self.linked.events["stream"][row]): row for row in before[np.argsort(self.linked.end[before])].tolist()
-        }
-        for stream, row in last.items():
-            busy = int(self.linked.end[row]) - start
-            if busy > 0:
-                self._emit(Code.LAUNCH, 0, target=self.stream[stream], kernel=busy, row=row)
+    def _backlog(self, row: int) -> None:
+        """A kernel from before the trace: it runs when it ran, as far as that lies inside the walk."""
+        start, end = int(self.linked.events["start"][row]), int(self.linked.end[row])
+        if end <= self.begin:
+            return
+        since = max(int(self.late.free[row]), self.begin)
+        kept = max(start - since - (self.late.gap if since > self.begin else 0), 0)
+        self._put(0, row, host=0, kernel=end - max(start, self.begin), kept=kept)
+
+    def _put(self, thread: int, row: int, *, host: int, kernel: int, kept: int) -> None:
+        """Puts a kernel on its stream, and says so to whoever waits for its end."""
+        stream = int(self.linked.stream[row])
+        self._emit(Code.LAUNCH, thread, target=stream, host=host, kernel=kernel, kept=kept, row=row)
+        if row in self.event:
+            self._emit(Code.EVENT_RECORD, thread, target=stream, event=self.event[row])
 
     def _gap(self, point: _Point) -> None:
         """Host time since the thread's last point; after a silence, it waited for the thread that worked last."""
@@ -156,14 +167,18 @@ class _Builder:
         return float(np.maximum(worked, 0).sum()) < 0.5 * (end - begin)
 
     def _launch(self, point: _Point) -> None:
-        """A call and its kernels."""
+        """A call and its kernels; a call that a full queue holds waits for the kernel that made room for it."""
         rows = self.linked.kernels_of.get(point.row, [])
         length = point.end - point.start
+        released_by = int(self.queue.released_by[point.row])
         if not rows:
             self._emit(Code.HOST, point.thread, host=length)
         elif self._holds_host(point, rows):
             self._blocking_copy(point, rows[0])
         else:
+            if released_by >= 0:
+                self._emit(Code.EVENT_SYNCHRONIZE, point.thread, target=self.event[released_by], row=point.row)
+                length = min(point.end - int(self.linked.end[released_by]), self.queue.usual)
             for index, row in enumerate(rows):
                 self._kernel(point.thread, row, host=0 if index else length)
 
@@ -177,42 +192,36 @@ class _Builder:
     def _blocking_copy(self, point: _Point, row: int) -> None:
         """The host is held for as much of the copy as lies inside the call."""
         start, end = int(self.linked.events["start"][row]), int(self.linked.end[row])
-        stream = self.stream[int(self.linked.events["stream"][row])]
-        free = self.free[row]
-        inside = min(end, point.end) - start
-        self._kernel(point.thread, row, host=max(start - max(point.start, free), 0), length=inside)
+        stream, free = int(self.linked.stream[row]), int(self.late.free[row])
+        before = 0 if free > point.start else max(start - point.start, 0)  # the host's own way to the copy
+        self._kernel(point.thread, row, host=before, length=min(end, point.end) - start)
         self._emit(Code.STREAM_SYNCHRONIZE, point.thread, target=stream, row=point.row)
         if end > point.end:
             self._emit(Code.LAUNCH, point.thread, target=stream, kernel=end - point.end, row=row)
         self._emit(Code.HOST, point.thread, host=max(point.end - end, 0))
 
-    def _crowded_out(self, row: int) -> int:
-        """How long a kernel that could have started waited while other streams filled the device, nanoseconds."""
-        start, waited = int(self.linked.events["start"][row]), int(self.linked.waited_for[row])
-        ready = max(int(self.linked.end[self.linked.launch[row]]), self.free[row])
-        ready = max(ready, int(self.linked.end[waited])) if waited >= 0 else ready
-        if start - ready < _CROWDED_NS:
-            return 0
-        covered = self.busy_device.clip(ready, start).total
-        return start - ready if covered > _CROWDED_SHARE * (start - ready) else 0
-
     def _kernel(self, thread: int, row: int, *, host: int, length: int | None = None) -> None:
-        """Puts one kernel on its stream, behind the kernel it waited for elsewhere."""
-        stream = self.stream[int(self.linked.events["stream"][row])]
-        if self.linked.waited_for[row] >= 0:
-            event = self.event[int(self.linked.waited_for[row])]
-            self._emit(Code.STREAM_WAIT_EVENT, thread, target=stream, event=event)
-        kernel = (int(self.linked.events["duration"][row]) if length is None else length) + self._crowded_out(row)
-        self._emit(Code.LAUNCH, thread, target=stream, host=host, kernel=kernel, row=row)
-        if row in self.event:
-            self._emit(Code.EVENT_RECORD, thread, target=stream, event=self.event[row])
+        """Puts one kernel on its stream, behind the kernels it waited for elsewhere, and what came after it without a
+        call of its own."""
+        for sources in (self.linked.waited_for, self.late.behind, self.late.after):
+            source = int(sources[row])
+            if source >= 0:
+                stream = int(self.linked.stream[row])
+                self._emit(Code.STREAM_WAIT_EVENT, thread, target=stream, event=self.event[source])
+        # a copy that its call takes part in begins when that comes to it, unless it stands in a queue
+        kept = int(self.late.kept[row]) if length is None or not host else 0
+        kernel = int(self.linked.events["duration"][row]) if length is None else length
+        self._put(thread, row, host=host, kernel=kernel, kept=kept)
+        for follower in self.followers.get(row, ()):
+            duration, kept = int(self.linked.events["duration"][follower]), int(self.late.kept[follower])
+            self._put(thread, follower, host=0, kernel=duration, kept=kept)
 
     def _synchronise(self, point: _Point) -> None:
         """Holds the host for the stream that the call can have waited for; which one is not recorded.
 
         All that had been launched on it must have ended when the call returned; of several the last one counts.
         """
-        ends = self.queue.running(point.start)
+        ends = self.running.at(point.start)
         possible = {stream: end for stream, end in ends.items() if point.start < end <= point.end}
         if not possible:
             self._emit(Code.HOST, point.thread, host=point.end - point.start, row=point.row)
@@ -220,7 +229,7 @@ class _Builder:
         last = max(possible, key=lambda stream: (possible[stream], -stream))
         everything = "Device" in self.linked.name(point.row) and max(ends.values()) <= point.end
         code = Code.DEVICE_SYNCHRONIZE if everything else Code.STREAM_SYNCHRONIZE
-        self._emit(code, point.thread, target=-1 if everything else self.stream[last], row=point.row)
+        self._emit(code, point.thread, target=-1 if everything else last, row=point.row)
         self._emit(Code.HOST, point.thread, host=point.end - possible[last])
 
     def _finish(self) -> TimelineInstructions:
@@ -230,82 +239,42 @@ class _Builder:
         schedule = Schedule(
             code=code, thread=thread, target=target, event=event, name=blank, part=blank, runtime=blank, call=blank,
             op=blank, scope=blank, num_threads=int(max(thread.max(), target[code == Code.JOIN].max(initial=0))) + 1,
-            num_streams=max(len(self.stream), 1), num_events=len(self.event),
+            num_streams=int(self.linked.stream.max(initial=0)) + 1, num_events=len(self.event),
         )  # fmt: skip
         return TimelineInstructions(
             origin=self.begin,
+            gap=_NS * self.late.gap,
             schedule=schedule,
             host_seconds=np.array(columns[4]),
             kernel_seconds=np.array(columns[5]),
-            row=np.array(columns[6], dtype=np.int64),
-            point=np.array(columns[7], dtype=np.int64),
-            gap_begin=np.array(columns[8], dtype=np.int64),
-            gap_end=np.array(columns[9], dtype=np.int64),
+            kept_seconds=np.array(columns[6]),
+            row=np.array(columns[7], dtype=np.int64),
+            point=np.array(columns[8], dtype=np.int64),
+            gap_begin=np.array(columns[9], dtype=np.int64),
+            gap_end=np.array(columns[10], dtype=np.int64),
         )
 
 
-def _stream_free(linked: Linked) -> dict[int, int]:
-    """For every kernel the end of the one before it on its stream."""
+def _sources(linked: Linked, late: Lateness, queue: LaunchQueue) -> dict[int, int]:
+    """The kernels whose end something waits for, numbered as events."""
+    rows = np.concatenate([linked.waited_for, late.behind, late.after, queue.released_by])
+    return {int(row): number for number, row in enumerate(np.unique(rows[rows >= 0]))}
+
+
+def _without_call(linked: Linked) -> tuple[list[int], dict[int, list[int]]]:
+    """Kernels whose launch is not in the trace: those before all others of their stream (launched before the trace
+    began), and the others by the kernel that they follow."""
+    before: list[int] = []
+    followers: dict[int, list[int]] = {}
     last: dict[int, int] = {}
-    free = {}
-    streams = linked.events["stream"][linked.device].tolist()
-    for row, stream, end in zip(linked.device.tolist(), streams, linked.end[linked.device].tolist(), strict=True):
-        free[row] = last.get(stream, 0)
-        last[stream] = end
-    return free
-
-
-class _Queue:
-    """What had been launched on every stream, asked for moments that do not go back."""
-
-    def __init__(self, linked: Linked) -> None:
-        launched = linked.device[linked.launch[linked.device] >= 0]
-        issued = linked.events["start"][linked.launch[launched]]
-        order = np.argsort(issued, kind="stable")
-        self._issued, self._end = issued[order].tolist(), linked.end[launched][order].tolist()
-        self._stream = linked.events["stream"][launched][order].tolist()
-        self._next = 0
-        self._until: dict[int, int] = {}  # stream -> when all that was launched on it had ended
-
-    def running(self, moment: int) -> dict[int, int]:
-        """The streams with work launched before this moment that had not ended by then, and when all of it had."""
-        while self._next < len(self._issued) and self._issued[self._next] < moment:
-            stream, end = self._stream[self._next], self._end[self._next]
-            self._until[stream] = max(end, self._until.get(stream, end))
-            self._next += 1
-        self._until = {stream: end for stream, end in self._until.items() if end > moment}
-        return self._until
-
-
-class _Ended:
-    """When every thread's last point ended, asked for moments that do not go back."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, int] = {}
-        self._number: dict[int, int] = {}  # thread -> place in the order of first points
-        self._going: list[tuple[int, int]] = []  # heap of (end, thread) that may still lie ahead
-        self._ended: list[tuple[int, int, int]] = []  # heap of (-end, number, thread), the latest first
-
-    def put(self, thread: int, end: int) -> None:
-        """A further point of a thread."""
-        self._last[thread] = end
-        self._number.setdefault(thread, len(self._number))
-        heappush(self._going, (end, thread))
-
-    def latest(self, moment: int, *, without: int) -> tuple[int, int]:
-        """The other thread whose last point ended latest by this moment, and when; (-1, 0) for none."""
-        while self._going and self._going[0][0] <= moment:
-            end, thread = heappop(self._going)
-            heappush(self._ended, (-end, self._number[thread], thread))
-        aside, answer = None, (-1, 0)
-        while self._ended:
-            entry = self._ended[0]
-            if self._last[entry[2]] == -entry[0]:
-                if entry[2] != without:
-                    answer = (entry[2], -entry[0])
-                    break
-                aside = entry
-            heappop(self._ended)
-        if aside is not None:
-            heappush(self._ended, aside)
-        return answer
+    rows = linked.device
+    for row, launch, stream in zip(
+        rows.tolist(), linked.launch[rows].tolist(), linked.stream[rows].tolist(), strict=True
+    ):
+        if launch >= 0:
+            last[stream] = row
+        elif stream in last:
+            followers.setdefault(last[stream], []).append(row)
+        else:
+            before.append(row)
+    return before, followers

@@ -97,7 +97,7 @@ def schedule_ranks(
     meeting, rank, instruction = np.array(entries, dtype=np.int64).reshape(-1, 3).T
     # what kept a kernel that was ready from starting is part of its length: that of the last rank counts too
     seconds = np.full(len(matches.collectives), np.inf)
-    lengths = [timelines[r].kernel_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
+    lengths = [timelines[r].device_seconds[i] for r, i in zip(rank.tolist(), instruction.tolist(), strict=True)]
     np.minimum.at(seconds, meeting, lengths)
     return RanksSchedule(
         timelines=tuple(timelines),
@@ -130,12 +130,13 @@ def _launched(ranks: Sequence[Linked], timelines: Sequence[TimelineInstructions]
 
 def walk_together(schedule: RanksSchedule) -> RanksWalk:
     """Walks all ranks; raises `Stuck` if the collectives cannot be as they were matched."""
-    crews = [Crew(t.schedule, t.host_seconds[None], t.kernel_seconds[None]) for t in schedule.timelines]
+    crews = [Crew(t.schedule, t.host_seconds[None], t.device_seconds[None]) for t in schedule.timelines]
+    gap = min(timeline.gap for timeline in schedule.timelines)  # ranks of a run hardly differ
     clocks = [
-        [Clocks([begin] * s.num_threads, [begin] * s.num_streams, [begin] * s.num_events)]
+        [Clocks([begin] * s.num_threads, [begin - gap] * s.num_streams, [begin] * s.num_events)]
         for s, begin in zip((crew.schedule for crew in crews), schedule.begin.tolist(), strict=True)
     ]
-    return RanksWalk(schedule=schedule, walks=tuple(walk_ranks(crews, schedule.meetings, clocks=clocks)))
+    return RanksWalk(schedule=schedule, walks=tuple(walk_ranks(crews, schedule.meetings, clocks=clocks, gap=gap)))
 
 
 def compared_ranks(ranks: Sequence[Linked], walked: RanksWalk) -> list[tuple[Replay, list[float]]]:

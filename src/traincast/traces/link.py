@@ -14,12 +14,14 @@ from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.errors import TraincastError
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
-from traincast.traces.nodes import ExecutionTrace, rows_of
+from traincast.traces.nodes import rows_of
 from traincast.traces.tables import Table
 
 _STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*")
-_SYNCHRONISE = re.compile(r"(?:cuda|hip|cu)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|cuMemcpy\w+_v2$")
+_SYNCHRONISE = re.compile(
+    r"(?:cuda|hip|cu)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|hipMemcpyWithStream$|cuMemcpy\w+_v2$"
+)
 _WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
 # annotations that are themselves a unit of host work; all others only wrap ops
 _UNIT = re.compile(r"Optimizer\.|enumerate\(DataLoader\)")
@@ -83,6 +85,11 @@ class Linked:
         """Rows of kernels, copies and memsets, by start."""
         rows = self.trace.of_kind(*DEVICE_KINDS)
         return rows[np.argsort(self.events["start"][rows], kind="stable")]
+
+    @cached_property
+    def stream(self) -> IntArray:
+        """The number of the stream of kernels, copies and memsets (streams of two devices are two); -1 for others."""
+        return stream_numbers(self.trace)
 
     @cached_property
     def host(self) -> IntArray:
@@ -155,6 +162,11 @@ class Linked:
         """Which events are runtime calls that hold the host for the device."""
         return self.runtime_rows(_SYNCHRONISE)
 
+    @cached_property
+    def is_wait(self) -> BoolArray:
+        """Which events are runtime calls that make a stream wait for an event."""
+        return self.runtime_rows(_WAIT_EVENT)
+
     def name(self, row: int) -> str:
         """Name of an event."""
         return self.trace.names[int(self.events["name"][row])]
@@ -177,6 +189,15 @@ def link(trace: TimelineTrace) -> Linked:
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
         waited_for=_waits(trace, launch), step=step,
     )  # fmt: skip
+
+
+def stream_numbers(trace: TimelineTrace) -> IntArray:
+    """Streams by number, in the order of device and stream; -1 for what is no kernel, copy or memset."""
+    numbers = np.full(len(trace.events), -1, dtype=np.int64)
+    device = trace.of_kind(*DEVICE_KINDS)
+    keys = np.stack([trace.events["device"][device], trace.events["stream"][device]], axis=1)
+    numbers[device] = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    return numbers
 
 
 def _host_order(trace: TimelineTrace) -> IntArray:
@@ -286,7 +307,7 @@ def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     Few traces record events. What a stream waited for shows in the times: a kernel of another stream, launched
     earlier, that ended just before. Only launches behind a wait call on the host are looked at.
     """
-    events = trace.events
+    events, streams = trace.events, stream_numbers(trace)
     waited = np.full(len(events), -1, dtype=np.int64)
     pattern = np.array([bool(_WAIT_EVENT.match(name)) for name in trace.names])
     calls = np.sort(events["start"][np.flatnonzero(pattern[events["name"]] & (events["kind"] == Kind.RUNTIME))])
@@ -297,11 +318,15 @@ def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     device = device[np.argsort(events["start"][launch[device]], kind="stable")]
     issued = events["start"][launch[device]]
     called = np.searchsorted(calls, issued)  # wait calls made before each launch
-    by_end = device[np.argsort((events["start"] + events["duration"])[device], kind="stable")]
+    every = trace.of_kind(*DEVICE_KINDS)
+    by_end = every[np.argsort((events["start"] + events["duration"])[every], kind="stable")]
     ends = (events["start"] + events["duration"])[by_end]
+    called_at = np.where(
+        launch >= 0, events["start"][np.maximum(launch, 0)], -1
+    )  # work from before the trace was earlier
     seen: dict[int, tuple[int, int]] = {}  # stream -> (wait calls before its last launch, end of its last kernel)
     for row, at, number in zip(device.tolist(), issued.tolist(), called.tolist(), strict=True):
-        stream, start = int(events["stream"][row]), int(events["start"][row])
+        stream, start = int(streams[row]), int(events["start"][row])
         before, free = seen.get(stream, (-1, 0))
         seen[stream] = (number, start + int(events["duration"][row]))
         if number == before or start <= max(free, at) + _WAIT_TOLERANCE_NS:
@@ -309,33 +334,8 @@ def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
         place = int(np.searchsorted(ends, start, side="right")) - 1
         while place >= 0 and ends[place] >= start - _WAIT_TOLERANCE_NS:
             other = int(by_end[place])
-            if events["stream"][other] != stream and events["start"][launch[other]] < at:
+            if streams[other] != stream and called_at[other] < at:
                 waited[row] = other
                 break
             place -= 1
     return waited
-
-
-def join_execution(linked: Linked, execution: ExecutionTrace) -> IntArray:
-    """The node of the execution trace behind every op, or -1: by record function id, else by order and name.
-
-    Traces from before record function ids were written have the ops of both files in the same order per name.
-    """
-    trace, nodes = linked.trace, execution.nodes
-    joined = np.full(len(trace.events), -1, dtype=np.int64)
-    ops = linked.host[trace.events["kind"][linked.host] != Kind.RUNTIME]
-    ids = trace.events["record_function"][ops]
-    if (ids > 0).any():
-        order = np.argsort(nodes["record_function"], kind="stable")
-        joined[ops] = np.where(ids > 0, rows_of(nodes["record_function"][order], order, ids), -1)
-        return joined
-    by_name: dict[str, list[int]] = {}
-    for row in np.argsort(nodes["record_function"], kind="stable").tolist():
-        by_name.setdefault(execution.names[nodes["name"][row]], []).append(row)
-    ops_by_name: dict[str, list[int]] = {}
-    for row in ops.tolist():
-        ops_by_name.setdefault(linked.name(row), []).append(row)
-    for name, rows in ops_by_name.items():
-        if len(by_name.get(name, ())) == len(rows):
-            joined[rows] = by_name[name]
-    return joined

@@ -80,7 +80,7 @@ def _told(details: bytes) -> bool:
 def _company(linked: Linked, rows: IntArray) -> tuple[FloatArray, FloatArray]:
     """For every kernel the nanoseconds that collectives, and that anything else on other streams, ran beside it."""
     device = linked.device
-    start, end, stream = linked.events["start"][device], linked.end[device], linked.events["stream"][device]
+    start, end, stream = linked.events["start"][device], linked.end[device], linked.stream[device]
     communicates = linked.communicates(device)
     first, last = linked.events["start"][rows], linked.end[rows]
     beside = _covered(Intervals.union(start[communicates], end[communicates]), first, last)
@@ -88,7 +88,7 @@ def _company(linked: Linked, rows: IntArray) -> tuple[FloatArray, FloatArray]:
     streams = dict(grouped(stream[computing]))
     unions = {number: Intervals.union(start[computing[at]], end[computing[at]]) for number, at in streams.items()}
     elsewhere = _running(list(unions.values()), last) - _running(list(unions.values()), first)
-    for number, at in grouped(linked.events["stream"][rows]):
+    for number, at in grouped(linked.stream[rows]):
         if number in unions:
             elsewhere[at] -= _running([unions[number]], last[at]) - _running([unions[number]], first[at])
     return beside, elsewhere.astype(np.float64)

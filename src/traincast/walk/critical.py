@@ -58,9 +58,16 @@ class PathPart:
         return self.end - self.start
 
 
-def critical_path(walks: Sequence[CrewWalk], meetings: Meetings | None = None) -> list[Segment]:
-    """The segments from the start of the step to its end over all ranks, in order; adjacent ones touch."""
-    return _Backtrace(walks, meetings or Meetings.none()).follow()[::-1]
+def critical_path(
+    walks: Sequence[CrewWalk], meetings: Meetings | None = None, *, thread: int | None = None
+) -> list[Segment]:
+    """The segments from the start of the step to its end over all ranks, in order; adjacent ones touch.
+
+    With `thread` the path leads to where that host thread of the first rank ends, not to the last moment of all.
+    """
+    backtrace = _Backtrace(walks, meetings or Meetings.none())
+    end = None if thread is None else (0, 0, walks[0].blocks.threads[thread])
+    return backtrace.follow(end)[::-1]
 
 
 class _Backtrace:
@@ -74,9 +81,9 @@ class _Backtrace:
         edges = np.flatnonzero(np.diff(meetings.meeting[order])) + 1
         self.members = {int(meetings.meeting[part[0]]): part for part in np.split(order, edges) if len(part)}
 
-    def follow(self) -> list[Segment]:
+    def follow(self, end: tuple[int, int, int] | None = None) -> list[Segment]:
         path: list[Segment] = []
-        crew, row, column = self._end()
+        crew, row, column = end or self._end()
         while self.walks[crew].blocks.owner[column] >= 0:
             crew, row, column, segment = self._step(crew, row, column)
             if segment is not None and segment.end > segment.start:
