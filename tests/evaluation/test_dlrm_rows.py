@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from traincast.evaluation.cases import run_cases
+from traincast.evaluation.default_program import default_program_cases
 from traincast.evaluation.distributed_embeddings import distributed_embeddings_cases
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
 
@@ -48,6 +49,24 @@ def test_dcnv2_rows_of_hugectr_are_within_their_targets(outcomes, group, count, 
 def test_rows_of_one_nvlink_node_are_close_but_for_a_few_slow_submissions(outcomes):
     errors = _errors(outcomes, "hugectr")
     assert statistics.median(map(abs, errors)) <= 10
+
+
+def test_the_default_program_stands_beside_every_configuration(shared_data):
+    cases = default_program_cases(shared_data)
+    assert len(cases) == 17
+    assert sum(int(case.name.rpartition("(")[2].split()[0]) for case in cases) == 51 + 22
+    # one of them: eight H100 with DCNv2
+    (case,) = [case for case in cases if case.name.startswith("dlrm-v2 on 1 x 8 h100")]
+    (outcome,) = run_cases([case])
+    assert (case.question.workload, case.question.gpus, case.question.variant.dtype) == ("dlrm-v2", 8, "fp16")
+    assert outcome.predicted_ms > 2 * case.measured_ms
+    assert "measured was HugeCTR" in case.note and "eager PyTorch" in case.note
+    assert 0 < outcome.exposed_comm_ms < outcome.active_ms
+
+
+def test_steps_on_several_gpus_lie_inside_their_intervals(outcomes):
+    several = [o.covered for o in outcomes if len(o.case.question.workload.ranks) > 1]
+    assert 0.84 <= statistics.mean(several) <= 0.95
 
 
 def test_distributed_embeddings_rows_are_within_the_target(shared_data):

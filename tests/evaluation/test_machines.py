@@ -30,6 +30,12 @@ def test_an_accelerator_is_a_device_in_the_node_it_is_sold_in(text, device, node
     assert (machine.device.key, machine.key) == (device, node)
 
 
+def test_pcie_systems_of_the_first_hugectr_round_had_no_peer_access():
+    text = "NVIDIA A100-PCIe-40GB (250W)"
+    assert machine_of(row(accelerator=text, mlperf_round="v1.0")).key == "pcie-a100-no-peer"
+    assert machine_of(row(accelerator="NVIDIA A100-SXM4-80GB", mlperf_round="v1.0")).key == "dgx-a100"
+
+
 def test_a_node_has_as_many_gpus_as_the_row_says():
     machine = machine_of(row(accelerator="NVIDIA H100-SXM5-80GB", gpus_per_node="4", num_nodes="2"))
     assert (machine.gpus_per_node, machine.topology.gpus_per_node, machine.topology.island) == (4, 4, 4)

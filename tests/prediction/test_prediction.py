@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import traincast
@@ -71,3 +73,16 @@ def test_steps_that_run_into_each_other_are_device_bound_when_the_device_is_slow
     answer = traincast.predict("gpt2-large", on="p100")
 
     assert answer.device_idle < 0.01 * answer.iteration
+
+
+def test_an_interval_is_made_of_named_terms():
+    one = traincast.predict("dlrm-mlperf", on="a100-80gb", batch_size=512)
+    several = traincast.predict("dlrm-mlperf", on="dgx-a100", gpus=2, batch_size=512)
+
+    assert list(one.interval_terms) == ["kernels_and_host", "software_release"]
+    assert list(several.interval_terms) == ["kernels_and_host", "software_release", "system_setup"]
+    assert (one.interval_terms["software_release"], several.interval_terms["system_setup"]) == (0.04, 0.12)
+    for answer in (one, several):
+        spread = math.hypot(*answer.interval_terms.values())
+        assert answer.interval[1] / answer.iteration == pytest.approx(math.exp(1.6448536 * spread), rel=1e-5)
+        assert answer.to_dict()["interval_terms"] == answer.interval_terms

@@ -22,6 +22,7 @@ class Case:
 
     `stops_at` is the top-level op before which the measurement's clock stopped ("": it ran to the end of the step).
     `fitted` says that shared constants may have been fitted on it.
+    `note` says why predicted and measured must differ, where they must.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Case:
     others: dict[str, float] = field(default_factory=dict)
     stops_at: str = ""
     fitted: bool = False
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class Outcome:
     high_ms: float
     active_ms: float
     memory_gb: float = 0.0
+    exposed_comm_ms: float = 0.0
 
     @property
     def covered(self) -> bool:
@@ -98,6 +101,7 @@ def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
         low_ms=scale * answer.interval[0],
         high_ms=scale * answer.interval[1],
         active_ms=1e3 * answer.device_active,
+        exposed_comm_ms=1e3 * answer.exposed_comm,
     )
 
 

@@ -29,11 +29,16 @@ _ACCELERATORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("L40S",), "l40s", "pcie-l40s"),
 )
 _EXACT = {"NVIDIA A100": ("a100-40gb", "dgx-a100")}
+_WITHOUT_PEERS = {"pcie-a100": "pcie-a100-no-peer"}
+_NO_PEERS = ("v1.0",)
+"""MLPerf rounds whose PCIe systems did without peer access; set with one of their rows in view, 50 times the others."""
 
 
 def machine_of(row: Row) -> Platform:
     """The platform of an MLPerf row: the node that its accelerator is sold in, with as many of them as the row says."""
     device, node = _accelerator(row)
+    if row["mlperf_round"] in _NO_PEERS:
+        node = _WITHOUT_PEERS.get(node, node)
     gpus, nodes, per_node = (row.count(name) for name in ("num_gpus", "num_nodes", "gpus_per_node"))
     if gpus != nodes * per_node:
         raise TraincastError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from traincast.errors import TraincastError
 from traincast.evaluation.cases import Case, LeftOut, Outcome, outcomes_row
+from traincast.evaluation.default_program import default_program_cases
 from traincast.evaluation.multi_gpu_dlrm import GROUPS, dlrm_cases
 from traincast.evaluation.published import Row, cases_of
 from traincast.evaluation.replay import replay_rows
@@ -29,7 +30,7 @@ _HUGECTR = tuple(GROUPS[name] for name in ("hugectr", "hugectr_nodes", "dcnv2", 
 
 def multi_gpu_cases(data: Path) -> list[Case | LeftOut]:
     """Every published step on several GPUs that can be predicted from its configuration."""
-    return [*transformer_cases(data), *dlrm_cases(data)]
+    return [*transformer_cases(data), *dlrm_cases(data), *default_program_cases(data)]
 
 
 def multi_gpu_notes() -> tuple[str, ...]:

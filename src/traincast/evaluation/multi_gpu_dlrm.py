@@ -35,6 +35,7 @@ _BENCHMARKS = {
 }
 # words of the texts by which submitters name NVIDIA's containers or HugeCTR; some say nothing
 _CONTAINERS = ("HUGECTR", "MERLIN", "NGC", "NVIDIA", "MXNET", "PYTORCH")
+_WITHOUT_PEERS = dict.fromkeys(("hugectr-dlrm", "hugectr-dlrm-2021"), "hugectr-dlrm-2020")
 FILES = ("mlperf_dlrm.csv", "mlperf_dlrm_dcnv2_h100.csv")
 """Tables of MLPerf rows; older folders of measurements have only the first."""
 HELD_BACK = frozenset((
@@ -90,6 +91,8 @@ def _dle(row: Row) -> Case:
 def _mlperf(row: Row) -> Case:
     """A row as the program of its round runs it, on the machine that it names."""
     platform, program = machine_of(row), program_of(row)
+    if platform.key.endswith("-no-peer"):  # HugeCTR's hybrid embedding reads the memory of peers
+        program = _WITHOUT_PEERS.get(program, program)
     gpus, batch = row.count("num_gpus"), row.count("global_batch")
     name = f"{row.label('mlperf_round')} {row.label('submitter')} {row.label('system')} x{gpus}"
     return Case(

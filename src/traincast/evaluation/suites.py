@@ -118,7 +118,17 @@ def _case(outcome: Outcome) -> dict[str, Any]:
         "error_percent": outcome.error_percent,
         "active_error_percent": outcome.active_error_percent,
         "others_error_percent": case.others,
+        **_why(outcome),
     }
+
+
+def _why(outcome: Outcome) -> dict[str, Any]:
+    """Why predicted and measured must differ, and what the predicted step is made of; nothing where they need not."""
+    if not outcome.case.note:
+        return {}
+    exposed, idle = outcome.exposed_comm_ms, max(outcome.predicted_ms - outcome.active_ms, 0.0)
+    made_of = {"kernels": outcome.active_ms - exposed, "exposed_comm": exposed, "idle": idle}
+    return {"note": outcome.case.note, "made_of_ms": made_of}
 
 
 def _unpredicted(row: LeftOut) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,8 @@ from traincast.workload.workload import Workload
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Prediction(Result):
-    """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`.
+    """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`, made of
+    `interval_terms` (log-sigmas by name: kernels and host, the software's release, the set-up of several GPUs).
 
     On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
     (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has
@@ -56,6 +57,7 @@ class Prediction(Result):
     ranks: tuple[RankAnswer, ...]
     imbalance: float = 0.0
     gpus: int = 1
+    interval_terms: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def path(self) -> list[PathPart]:
@@ -76,6 +78,7 @@ class Prediction(Result):
             "gpus": self.gpus,
             "iteration_ms": 1e3 * self.iteration,
             "interval_ms": [1e3 * limit for limit in self.interval],
+            "interval_terms": self.interval_terms,
             "device_active_ms": 1e3 * self.device_active,
             "device_idle_ms": 1e3 * self.device_idle,
             "host_ms": 1e3 * self.host,

@@ -48,12 +48,19 @@ def _footer(p: Prediction) -> str:
     lines = [
         f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",
         _memory(p),
+        _interval(p),
     ]
     if p.estimated_ops:
         lines.append(_marked("without a kernel model (costed from bytes)", p.estimated_ops, p.estimated_seconds, p))
     if p.out_of_domain_ops:
         lines.append(_marked("outside what was fitted", p.out_of_domain_ops, p.out_of_domain_seconds, p))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
+
+
+def _interval(p: Prediction) -> str:
+    """What the interval is made of, each as one standard deviation."""
+    terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
+    return f"interval from {terms or 'nothing'} (standard deviations)"
 
 
 def _memory(p: Prediction) -> str:
