@@ -8,6 +8,7 @@ import pytest
 
 import traincast
 from traincast.platform import platform_keys
+from traincast.quantiles import Z90
 from traincast.zoo.catalog import list_models
 
 MODELS = [info.name for info in list_models()]
@@ -84,5 +85,5 @@ def test_an_interval_is_made_of_named_terms():
     assert (one.interval_terms["software_release"], several.interval_terms["system_setup"]) == (0.04, 0.12)
     for answer in (one, several):
         spread = math.hypot(*answer.interval_terms.values())
-        assert answer.interval[1] / answer.iteration == pytest.approx(math.exp(1.6448536 * spread), rel=1e-5)
+        assert answer.interval[1] / answer.iteration == pytest.approx(math.exp(Z90 * spread))
         assert answer.to_dict()["interval_terms"] == answer.interval_terms
