@@ -119,6 +119,20 @@ def test_a_median_hides_no_bad_row(tmp_path, changed, words):
         assert word in str(caught.value)
 
 
+def test_rows_of_a_broken_framework_are_left_out(tmp_path):
+    table = {"device": ["a", "a", "a"], "by": ["x", "y", "y"], "m": [1, 1, 2], "us": [3.0, 900.0, 5.0]}
+    polars.DataFrame(table).write_parquet(tmp_path / "many.parquet")
+
+    def read(**without):
+        return read_medians(
+            tmp_path, "many.parquet", ("device",), ("m",), "us", among={"device": ("a",)}, without=without
+        )
+
+    rows = read(by="y", device="a")
+    assert (list(rows.number("m")), list(rows.number("us"))) == ([1.0], [3.0])
+    assert list(read(by="y", device="b").number("us")) == [3.0, 5.0]  # both words, or nothing
+
+
 def test_medians_of_a_column_that_is_not_there(tmp_path):
     polars.DataFrame({"m": [1]}).write_parquet(tmp_path / "few.parquet")
     with pytest.raises(TraincastError, match=r"'few.parquet' lacks the column 'us'; it has m"):

@@ -90,19 +90,22 @@ def read_table(
 
 def read_medians(
     data: Path, file: str, text: Sequence[str], numbers: Sequence[str], value: str, *,
-    among: Mapping[str, Collection[str]],
+    among: Mapping[str, Collection[str]], without: Mapping[str, str] | None = None,
 ) -> MeasuredTable:  # fmt: skip
     """A large table with the rows that agree in `text` and `numbers` merged to the median of `value` (of two: the lower
     one), sorted by them.
 
-    Words are checked against `among`; a value that is no positive number is found row by row (`read_table`).
+    Words are checked against `among`; a value that is no positive number is found row by row (`read_table`). Rows with
+    all words of `without`, column by column, are left out.
     """
     import polars as pl
 
     frame = _read_frame(data, file)
-    for name in (*text, *numbers, value):
+    for name in (*text, *numbers, value, *(without or {})):
         if name not in frame.columns:
             raise TraincastError(f"'{file}' lacks the column '{name}'; it has {', '.join(frame.columns)}")
+    if without:
+        frame = frame.filter(~pl.all_horizontal([pl.col(name) == word for name, word in without.items()]))
     measured = frame[value].cast(pl.Float64, strict=False)
     strange = any(not set(frame[name].unique().to_list()) <= set(known) for name, known in among.items())
     if strange or measured.null_count() or not measured.is_finite().all() or (measured <= 0.0).any():

@@ -76,9 +76,11 @@ def test_only_the_p4_ran_other_kernels_in_its_test_rows_than_in_its_training_row
 
 
 def test_intervals_hold_what_they_promise_on_held_out_shapes(table):
-    rows = [row for (suite, _), row in table.items() if "held-out" in suite]
+    rows = [row for (suite, _), row in table.items() if "held-out" in suite and "never seen" not in suite]
     for row in rows:
-        assert row.n < 500 or 84 < row.covered < 98, row
+        # block-scaled fp8 is met within 2 %: less than what is added for another run of the same card
+        most = 100 if "fp8_block" in row.group else 98
+        assert row.n < 500 or 84 < row.covered < most, row
     for table_name in ("gemm_fp32", "gemm_amd", "gemm_mixed", "deepbench"):
         of_table = [row for row in rows if row.suite.startswith(table_name)]
         assert 85 < sum(row.n * row.covered for row in of_table) / sum(row.n for row in of_table) < 95.5, table_name
@@ -103,8 +105,8 @@ def test_held_out_shapes_of_later_devices(table):
     rows = of_suite(table, "gemm_mixed_blackwell held-out shapes")
     assert len(rows) == 16  # four devices, four types
     for group, row in rows.items():
-        assert row.gmae <= (9.0 if "RTX" in group else 8.0), group
-        assert row.covered > 70, group
+        assert row.gmae <= (9.0 if "RTX" in group else 5.0), group
+        assert row.covered > 85, group
 
 
 def test_later_devices_as_if_they_had_never_been_measured(table):
