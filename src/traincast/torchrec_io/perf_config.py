@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from traincast.errors import TraincastError
+from traincast.kernels.call import Calls
+from traincast.kernels.cost import price_calls
+from traincast.kernels.embedding import EMBEDDING
+from traincast.kernels.embedding.tables import fill_call
 from traincast.placement.kinds import ComputeKernel, ShardingKind
 from traincast.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
 from traincast.placement.options import Option
@@ -124,6 +128,9 @@ class _Times:
         group = TableGroup.of(table, option)
         kernels = LookupKernels([group], task.device, batch_size=task.batch_size, world_size=task.gpus)
         forward, backward = (float(seconds[0]) for seconds in kernels.seconds(terms[None], np.zeros(1, dtype=np.int64)))
+        if kernel.cached:
+            search = Calls.of(EMBEDDING, [fill_call(terms[LOOKUPS], 0.0)])
+            forward += float(price_calls(search, task.device)[0].seconds[0])
         sort = Preparation(task.device).seconds(terms[None, LOOKUPS], terms[None, ROWS], weighted=table.weighted)
         if kind.copied:
             averaged = self._exchanges[0].seconds("all_reduce", np.array([POOLED_BYTES * terms[ELEMENTS]]))
