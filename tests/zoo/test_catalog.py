@@ -10,8 +10,9 @@ from traincast.workload.file import load_workload
 from traincast.zoo.catalog import DATA, list_models, load_model
 
 NAMES = (
-    "dlrm-default", "dlrm-mlperf", "dlrm-ddp", "dlrm-v2", "bert-large", "gpt2-large", "gpt3-xl", "gpt3-2.7b",
-    "opt-1.3b", "switch-xl4", "xlnet", "transformer", "resnet50", "inception-v3", "vgg13",
+    "dlrm-default", "dlrm-mlperf", "dlrm-ddp", "dlrm-v2", "hstu", "onetrans", "din", "deepfm", "wide-deep", "ncf",
+    "bert-large", "gpt2-large", "gpt3-xl", "gpt3-2.7b", "opt-1.3b", "switch-xl4", "xlnet", "transformer",
+    "resnet50", "inception-v3", "vgg13",
 )  # fmt: skip
 MEGABYTE = 1 << 20
 

@@ -12,6 +12,7 @@ from torch import nn
 from traincast.programs.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.programs.dlrm.cross_config import DLRM_V2
 from traincast.workload.workload import DEFAULT_FRAMEWORK, STUDY_FRAMEWORK
+from traincast.zoo.build.recommenders import RECOMMENDERS, Family
 from traincast.zoo.build.steps import (
     Inputs,
     Loss,
@@ -21,6 +22,7 @@ from traincast.zoo.build.steps import (
     dlrm_step,
     dlrm_v2_step,
     modern_step,
+    recommender_step,
 )
 from traincast.zoo.define import bert, dcn, gpt2, opt, switch, transformer, xlnet
 from traincast.zoo.define.dlrm import Dlrm
@@ -155,6 +157,16 @@ def _dlrm_v2_parameters() -> int:
     return count_parameters(lambda: dcn.DlrmDcn(replace(DLRM_V2, resident_rows=0)))
 
 
+def _recommender(model: Family) -> Recipe:
+    def make(setting: Setting) -> MakeStep:
+        return recommender_step(setting, model.build, *model.batch(setting))
+
+    return Recipe(
+        name=model.name, description=model.description, batch_size=model.batch_size, seq_len=model.seq_len, make=make,
+        parameters=model.parameters, optimizers=("adam", "sgd"),
+    )  # fmt: skip
+
+
 def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: int, study: bool) -> Recipe:
     def make(setting: Setting) -> MakeStep:
         inputs = images(side, setting)
@@ -173,6 +185,7 @@ _RECIPES = (
     _dlrm(STUDY_DLRMS["dlrm-mlperf"], "MLPerf DLRM (Criteo Terabyte): 26 tables, one lookup each"),
     _dlrm(STUDY_DLRMS["dlrm-ddp"], "small DLRM of the data-parallel study: 8 tables of 80k rows, 10 lookups each"),
     _dlrm_v2(),
+    *(_recommender(model) for model in RECOMMENDERS),
     _bert(),
     _gpt("gpt2-large", "GPT-2 large with language model head", gpt2.GPT2_LARGE, batch_size=4),
     _gpt("gpt3-xl", "GPT-3 XL as GPT-2: 24 layers of 3072", gpt2.GPT3_XL, batch_size=2),

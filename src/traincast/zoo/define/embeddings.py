@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -11,6 +11,30 @@ import traincast.zoo.define.embedding_ops  # noqa: F401  (registers the operator
 from traincast.embeddings.optimizers import OPTIMIZER_STATE
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.optimizers import LEARNING_RATE
+
+
+class TableSizes(Protocol):
+    """What tables of one width need to know of themselves."""
+
+    @property
+    def rows_per_table(self) -> tuple[int, ...]:
+        """Heights."""
+
+    @property
+    def table_rows(self) -> tuple[int, ...]:
+        """Rows of each that occupy device memory."""
+
+    @property
+    def num_tables(self) -> int:
+        """How many."""
+
+    @property
+    def embedding_dim(self) -> int:
+        """Their width."""
+
+    @property
+    def optimizer(self) -> str:
+        """The update fused into the backward pass."""
 
 
 class LookupFunction(torch.autograd.Function):
@@ -81,9 +105,12 @@ class SplitLookupFunction(torch.autograd.Function):
 
 
 class FbgemmTables(nn.Module):
-    """FBGEMM's `SplitTableBatchedEmbeddingBags`: indices widened to int64, checked, looked up."""
+    """FBGEMM's `SplitTableBatchedEmbeddingBags`: indices widened to int64, checked, looked up.
 
-    def __init__(self, config: DlrmConfig) -> None:
+    Without pooling every lookup is a bag of its own.
+    """
+
+    def __init__(self, config: TableSizes) -> None:
         super().__init__()
         self.optimizer = config.optimizer
         tables, dim = config.num_tables, config.embedding_dim

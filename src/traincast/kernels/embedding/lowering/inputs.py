@@ -67,6 +67,13 @@ def bucketize(signature: Signature, context: LoweringContext) -> tuple[Item, ...
     )
 
 
+@lowers("fbgemm::jagged_to_padded_dense_forward", "fbgemm::dense_to_jagged_forward")
+def jagged(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Rows of all sequences moved to where they are padded, or back: whole rows, one kernel."""
+    (result,) = signature.outputs
+    return (moved_elements(result, result.shape[-1]),) if result.numel else ()
+
+
 @lowers("fbgemm::linearize_cache_indices")
 def linearize(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Row numbers counted on through all tables."""
