@@ -69,7 +69,9 @@ def test_the_same_question_has_the_same_answer_byte_for_byte(model, device, batc
 def test_a_larger_batch_takes_more_memory_and_no_less_time(model, device, batch):
     small, large = (asked(model, device, batch_size=size) for size in (batch, 4 * batch))
 
-    assert large.memory.peak_bytes > small.memory.peak_bytes
+    # a small batch of a model that is nearly all tables peaks in its update, which knows no batch
+    update_peaks = model == "ncf"
+    assert large.memory.peak_bytes > small.memory.peak_bytes - update_peaks
     assert large.iteration >= small.iteration * (1 - _ROUNDING)
 
 
