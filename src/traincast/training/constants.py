@@ -31,7 +31,7 @@ class Constants:
     `beside`: the share of the time of an exchange by which kernels beside it take longer. `module_us`: microseconds
     that the Python of a framework's modules adds to the host time of each kernel it launches. `exchange_us`:
     microseconds of the host per exchange. `meeting_us`: microseconds that a device stands still around an exchange that
-    nothing runs beside.
+    nothing runs beside; `routing_us`: while the counts of tokens of experts reach the host, once a layer.
     """
 
     sustained: dict[str, float] = field(default_factory=_sustained)
@@ -41,6 +41,7 @@ class Constants:
     rowwise: float = 1.95
     beside: float = 0.02
     meeting_us: float = 35.0
+    routing_us: float = 500.0
     module_us: float = 42.0
     exchange_us: float = 5.0
 

@@ -256,6 +256,8 @@ class Roles:
         for kernels in (priced.forward, priced.backward):
             hidden = min(total, 0.5 * kernels.device) if layout.overlap_ep else 0.0
             shown = total - hidden + self.constants.beside * hidden + self._stalled(0 if layout.overlap_ep else 2)
+            if kernels is priced.forward and layout.kernels != "graph":
+                shown += 1e-6 * self.constants.routing_us
             ways.append((shown, 2, total * sigma))
         return ways
 

@@ -96,13 +96,27 @@ def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAt
     shape = compressed.shape
     graph.node("SliceBackward0", [compressed], [narrow], [], lambda grads: [_padded(graph, grads[0], shape)])
     opened = linear(graph, narrow, heads * (latent.nope_dim + latent.value_dim))
+    key = _assembled(graph, opened, heads * key_dim)
+    value = _assembled(graph, opened, heads * latent.value_dim)
+    graph.drop(opened)
     # keys of 192 and values of 128 cost what heads of their mean width do
     width = (key_dim + latent.value_dim) // 2
-    mixed = _attend(graph, query, opened, opened, Heads(heads, heads, width, causal=True), shard)
+    mixed = _attend(graph, query, key, value, Heads(heads, heads, width, causal=True), shard)
     seen = graph.tape.view(mixed, (mixed.shape[0], heads * latent.value_dim), (mixed.shape[1], 1))
     wide = mixed.shape
     graph.node("SliceBackward0", [mixed], [seen], [], lambda grads: [_padded(graph, grads[0], wide)])
     return linear(graph, seen, model.hidden)
+
+
+def _assembled(graph: Graph, opened: Ref, width: int) -> Ref:
+    """Keys (with the rotary part that all heads share) or values copied out of their projection, and back."""
+    result = graph.new(opened.shape[0], width)
+    part = graph.tape.view(opened, (opened.shape[0], min(width, opened.shape[1])), (opened.shape[1], 1))
+    graph.scope("aten::cat")
+    graph.fused([part], [result])
+    shape = opened.shape
+    graph.node("CatBackward0", [opened], [result], [], lambda grads: [_padded(graph, grads[0], shape)])
+    return result
 
 
 def _padded(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
@@ -175,13 +189,17 @@ def _unfused(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard
     _stacked(graph, (query, tape.view(query, (stack, local, width))), (key, turned), (scores, scores))
     graph.scope("aten::softmax")
     shares = graph.new(stack, local, local)
-    graph.op("aten::_softmax", [("self", scores)], [shares], [("dim", -1), ("half_to_float", False)])
+    # Megatron's fused softmax reads and writes no more than what the mask leaves: half of each matrix
+    kept_columns = max(1, local // 2) if heads.causal and graph.style.fused else local
+    seen, written = (tape.view(ref, (stack, local, kept_columns)) for ref in (scores, shares))
+    graph.op("aten::_softmax", [("self", seen)], [written], [("dim", -1), ("half_to_float", False)])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         below = graph.new(stack, local, local)
-        graph.op("aten::_masked_softmax_backward", [("grad_output", grad), ("output", shares)], [below], [("dim", -1)])
+        arguments = [("grad_output", tape.view(grad, written.shape)), ("output", written)]
+        graph.op("aten::_masked_softmax_backward", arguments, [tape.view(below, written.shape)], [("dim", -1)])
         return [below]
 
     graph.node("SoftmaxBackward0", [scores], [shares], [shares], backward)

@@ -23,12 +23,16 @@ def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     # an expert that several ranks share sees the tokens of all of them
     each = max(1, sent * shard.etp // local)
     sorted_tokens = _moved(graph, x, (local * each, model.hidden), "PermuteBackward")
+    if shard.ep > 1:  # what has arrived is sorted once more, rank by rank to expert by expert
+        sorted_tokens = _resorted(graph, sorted_tokens)
     width = max(1, experts.ffn // shard.etp)
     hidden = _grouped(graph, sorted_tokens, local, width * (2 if model.gated else 1))
     graph.drop(sorted_tokens)
     active = gated(graph, hidden, None, width, model.activation) if model.gated else pointwise(graph, hidden, "gelu")
     result = _grouped(graph, active, local, model.hidden)
     graph.drop(active)
+    if shard.ep > 1:
+        result = _resorted(graph, result)
     mixed = _moved(graph, result, (rows, model.hidden), "UnpermuteBackward")
     graph.drop(result)
     if not experts.shared_ffn:
@@ -70,6 +74,14 @@ def _moved(graph: Graph, x: Ref, shape: tuple[int, int], node: str) -> Ref:
         return [below]
 
     graph.node(node, [x], [result], [], backward)
+    return result
+
+
+def _resorted(graph: Graph, x: Ref) -> Ref:
+    """All rows in another order; the old order is not wanted again."""
+    rows, width = x.shape
+    result = _moved(graph, x, (rows, width), "SortChunksBackward")
+    graph.drop(x)
     return result
 
 
