@@ -13,7 +13,7 @@ def _sustained() -> dict[str, float]:
     # the others on half of the steps
     return {
         "ampere 16": 1.08, "hopper 16": 1.36, "hopper 8": 1.15, "hopper attention": 1.5, "blackwell 16": 1.38,
-        "blackwell 8": 1.07, "blackwell attention": 1.13, "cdna3 16": 2.9, "cdna3 8": 1.74, "cdna3 attention": 1.5,
+        "blackwell 8": 1.07, "blackwell attention": 1.05, "cdna3 16": 2.9, "cdna3 8": 1.74, "cdna3 attention": 1.5,
         "cdna4 8": 1.46, "cdna4 attention": 1.5,
     }  # fmt: skip
 
@@ -24,7 +24,8 @@ class Constants:
 
     `sustained`: how much longer matrix products ("16" and "8" bits) and attention take in long steps, at the clock that
     the board's power allows and in the library of the day, than alone in a benchmark; by architecture. `grouped`: how
-    much longer grouped products of experts take than a batched product of the same sizes. `triton`, `flash2`: shares of
+    much longer grouped products of experts take than a batched product of the same sizes (`grouped_narrow`: in eight
+    bits). `triton`, `flash2`: shares of
     the rate of A100-style matrix instructions that Triton's first and the second flash attention reach, which know no
     newer ones. `rowwise`: how much longer 8-bit products with a scale for every row take than with one for the tensor.
 
@@ -36,12 +37,13 @@ class Constants:
 
     sustained: dict[str, float] = field(default_factory=_sustained)
     grouped: float = 1.55
+    grouped_narrow: float = 0.65
     triton: float = 0.32
     flash2: float = 0.43
     rowwise: float = 1.95
     beside: float = 0.02
-    meeting_us: float = 35.0
-    routing_us: float = 500.0
+    meeting_us: float = 45.0
+    routing_us: float = 3400.0
     module_us: float = 42.0
     exchange_us: float = 5.0
 

@@ -135,7 +135,9 @@ class Roles:
         if layout.kernels in ("eager", "fused"):
             host += 1e-6 * c.module_us * kernels.kernels
         stacked = kernels.grouped if layout.attention != "unfused" else 0.0
-        gemm = (kernels.gemm - stacked) * self.throttled + stacked * c.grouped
+        gemm = (kernels.gemm - stacked) * self.throttled + stacked * (
+            c.grouped_narrow if layout.precision == "fp8" else c.grouped
+        )
         attention = kernels.attention * self.throttled_attention
         share = {"triton": c.triton, "flash2": c.flash2}.get(layout.attention)
         if share is not None:
