@@ -7,10 +7,12 @@ True
 """
 
 from traincast.api import (
+    bench,
     capture,
     evaluate,
     export,
     fit,
+    fit_store,
     load,
     load_trace,
     measure,
@@ -18,8 +20,11 @@ from traincast.api import (
     plan,
     platforms,
     predict,
+    predict_here,
     predict_training,
+    refine,
     scaling,
+    self_check,
     shard,
     trace,
 )
@@ -27,10 +32,12 @@ from traincast.version import __version__
 
 __all__ = [
     "__version__",
+    "bench",
     "capture",
     "evaluate",
     "export",
     "fit",
+    "fit_store",
     "load",
     "load_trace",
     "measure",
@@ -38,8 +45,11 @@ __all__ = [
     "plan",
     "platforms",
     "predict",
+    "predict_here",
     "predict_training",
+    "refine",
     "scaling",
+    "self_check",
     "shard",
     "trace",
 ]

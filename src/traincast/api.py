@@ -9,8 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from traincast.machine import bench as bench
+from traincast.machine import fit_store as fit_store
+from traincast.machine import measure as measure
+from traincast.machine import predict_here as predict_here
+from traincast.machine import refine as refine
+from traincast.machine import self_check as self_check
+
 if TYPE_CHECKING:
-    from traincast.benching.measure import Measured
     from traincast.evaluation.suites import Evaluation
     from traincast.host.profile import HostProfile
     from traincast.platform.platform import Platform
@@ -19,7 +25,6 @@ if TYPE_CHECKING:
     from traincast.questions.export import Exported
     from traincast.questions.fit import FitResult
     from traincast.questions.loading import Loader
-    from traincast.questions.measure import Source as Step
     from traincast.questions.models import ModelList
     from traincast.questions.platforms import PlatformList
     from traincast.questions.variant import VariantOptions
@@ -319,31 +324,3 @@ def evaluate(
     from traincast.questions.measurements import measurements_folder
 
     return answer(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)
-
-
-def measure(
-    step: Step,
-    *,
-    device: str = "cpu",
-    repeats: int = 30,
-    seconds: float = 20.0,
-    clock: str = "wall",
-    nominal: float | None = None,
-    trace_out: str | Path | None = None,
-    progress: Progress = _silent,
-    **variant: Unpack[VariantOptions],
-) -> Measured:
-    """Runs a real training step on this machine, interleaved with a reference kernel, and says how long it takes.
-
-    `step` is a built-in model, a DLRM in YAML or as a `DlrmConfig`, "FILE.py:FUNCTION" or a function (`capture` says
-    of which form). It is run up to `repeats` times within about `seconds`. `clock` is "wall", or "busy" (the time of
-    this thread alone). `nominal` is how long the reference takes where the corrected figure is to hold (default: here
-    and now). `trace_out` receives a Kineto trace. Needs torch; variants as in `predict`.
-    """
-    from traincast.questions.measure import measure as run
-    from traincast.questions.variant import variant_of
-
-    return run(
-        step, variant_of(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
-        trace=None if trace_out is None else Path(trace_out), progress=progress,
-    )  # fmt: skip

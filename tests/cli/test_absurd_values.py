@@ -77,6 +77,7 @@ SOUND = {
     "fit": ["host"],
     "trace": ["trace.json"],
     "evaluate": ["dlrm"],
+    "bench": ["--budget 1s --dry-run"],
     "measure": ["here.py:make_step --repeats 3 --seconds 0.1"],
     "completion": ["bash"],
 }

@@ -35,8 +35,9 @@ def test_unknown_platform_names_the_nearest(capsys):
     assert "v100" in refusal(capsys, "predict", "dlrm-default", "--on", "v1oo")
 
 
-def test_this_machine_is_refused_plainly(capsys):
-    assert "not built yet" in refusal(capsys, "predict", "dlrm-default", "--on", "here")
+def test_this_machine_is_refused_until_it_is_measured(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path))
+    assert "measure this machine with 'traincast bench'" in refusal(capsys, "predict", "dlrm-default", "--on", "here")
 
 
 def test_missing_workload_file(capsys, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from traincast.capturing.refusals import user_line
 from traincast.errors import TraincastError
 
 
-def environment(patches: Patches, recorder: Recorder, devices: DeviceMode) -> None:
-    """Installs modes, hooks and stand-ins; `patches` undoes them."""
+def environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, runs_on: str = "cuda") -> None:
+    """Installs modes, hooks and stand-ins for a step that runs on "cuda" or "cpu"; `patches` undoes them."""
     recorder.regions.install(patches)
     _own_labels_only(patches)
     _default_device(patches, devices)
@@ -30,10 +31,20 @@ def environment(patches: Patches, recorder: Recorder, devices: DeviceMode) -> No
     _follow_resizes(patches, recorder)
     _parameters_without_data(patches, recorder)
     install_cuda_module(patches, recorder)
-    install_choices(patches)
+    if runs_on == "cuda":
+        install_choices(patches)
+    else:
+        _loops_over_parameters(patches)
     Autocast().install(patches)
     patches.enter_context(recorder)
     patches.enter_context(devices)
+
+
+def _loops_over_parameters(patches: Patches) -> None:
+    """On a CPU, PyTorch's optimizers take neither foreach nor fused kernels unless told to."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
+            patches.set(module, "_default_to_fused_or_foreach", lambda *_, **__: (False, False))
 
 
 def _own_labels_only(patches: Patches) -> None:

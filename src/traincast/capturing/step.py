@@ -43,6 +43,7 @@ def capture_step(
     rebatch: bool = True,
     framework_version: str = DEFAULT_FRAMEWORK,
     synchronised: bool = False,
+    runs_on: str = "cuda",
 ) -> Workload:
     """A workload from `make_step(batch_size)` or `make_step(batch_size, seq_len)`, with no GPU.
 
@@ -50,13 +51,15 @@ def capture_step(
     iteration. The iteration is run once to warm up (optimizer state), then once more and recorded, as a GPU
     would run it. With `rebatch` it is captured at several sizes, so that the workload can be resized later;
     a step whose sizes do not follow batch size and sequence length keeps its single capture
-    (`Program.rigid` says why).
+    (`Program.rigid` says why). With `runs_on` "cpu" it is recorded as a CPU would run it, where the two differ.
     """
     check_request(mode, batch_size, seq_len)
     build = with_sizes(make_step, seq_len)
     with only_own_garbage():
-        first = capture_program(build, batch_size, seq_len or 0, mode)
-        program = _rebatched(build, first, mode) if rebatch else replace(first, rigid="captured at one size only")
+        first = capture_program(build, batch_size, seq_len or 0, mode, runs_on=runs_on)
+        program = (
+            _rebatched(build, first, mode, runs_on) if rebatch else replace(first, rigid="captured at one size only")
+        )
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
         tf32=tf32_arithmetic(),
@@ -98,21 +101,24 @@ def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _rebatched(build: Build, first: Program, mode: str) -> Program:
+def _rebatched(build: Build, first: Program, mode: str, runs_on: str) -> Program:
     try:
         sizes = capture_sizes(first.batch_size, first.seq_len)
-        return generalise([first, *(capture_program(build, batch, length, mode) for batch, length in sizes[1:])])
+        others = [capture_program(build, batch, length, mode, runs_on=runs_on) for batch, length in sizes[1:]]
+        return generalise([first, *others])
     except TraincastError as error:
         return replace(first, rigid=str(error))
 
 
-def capture_program(build: Build, batch: int, length: int, mode: str, place: Place | None = None) -> Program:
+def capture_program(
+    build: Build, batch: int, length: int, mode: str, place: Place | None = None, *, runs_on: str = "cuda"
+) -> Program:
     """One recorded step, of the rank at `place` where there are several.
 
     A step that never mentions `cuda` is captured as if that were the default device.
     """
-    program = _attempt(build, batch, length, mode, place, default_cuda=False)
-    return program or _attempt(build, batch, length, mode, place, default_cuda=True) or _empty()
+    program = _attempt(build, batch, length, mode, place, default_cuda=False, runs_on=runs_on)
+    return program or _attempt(build, batch, length, mode, place, default_cuda=True, runs_on=runs_on) or _empty()
 
 
 def _empty() -> Program:
@@ -120,7 +126,7 @@ def _empty() -> Program:
 
 
 def _attempt(
-    build: Build, batch: int, length: int, mode: str, place: Place | None, *, default_cuda: bool
+    build: Build, batch: int, length: int, mode: str, place: Place | None, *, default_cuda: bool, runs_on: str
 ) -> Program | None:
     regions = Regions(training=mode == "training")
     recorder = Recorder(regions)
@@ -128,7 +134,7 @@ def _attempt(
     with Patches() as patches:
         if place is not None:
             install_ranks(patches, recorder, devices, place)
-        environment(patches, recorder, devices)
+        environment(patches, recorder, devices, runs_on=runs_on)
         patches.enter_context(_one_line_errors())
         step = build(batch, length)
         if not callable(step):

@@ -18,9 +18,10 @@ VERBS = {
     "platforms": "the built-in GPUs and nodes",
     "capture": "a training step of your own model, without a GPU",
     "export": "a workload as PyTorch or Chakra execution trace",
-    "fit": "rebuild the shipped profiles from measurements",
+    "fit": "rebuild the shipped profiles from measurements, or fit this machine's",
     "trace": "what measured traces say: steps, idle time and its reasons, host overheads, replay",
     "evaluate": "accuracy tables: predicted against measured",
+    "bench": "microbenchmarks of this machine, into a store",
     "measure": "a real training step, timed on this machine",
     "completion": "a script that lets your shell complete verbs, options and names",
 }

@@ -86,7 +86,8 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
         with np.errstate(all="ignore"):  # what is not finite is refused by name below
             estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
         _check_sensible(calls, estimate, device)
-        seconds[rows], sigma[rows], in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
+        seconds[rows] = estimate.seconds * device.corrections.get(calls.family.name, 1.0)
+        sigma[rows], in_domain[rows] = estimate.sigma, estimate.in_domain
         source[rows] = origin
     source[lowered.estimated] = Source.ESTIMATED
     sigma[lowered.estimated] = np.maximum(sigma[lowered.estimated], _ESTIMATED_SIGMA)

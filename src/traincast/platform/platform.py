@@ -9,7 +9,7 @@ from typing import Any
 from traincast.errors import TraincastError, unknown
 from traincast.platform.catalog import device_keys, load_device, node_keys, node_table, platform_keys
 from traincast.platform.device import Device
-from traincast.platform.files import USER_FILES, read_table
+from traincast.platform.files import USER_FILES, known_fields, number, read_table
 from traincast.platform.sheet import device_from
 from traincast.platform.topology import Topology, topology_from
 
@@ -38,6 +38,8 @@ def load_platform(name: str) -> Platform:
     if name.endswith(USER_FILES):
         path = _user_file(name, "platform", "device or node")
         table = read_table(path)
+        if "refines" in table:
+            return _refined(path.stem, table)
         if "device" not in table:
             return Platform(key=path.stem, device=device_from(path.stem, table))
         return _node(path.stem, table, path.parent)
@@ -47,9 +49,23 @@ def load_platform(name: str) -> Platform:
         return Platform(key=name, device=load_device(name))
     if name == "here":
         raise TraincastError(
-            "`on='here'`: measuring this machine is not built yet; choose one of 'traincast platforms'"
+            "`on='here'` is this machine's CPU: call predict_here; here choose one of 'traincast platforms'"
         )
     raise unknown("platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file.")
+
+
+def _refined(key: str, table: dict[str, Any]) -> Platform:
+    """A built-in platform with corrections of its kernels' time."""
+    known_fields(key, table, ("refines", "source", "corrections"))
+    factors = table.get("corrections")
+    if not isinstance(factors, dict) or not factors:
+        raise TraincastError(f"platform '{key}' refines another but has no [corrections]; write it again")
+    known = {family: number(key, factors, family) for family in factors}
+    wild = [family for family, factor in known.items() if not 0.05 <= factor <= 20]
+    if wild:
+        raise TraincastError(f"platform '{key}' corrects '{wild[0]}' by {known[wild[0]]:g}; give 0.05 to 20")
+    base = load_platform(str(table["refines"]))
+    return replace(base, key=key, device=replace(base.device, corrections=known))
 
 
 def load_topology(name: str) -> Topology:

@@ -2,6 +2,8 @@
 
 WORKLOAD is a built-in model (see 'traincast models'), a workload saved by 'traincast capture' (.tc), or a DLRM
 described in YAML. PLATFORM is a built-in GPU or node (see 'traincast platforms') or your own description (.toml).
+'here' is this machine, and a profile of 'traincast fit --store' (.toml) the machine it was measured on: a CPU, one
+thread. WORKLOAD may then be FILE.py:FUNCTION too.
 Batch size is per GPU. Training is forward, backward and optimizer step; '--optimizer none' leaves the step out.
 
 '--gpus 16' predicts data-parallel training (DistributedDataParallel) on 16 GPUs, on as many nodes as hold them; a DLRM
@@ -20,13 +22,15 @@ from __future__ import annotations
 
 import argparse
 
-from traincast.api import predict, predict_training, scaling
+from traincast.api import predict, predict_here, predict_training, scaling
+from traincast.calibration.step import SerialPrediction
 from traincast.cli.arguments import file_path, variant_options, whole_numbers
 from traincast.cli.layouts import add_layout_arguments, has_layout, layout_of
 from traincast.cli.output import check_outputs, print_result
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
 from traincast.prediction.scaling import SCALINGS
+from traincast.questions.here import is_here
 from traincast.questions.loading import Loader
 from traincast.questions.programs import PROGRAMS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
@@ -68,6 +72,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
     check_outputs(args.trace_out, inputs=[args.workload, args.on])
+    if is_here(args.on):
+        return _here(args)
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
     if has_layout(args):
         return _laid_out(args, gpus or [1])
@@ -99,6 +105,15 @@ def run(args: argparse.Namespace) -> int:
 def _loader(args: argparse.Namespace) -> Loader | None:
     loader = Loader(ms=args.loader_ms, workers=args.workers, pageable=args.pageable)
     return None if loader == Loader() else loader
+
+
+def _here(args: argparse.Namespace) -> int:
+    for option in ("gpus", "scaling", "clock_mhz", "host", "trace_out", "compiled"):
+        if getattr(args, option):
+            raise TraincastError(f"--{option.replace('_', '-')} is for GPUs; leave it out with '--on {args.on}'")
+    answer = predict_here(args.workload, on=args.on, **variant_options(args))
+    print_result(answer, SerialPrediction.headline, as_json=args.json)
+    return 0
 
 
 def _curve(args: argparse.Namespace, gpus: list[int]) -> int:

@@ -1,0 +1,98 @@
+"""Microbenchmarks, one after the other, into the store: resumed where they stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.benching.calls import OpCall
+from traincast.benching.device import Device, run_timed
+from traincast.benching.plans import Task
+from traincast.benching.store import Store
+from traincast.benching.timing import Reference, run_series, summarise
+from traincast.calibration.samples import Sample, signature_text
+from traincast.embeddings.access import Uniform, parse_access
+from traincast.embeddings.draws import draw_rows
+
+ROTATED_BYTES = 128 << 20  # of operands before a set is used again: several times a core's share of the last cache
+_REPEATS = 7
+_LOOP_SECONDS = 1.5e-3  # of calls between two readings of the clock
+_MOST_SECONDS = 0.5  # for one sample's repetitions
+
+
+def task_key(task: Task) -> str:
+    """A name for a task that is the same in every run."""
+    text = f"{signature_text(task.signature)}|{task.cold}|{task.access}"
+    return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def bench(
+    device: Device,
+    store: Store,
+    tasks: Iterable[Task],
+    *,
+    seconds: float = inf,
+    failed: Callable[[Task, str], None] = lambda *_: None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> int:
+    """Measures tasks that the store does not hold until `seconds` have passed or none is left; how many were.
+
+    An op that cannot be run on made-up operands is told to `failed` and left out.
+    """
+    reference = Reference(device)
+    start, done = time.monotonic(), 0
+    for task in tasks:
+        if time.monotonic() - start >= seconds:
+            break
+        key = task_key(task)
+        if key not in store:
+            try:
+                sample = measure_task(device, reference, task)
+            except (RuntimeError, IndexError, TypeError) as error:  # an op that wants values we do not know
+                failed(task, " ".join(str(error).split())[:120])
+                continue
+            store.append(key, sample)
+            done += 1
+        progress(min(1.0, (time.monotonic() - start) / seconds))
+    store.merge()
+    return done
+
+
+def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
+    """One microbenchmark: calls in a short loop, repeated beside the reference; medians."""
+    call = OpCall(task.signature, device, rotated_bytes=ROTATED_BYTES if task.cold else 0, rows=_drawer(task.access))
+    call()
+    once = min(run_timed(device, call).busy for _ in range(2))
+    inner = max(1, min(200, round(_LOOP_SECONDS / max(once, 1e-7))))
+    numbers = range(inner)
+
+    def loop() -> None:
+        for _ in numbers:
+            call()
+
+    series = run_series(device, reference, loop, repeats=_REPEATS, seconds=_MOST_SECONDS)
+    return Sample(
+        signature=task.signature, cold=task.cold, access=task.access,
+        wall=_corrected(series.wall, series.reference_wall) / inner,
+        busy=_corrected(series.busy, series.reference_busy) / inner,
+        reference_wall=float(np.median(series.reference_wall)),
+        reference_busy=float(np.median(series.reference_busy)),
+        spread=summarise(series, "busy").spread,
+    )  # fmt: skip
+
+
+def _corrected(seconds: FloatArray, reference: FloatArray) -> float:
+    """Seconds at the median reference: the median ratio times it."""
+    return float(np.median(seconds / reference) * np.median(reference))
+
+
+def _drawer(access: str) -> Callable[[int, int], Any]:
+    random = np.random.default_rng(0)
+    law = parse_access(access) if access else Uniform()
+    return lambda rows, lookups: draw_rows(law, rows, lookups, random)

@@ -1,0 +1,392 @@
+"""What is measured: shapes drawn in log space per kind of op, seeded, the same for the same seed.
+
+Sizes are powers of two times 1, 1.25, 1.5 or 1.75, and now and then an odd one, since kernels work in tiles. Every
+kind is drawn in turn, so that a short budget still sees all of them; each is drawn in both states: operands from
+memory ("cold": sets that rotate through more than the caches) and as a loop leaves them ("warm").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from traincast.workload.ops import Scalar, Signature, TensorSpec
+
+Random = np.random.Generator
+_MOST_FLOPS = 1.5e9  # of one call: 20 ms of a core
+_MOST_BYTES = 96 << 20  # of one call's operands
+_TABLE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One microbenchmark: an op, whether its operands rotate, and which rows of a table its lookups want."""
+
+    signature: Signature
+    cold: bool
+    access: str = ""
+
+
+def spec(*shape: int, dtype: str = "float32", transposed: bool = False) -> TensorSpec:
+    """A dense tensor; with `transposed` its last two dimensions lie the other way round in memory."""
+    laid = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
+    stride, step = [0] * len(shape), 1
+    for position in range(len(laid) - 1, -1, -1):
+        stride[position], step = step, step * max(laid[position], 1)
+    if transposed:
+        stride[-1], stride[-2] = stride[-2], stride[-1]
+    return TensorSpec(tuple(shape), tuple(stride), dtype)
+
+
+def op(
+    name: str, inputs: list[tuple[str, TensorSpec]], outputs: list[TensorSpec], overload: str = "", /, **scalars: Scalar
+) -> Signature:
+    """A signature from named tensors."""
+    groups = tuple((argument, 1) for argument, _ in inputs)
+    made = tuple(tensor for _, tensor in inputs)
+    return Signature(f"aten::{name}", made, tuple(outputs), tuple(scalars.items()), groups, overload)
+
+
+def size(random: Random, low: float, high: float) -> int:
+    """A size between two, even in its logarithm."""
+    exact = float(2.0 ** random.uniform(math.log2(low), math.log2(high)))
+    if random.random() < 0.15:
+        return max(round(exact), 1)
+    power = 2.0 ** math.floor(math.log2(exact))
+    return max(int(power * math.floor(4 * exact / power) / 4), 1)
+
+
+def _gemm(random: Random) -> Signature:
+    while True:
+        m, n, k = size(random, 8, 8192), size(random, 1, 4096), size(random, 8, 8192)
+        if 1e4 < 2.0 * m * n * k < _MOST_FLOPS:
+            break
+    form = random.integers(4)
+    if form == 0:  # a linear layer: its weight is kept transposed
+        tensors = [("self", spec(n)), ("mat1", spec(m, k)), ("mat2", spec(k, n, transposed=True))]
+        return op("addmm", tensors, [spec(m, n)], beta=1, alpha=1)
+    left, right = spec(m, k, transposed=form == 2), spec(k, n, transposed=form == 3)
+    return op("mm", [("self", left), ("mat2", right)], [spec(m, n)])
+
+
+def _bmm(random: Random) -> Signature:
+    while True:
+        batch, m, n = size(random, 4, 4096), size(random, 2, 512), size(random, 2, 512)
+        k = size(random, 2, 512)
+        if 1e4 < 2.0 * batch * m * n * k < _MOST_FLOPS and batch * (m * k + k * n + m * n) < 1 << 24:
+            break
+    left, right = (
+        spec(batch, m, k, transposed=random.random() < 0.25),
+        spec(batch, k, n, transposed=random.random() < 0.4),
+    )
+    return op("bmm", [("self", left), ("mat2", right)], [spec(batch, m, n)])
+
+
+def _conv_sizes(random: Random) -> tuple[TensorSpec, TensorSpec, TensorSpec, dict[str, Scalar]]:
+    while True:
+        window = int(random.choice([1, 3, 3, 5, 7]))
+        batch, side = size(random, 1, 32), size(random, 7, 128)
+        channels, filters = (3 if random.random() < 0.1 else size(random, 16, 512)), size(random, 16, 512)
+        stride = int(random.choice([1, 1, 1, 2]))
+        pad = window // 2
+        out = (side + 2 * pad - window) // stride + 1
+        if 1e6 < 2.0 * batch * out * out * filters * channels * window**2 < 2 * _MOST_FLOPS:
+            break
+    scalars: dict[str, Scalar] = {
+        "stride": (stride, stride), "padding": (pad, pad), "dilation": (1, 1), "transposed": False,
+        "output_padding": (0, 0), "groups": 1,
+    }  # fmt: skip
+    weight = spec(filters, channels, window, window)
+    return spec(batch, channels, side, side), weight, spec(batch, filters, out, out), scalars
+
+
+def _conv(random: Random) -> Signature:
+    data, weight, out, scalars = _conv_sizes(random)
+    return op("convolution", [("input", data), ("weight", weight)], [out], "", bias=None, **scalars)
+
+
+def _conv_backward(random: Random) -> Signature:
+    data, weight, out, scalars = _conv_sizes(random)
+    wanted = bool(random.random() < 0.85)
+    tensors = [("grad_output", out), ("input", data), ("weight", weight)]
+    return op(
+        "convolution_backward",
+        tensors,
+        [data, weight],
+        "",
+        bias_sizes=None,
+        output_mask=(wanted, True, False),
+        **scalars,
+    )
+
+
+def _table(random: Random) -> tuple[int, int, int, int]:
+    """(rows, dim, bags, lookups of a bag)"""
+    while True:
+        dim = int(random.choice([8, 16, 32, 64, 64, 128, 128, 256]))
+        rows, bags, pooling = size(random, 100, 4e6), size(random, 32, 4096), size(random, 1, 128)
+        if rows * dim * 4 < _TABLE_BYTES and bags * pooling >= 256 and bags * pooling * dim * 4 < _MOST_BYTES / 2:
+            return rows, dim, bags, pooling
+
+
+def _bag(random: Random) -> Signature:
+    rows, dim, bags, pooling = _table(random)
+    lookups = bags * pooling
+    index = str(random.choice(["int32", "int64"]))
+    outputs = [spec(bags, dim), spec(0, dtype=index), spec(bags, dtype=index), spec(bags, dtype=index)]
+    tensors = [
+        ("weight", spec(rows, dim)),
+        ("indices", spec(lookups, dtype=index)),
+        ("offsets", spec(bags, dtype=index)),
+    ]
+    return op("_embedding_bag", tensors, outputs, scale_grad_by_freq=False, mode=0, sparse=True,
+              per_sample_weights=None, include_last_offset=False, padding_idx=-1)  # fmt: skip
+
+
+def _bag_backward(random: Random) -> Signature:
+    rows, dim, bags, pooling = _table(random)
+    lookups = bags * pooling
+    tensors = [
+        ("grad", spec(bags, dim)), ("indices", spec(lookups, dtype="int64")), ("offsets", spec(bags, dtype="int64")),
+        ("offset2bag", spec(lookups, dtype="int64")), ("bag_size", spec(bags, dtype="int64")),
+        ("maximum_indices", spec(bags, dtype="int64")),
+    ]  # fmt: skip
+    return op("_embedding_bag_backward", tensors, [spec(1, lookups, dtype="int64"), spec(lookups, dim)],
+              num_weights=rows, scale_grad_by_freq=False, mode=0, sparse=True, per_sample_weights=None,
+              padding_idx=-1)  # fmt: skip
+
+
+def _sparse_update(random: Random) -> Signature:
+    rows, dim, bags, pooling = _table(random)
+    lookups = bags * pooling
+    inputs = (spec(rows, dim), spec(1, lookups, dtype="int64"), spec(lookups, dim))
+    scalars = (("other_layout", "sparse_coo"), ("alpha", -0.01))
+    return Signature("aten::add_", inputs, inputs[:1], scalars, (("self", 1), ("other", 2)), "Tensor")
+
+
+def _sparse_add(random: Random) -> Signature:
+    _, dim, bags, pooling = _table(random)
+    lookups = bags * pooling
+    empty, added = (spec(1, 0, dtype="int64"), spec(0, dim)), (spec(1, lookups, dtype="int64"), spec(lookups, dim))
+    scalars = (("self_layout", "sparse_coo"), ("other_layout", "sparse_coo"), ("alpha", 1))
+    return Signature("aten::add", (*empty, *added), added, scalars, (("self", 2), ("other", 2)), "Tensor")
+
+
+def _embedding(random: Random) -> Signature:
+    rows, dim, lookups = size(random, 1000, 60_000), size(random, 128, 1024), size(random, 64, 8192)
+    tensors = [("weight", spec(rows, dim)), ("indices", spec(lookups, dtype="int64"))]
+    return op("embedding", tensors, [spec(lookups, dim)])
+
+
+def _embedding_backward(random: Random) -> Signature:
+    rows, dim, lookups = size(random, 1000, 30_000), size(random, 128, 1024), size(random, 64, 8192)
+    tensors = [("grad_output", spec(lookups, dim)), ("indices", spec(lookups, dtype="int64"))]
+    return op("embedding_dense_backward", tensors, [spec(rows, dim)], num_weights=rows, padding_idx=-1,
+              scale_grad_by_freq=False)  # fmt: skip
+
+
+def _matrix(random: Random, most: float = 8e6) -> tuple[int, int]:
+    while True:
+        rows, width = size(random, 1, 16384), size(random, 1, 8192)
+        if 64 <= rows * width <= most:
+            return rows, width
+
+
+def _binary(name: str, overload: str = "Tensor", **scalars: Scalar) -> Callable[[Random], Signature]:
+    def make(random: Random) -> Signature:
+        shape = _matrix(random)
+        flip = name == "add" and random.random() < 0.2
+        tensors = [("self", spec(*shape)), ("other", spec(*shape, transposed=flip))]
+        return op(name, tensors, [spec(*shape)], overload, **scalars)
+
+    return make
+
+
+def _unary(name: str, overload: str = "", **scalars: Scalar) -> Callable[[Random], Signature]:
+    def make(random: Random) -> Signature:
+        shape = _matrix(random)
+        return op(name, [("self", spec(*shape))], [spec(*shape)], overload, **scalars)
+
+    return make
+
+
+def _grad(name: str, second: str, **scalars: Scalar) -> Callable[[Random], Signature]:
+    def make(random: Random) -> Signature:
+        shape = _matrix(random)
+        return op(name, [("grad_output", spec(*shape)), (second, spec(*shape))], [spec(*shape)], "", **scalars)
+
+    return make
+
+
+def _ternary(name: str, first: str, second: str, **scalars: Scalar) -> Callable[[Random], Signature]:
+    def make(random: Random) -> Signature:
+        shape = _matrix(random)
+        tensors = [("self", spec(*shape)), (first, spec(*shape)), (second, spec(*shape))]
+        return op(name, tensors, [spec(*shape)], "", **scalars)
+
+    return make
+
+
+def _lerp(random: Random) -> Signature:
+    shape = _matrix(random)
+    return op("lerp_", [("self", spec(*shape)), ("end", spec(*shape))], [spec(*shape)], "Scalar", weight=0.1)
+
+
+def _copy(random: Random) -> Signature:
+    shape = _matrix(random)
+    return op("clone", [("self", spec(*shape, transposed=random.random() < 0.5))], [spec(*shape)],
+              memory_format="contiguous_format")  # fmt: skip
+
+
+def _cat(random: Random) -> Signature:
+    rows, pieces = size(random, 32, 8192), size(random, 2, 64)
+    width = int(min(size(random, 4, 512), max(4e6 // (rows * pieces), 1)))
+    made = (spec(rows, width),) * pieces
+    return Signature("aten::cat", made, (spec(rows, width * pieces),), (("dim", 1),), (("tensors", pieces),))
+
+
+def _sum(random: Random) -> Signature:
+    rows, width = _matrix(random)
+    dim = int(random.choice([0, 0, 1]))
+    return op("sum", [("self", spec(rows, width))], [spec(*((1, width) if dim == 0 else (rows, 1)))], "dim_IntList",
+              dim=(dim,), keepdim=True)  # fmt: skip
+
+
+def _softmax(name: str, backward: bool = False) -> Callable[[Random], Signature]:
+    def make(random: Random) -> Signature:
+        rows, width = _matrix(random, 4e6)
+        shape = spec(rows, width)
+        if backward:
+            return op(name, [("grad_output", shape), ("output", shape)], [shape], dim=-1, input_dtype="float32")
+        return op(name, [("self", shape)], [shape], dim=-1, half_to_float=False)
+
+    return make
+
+
+def _layer_norm(random: Random) -> Signature:
+    rows, width = size(random, 16, 8192), size(random, 64, 2048)
+    tensors = [("input", spec(rows, width)), ("weight", spec(width)), ("bias", spec(width))]
+    return op("native_layer_norm", tensors, [spec(rows, width), spec(rows, 1), spec(rows, 1)],
+              normalized_shape=(width,), eps=1e-5)  # fmt: skip
+
+
+def _layer_norm_backward(random: Random) -> Signature:
+    rows, width = size(random, 16, 8192), size(random, 64, 2048)
+    tensors = [("grad_out", spec(rows, width)), ("input", spec(rows, width)), ("mean", spec(rows, 1)),
+               ("rstd", spec(rows, 1)), ("weight", spec(width)), ("bias", spec(width))]  # fmt: skip
+    return op("native_layer_norm_backward", tensors, [spec(rows, width), spec(width), spec(width)],
+              normalized_shape=(width,), output_mask=(True, True, True))  # fmt: skip
+
+
+def _image(random: Random) -> TensorSpec:
+    while True:
+        batch, channels, side = size(random, 1, 32), size(random, 16, 1024), size(random, 7, 128)
+        if batch * channels * side**2 < 8e6:
+            return spec(batch, channels, side, side)
+
+
+def _batch_norm(random: Random) -> Signature:
+    image = _image(random)
+    channels = spec(image.shape[1])
+    tensors = [("input", image), *((name, channels) for name in ("weight", "bias", "running_mean", "running_var"))]
+    return op("native_batch_norm", tensors, [image, channels, channels], training=True, momentum=0.1, eps=1e-5)
+
+
+def _batch_norm_backward(random: Random) -> Signature:
+    image = _image(random)
+    channels = spec(image.shape[1])
+    names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd")
+    tensors = [("grad_out", image), ("input", image), *((name, channels) for name in names)]
+    return op("native_batch_norm_backward", tensors, [image, channels, channels], train=True, eps=1e-5,
+              output_mask=(True, True, True))  # fmt: skip
+
+
+def _pool(random: Random) -> Signature:
+    image = _image(random)
+    batch, channels, side, _ = image.shape
+    half = spec(batch, channels, (side + 1) // 2, (side + 1) // 2)
+    indices = TensorSpec(half.shape, half.stride, "int64")
+    return op("max_pool2d_with_indices", [("self", image)], [half, indices], kernel_size=(3, 3), stride=(2, 2),
+              padding=(1, 1), dilation=(1, 1), ceil_mode=False)  # fmt: skip
+
+
+def _index(random: Random) -> Signature:
+    batch, features = size(random, 64, 4096), size(random, 4, 40)
+    pairs = max(features * (features - 1) // 2, 1)
+    inputs = (spec(batch, features, features), spec(pairs, dtype="int64"), spec(pairs, dtype="int64"))
+    return Signature("aten::index", inputs, (spec(batch, pairs),), (("indices_given", (False, True, True)),),
+                     (("self", 1), ("indices", 2)), "Tensor")  # fmt: skip
+
+
+def _index_put(random: Random) -> Signature:
+    read = _index(random)
+    inputs = (*read.inputs, *read.outputs)
+    scalars: tuple[tuple[str, Scalar], ...] = (*read.scalars, ("accumulate", True), ("unsafe", False))
+    groups = (("self", 1), ("indices", 2), ("values", 1))
+    return Signature("aten::_index_put_impl_", inputs, inputs[:1], scalars, groups)
+
+
+_COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
+    "gemm": (10, _gemm),
+    "bmm": (4, _bmm),
+    "_embedding_bag": (4, _bag),
+    "_embedding_bag_backward": (3, _bag_backward),
+    "sparse_update": (4, _sparse_update),
+    "sparse_add": (2, _sparse_add),
+    "conv": (4, _conv),
+    "conv_backward": (4, _conv_backward),
+    "embedding": (1, _embedding),
+    "embedding_dense_backward": (1, _embedding_backward),
+    "add": (3, _binary("add", alpha=1)),
+    "add_": (3, _binary("add_", alpha=-0.01)),
+    "mul": (1, _binary("mul")),
+    "mul_": (1, _unary("mul_", "Scalar", other=0.9)),
+    "div": (1, _unary("div", "Scalar", other=1.5)),
+    "relu": (2, _unary("relu")),
+    "threshold_backward": (2, _grad("threshold_backward", "self", threshold=0)),
+    "sigmoid": (1, _unary("sigmoid")),
+    "tanh": (1, _unary("tanh")),
+    "tanh_backward": (1, _grad("tanh_backward", "output")),
+    "gelu": (1, _unary("gelu", approximate="none")),
+    "gelu_backward": (1, _grad("gelu_backward", "self", approximate="none")),
+    "sqrt": (1, _unary("sqrt")),
+    "pow": (1, _unary("pow", "Tensor_Scalar", exponent=3)),
+    "lerp": (1, _lerp),
+    "addcmul": (1, _ternary("addcmul_", "tensor1", "tensor2", value=0.1)),
+    "addcdiv": (1, _ternary("addcdiv_", "tensor1", "tensor2", value=0.1)),
+    "bernoulli": (1, _unary("bernoulli_", "float", p=0.9)),
+    "fill": (2, _unary("zero_")),
+    "copy": (2, _copy),
+    "cat": (2, _cat),
+    "sum": (2, _sum),
+    "_softmax": (1, _softmax("_softmax")),
+    "_softmax_backward_data": (1, _softmax("_softmax_backward_data", backward=True)),
+    "_log_softmax": (1, _softmax("_log_softmax")),
+    "_log_softmax_backward_data": (1, _softmax("_log_softmax_backward_data", backward=True)),
+    "native_layer_norm": (1, _layer_norm),
+    "native_layer_norm_backward": (1, _layer_norm_backward),
+    "native_batch_norm": (1, _batch_norm),
+    "native_batch_norm_backward": (1, _batch_norm_backward),
+    "max_pool2d_with_indices": (1, _pool),
+    "index": (1, _index),
+    "index_put": (1, _index_put),
+}
+"""For each kind: how many samples it gets a round, and how one is drawn."""
+KINDS = tuple(_COMMON)
+_LAWS = ("", "", "", "zipf:0.8", "zipf:1.1", "zipf:1.4")
+
+
+def plan(seed: int = 0, kinds: tuple[str, ...] = KINDS) -> Iterator[Task]:
+    """Microbenchmarks without end, round after round over the kinds; most of them cold, as steps are."""
+    for turn in count():
+        for number, kind in enumerate(kinds):
+            samples, draw = _COMMON[kind]
+            random = np.random.default_rng((seed, turn, number))
+            for _ in range(samples):
+                signature = draw(random)
+                lookup = "embedding_bag" in kind or kind == "sparse_update"
+                yield Task(signature, bool(random.random() < 0.6), str(random.choice(_LAWS)) if lookup else "")

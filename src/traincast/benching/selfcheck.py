@@ -1,0 +1,88 @@
+"""A first run on a device nobody has tried: every part of the measuring once, as a report to paste into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from traincast.benching.device import Device, run_timed
+from traincast.results import Records, Result
+
+_STEADY = 0.25  # relative spread of the reference that a usable device stays below
+
+
+@dataclass(frozen=True, repr=False)
+class SelfCheck(Result):
+    """Parts by name with what they said; a part that failed says so with its error."""
+
+    device: str
+    parts: tuple[tuple[str, bool, str], ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every part did."""
+        return all(good for _, good, _ in self.parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The parts in order."""
+        rows = [{"part": name, "passed": good, "said": said} for name, good, said in self.parts]
+        return {"device": self.device, "passed": self.passed, "parts": rows}
+
+    def headline(self) -> str:
+        """The report."""
+        lines = [f"self-check of {self.device}: {'passed' if self.passed else 'FAILED'}"]
+        return "\n".join([*lines, *(f"{'ok  ' if good else 'FAIL'} {name}: {said}" for name, good, said in self.parts)])
+
+    def records(self) -> Records:
+        """Table "parts"."""
+        return {"parts": self.to_dict()["parts"]}
+
+
+def check_device(open_it: Callable[[], Device], kind: str) -> SelfCheck:
+    """Opens a device and tries every part that a run of microbenchmarks needs."""
+    parts: list[tuple[str, bool, str]] = []
+
+    def part(name: str, work: Callable[[], str]) -> bool:
+        try:
+            parts.append((name, True, work()))
+        except Exception as error:  # whatever it is belongs into the report
+            parts.append((name, False, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"))
+        return parts[-1][1]
+
+    opened: list[Device] = []
+    if part("open", lambda: opened.append(open_it()) or "done"):  # type: ignore[func-returns-value]
+        device = opened[0]
+        part("identity", lambda: ", ".join(f"{k} {v}" for k, v in device.identity().to_dict().items()))
+        part("clock", lambda: f"{device.clock_mhz():.0f} MHz now")
+        part("allocate", lambda: f"{tuple(device.allocate((256, 256)).shape)}")
+        part("flush", lambda: f"{1e3 * run_timed(device, device.flush).wall:.2f} ms")
+        part("reference", lambda: _reference(device))
+        for name, work in _ops(device):
+            part(name, work)
+    return SelfCheck(kind, tuple(parts))
+
+
+def _reference(device: Device) -> str:
+    from traincast.benching.timing import Reference, run_series, summarise
+
+    reference = Reference(device)
+    figures = summarise(run_series(device, reference, reference.seconds, repeats=9), "wall")
+    if figures.spread > _STEADY:
+        raise RuntimeError(f"its time varies by {figures.spread:.0%}; end other programs")
+    return f"{1e3 * figures.reference:.3f} ms, spread {figures.spread:.1%}"
+
+
+def _ops(device: Device) -> list[tuple[str, Callable[[], str]]]:
+    """One op of every kind of the plan, small: that it runs, and how long."""
+    from traincast.benching.calls import OpCall
+    from traincast.benching.plans import KINDS, plan
+
+    def once(kind: str) -> str:
+        task = next(islice(plan(1, (kind,)), 1))
+        call = OpCall(task.signature, device)
+        call()
+        return f"{1e6 * run_timed(device, call).wall:.1f} us"
+
+    return [(kind, lambda kind=kind: once(kind)) for kind in KINDS]  # type: ignore[misc]

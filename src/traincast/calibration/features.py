@@ -1,0 +1,205 @@
+"""What the time of an op on a CPU depends on: its kind, the work it does, where its bytes lie, and its shape.
+
+The same function describes a microbenchmark and an op of a step, so that a model fitted on the one is asked about the
+other in its own terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log2, prod
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.calibration.caches import Operand, by_level
+from traincast.embeddings.access import Uniform, parse_access, row_classes
+from traincast.workload.ops import Signature, TensorSpec
+
+FAMILIES = ("gemm", "conv", "embedding forward", "embedding backward", "elementwise", "reduction", "other", "host")
+OTHER = "other"
+"""The kind of ops that no microbenchmark is like: estimated from their bytes."""
+
+_GEMMS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # position of the left operand
+_REDUCTIONS = frozenset(
+    (
+        "sum", "mean", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+        "linalg_vector_norm", "native_layer_norm", "native_layer_norm_backward", "native_batch_norm",
+        "native_batch_norm_backward", "nll_loss_forward", "nll_loss_backward", "max_pool2d_with_indices",
+        "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool2d_backward", "binary_cross_entropy", "binary_cross_entropy_backward", "mse_loss",
+        "mse_loss_backward",
+    )
+)  # fmt: skip
+_TRANSLATED_BYTES = 2 << 20  # of 4 KB pages whose addresses a core keeps at hand; beyond, a row costs a page walk
+_MOST_DOUBLINGS = 5.0  # until no page is at hand any more
+_ALIASES = {
+    "clone": "copy", "_to_copy": "copy", "contiguous": "copy", "slice_backward": "copy", "cat": "cat", "stack": "cat",
+    "zeros": "fill", "zeros_like": "fill", "new_zeros": "fill", "zero": "fill", "fill": "fill", "ones": "fill",
+    "ones_like": "fill", "full": "fill", "full_like": "fill", "sub": "add", "rsub": "add", "index_put": "index_put",
+    "_index_put_impl": "index_put", "_unsafe_index_put": "index_put", "masked_fill": "where", "select_backward": "copy",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """One op: `terms` are work and bytes that its time is a sum of, `place` is where it lies among shapes (log2)."""
+
+    kind: str
+    family: str
+    terms: FloatArray
+    place: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Sizes in bytes that data stays within reach of one core."""
+
+    l2: float
+    l3: float
+
+
+def kind_of(signature: Signature) -> str:
+    """The kind of an op: those of one kind share a model."""
+    name = signature.name.partition("::")[2]
+    if _is_sparse(signature, "other"):
+        return "sparse_add" if _is_sparse(signature, "self") else "sparse_update"
+    if name in _GEMMS:
+        return "bmm" if "b" in name.replace("addmm", "") else "gemm"
+    if name == "convolution_backward":
+        return "conv_backward"
+    if name in ("convolution", "mkldnn_convolution", "_convolution"):
+        return "conv"
+    bare = name.rstrip("_")
+    return _ALIASES.get(bare, bare)
+
+
+def family_of(kind: str) -> str:
+    """The family under which the error of a kind is reported."""
+    if kind in ("gemm", "bmm"):
+        return "gemm"
+    if kind.startswith("conv"):
+        return "conv"
+    if kind in ("_embedding_bag", "embedding"):
+        return "embedding forward"
+    if kind in ("_embedding_bag_backward", "embedding_dense_backward", "sparse_add", "sparse_update"):
+        return "embedding backward"
+    return "reduction" if kind in _REDUCTIONS else "elementwise"
+
+
+def _is_sparse(signature: Signature, argument: str) -> bool:
+    return signature.scalar(f"{argument}_layout") == "sparse_coo"
+
+
+def describe(signature: Signature, operands: Iterable[Operand], caches: Caches, access: str = "") -> Features:
+    """The features of an op whose operands lie where they are said to."""
+    kind = kind_of(signature)
+    levels = by_level(operands, caches.l2, caches.l3)
+    work, place = _work(kind, signature, access)
+    return Features(kind, family_of(kind), np.concatenate([[1.0], levels, work]), np.array(place))
+
+
+def _work(kind: str, signature: Signature, access: str) -> tuple[list[float], list[float]]:
+    """Terms of work besides bytes, and the place among shapes."""
+    if kind in ("gemm", "bmm"):
+        return _gemm_work(signature)
+    if kind.startswith("conv"):
+        return _conv_work(kind, signature)
+    if family_of(kind).startswith("embedding"):
+        return _lookup_work(signature, access)
+    return _elementwise_work(signature)
+
+
+def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
+    name = signature.name.partition("::")[2]
+    first = _GEMMS[name]
+    left, right = signature.inputs[first], signature.inputs[first + 1]
+    batch = prod(left.shape[:-2])
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    transposed = [float(_is_transposed(left)), float(_is_transposed(right))]
+    place = [log2(max(size, 1)) for size in (m, n, k)] + [3.0 * flag for flag in transposed]
+    # rounding up to the tiles of vectorised kernels shows in small sizes only
+    flops = 2.0 * batch * m * n * k
+    return [flops, float(batch), 2.0 * batch * m * k, 2.0 * batch * n * k], [*place, log2(max(batch, 1))]
+
+
+def _is_transposed(spec: TensorSpec) -> bool:
+    return len(spec.shape) >= 2 and spec.stride[-1] != 1 and spec.shape[-1] != 1
+
+
+def _conv_work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
+    backward = kind == "conv_backward"
+    data, weight = (signature.inputs[1], signature.inputs[2]) if backward else signature.inputs[:2]
+    out = signature.inputs[0] if backward else signature.outputs[0]
+    pixels = prod(out.shape) / max(out.shape[1], 1)
+    fan_in = prod(weight.shape[1:])
+    flops = 2.0 * pixels * out.shape[1] * fan_in
+    mask = signature.scalar("output_mask")
+    passes = sum(bool(wanted) for wanted in mask[:2]) if isinstance(mask, tuple) else 1
+    stride = signature.scalar("stride")
+    step = max(map(_whole, stride)) if isinstance(stride, tuple) and stride else 1
+    groups = signature.scalar("groups")
+    sizes = (pixels, out.shape[1], weight.shape[1], prod(weight.shape[2:]), data.shape[-1], data.shape[0])
+    place = [log2(max(size, 1)) for size in sizes]
+    return [passes * flops, float(data.numel)], [*place, 2.0 * step, float(passes), log2(_whole(groups))]
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def lookups_of(signature: Signature) -> tuple[int, int, int]:
+    """(lookups, rows of the table, row bytes) of an embedding op."""
+    kind = kind_of(signature)
+    if kind in ("sparse_add", "sparse_update"):
+        indices, values = signature.inputs[-2:]
+        rows = signature.inputs[0].shape[0] if kind == "sparse_update" else 0
+        return indices.shape[-1], rows, values.itemsize * prod(values.shape[1:])
+    weights = _whole(signature.scalar("num_weights"))
+    if kind in ("_embedding_bag", "embedding"):
+        table, indices = signature.inputs[0], signature.inputs[1]
+        return indices.numel, table.shape[0], table.itemsize * table.shape[1]
+    gradient, indices = signature.inputs[0], signature.inputs[1]
+    return indices.numel, weights, gradient.itemsize * gradient.shape[-1]
+
+
+def unique_rows(rows: int, lookups: int, access: str) -> float:
+    """Different rows among so many lookups."""
+    if rows <= 0:
+        return float(lookups)
+    law = parse_access(access) if access else Uniform()
+    return min(row_classes(law, rows).unique_rows(lookups), float(rows))
+
+
+def _lookup_work(signature: Signature, access: str) -> tuple[list[float], list[float]]:
+    lookups, rows, row_bytes = lookups_of(signature)
+    unique = unique_rows(rows, lookups, access)
+    bags = signature.outputs[0].shape[0] if signature.outputs and signature.outputs[0].shape else 1
+    again = (lookups - unique) * row_bytes
+    table = float(max(rows, 1) * row_bytes)
+    beyond = min(max(log2(table / _TRANSLATED_BYTES), 0.0), _MOST_DOUBLINGS)
+    work = [float(lookups), again, lookups * float(row_bytes), unique, unique * beyond]
+    sizes = (lookups, row_bytes, unique * row_bytes, lookups / max(bags, 1), table)
+    place = [log2(max(size, 1.0)) for size in sizes]
+    return work, place
+
+
+def touched_bytes(signature: Signature, access: str = "") -> list[float]:
+    """Bytes that an op touches of each input and output: of a table only the rows that are looked up."""
+    sizes = [float(spec.nbytes) for spec in (*signature.inputs, *signature.outputs)]
+    kind = kind_of(signature)
+    if kind in ("_embedding_bag", "embedding", "sparse_update"):
+        lookups, rows, row_bytes = lookups_of(signature)
+        sizes[0] = min(sizes[0], unique_rows(rows, lookups, access) * row_bytes)
+        if kind == "sparse_update":
+            sizes[len(signature.inputs)] = 0.0  # written in place: the same rows
+    return sizes
+
+
+def _elementwise_work(signature: Signature) -> tuple[list[float], list[float]]:
+    specs = (*signature.inputs, *signature.outputs)
+    numel = max((spec.numel for spec in specs), default=1)
+    strided = sum(spec.numel for spec in specs if not spec.is_contiguous)
+    width = signature.inputs[0].shape[-1] if signature.inputs and signature.inputs[0].shape else 1
+    return [float(numel), float(strided)], [log2(max(numel, 1)), log2(max(width, 1)), 3.0 * (strided > 0)]

@@ -1,0 +1,167 @@
+"""Samples become a profile: a model per kind, caches as they show in the samples, host time per event; and its error
+on the fifth of the samples that was held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.calibration.estimator import KindModel, fit_kind, non_negative
+from traincast.calibration.features import OTHER, Caches, Features, describe, family_of
+from traincast.calibration.profile import Profile
+from traincast.calibration.samples import Sample, loop_operands
+from traincast.calibration.step import HOST_EVENTS
+from traincast.errors import TraincastError
+from traincast.measurements.metrics import ErrorRow, error_row, within
+
+_CACHES = [Caches(l2, l3) for l2 in (512e3, 1e6, 2e6) for l3 in (4e6, 8e6, 16e6, 32e6)]
+_FEWEST = 4  # samples of a kind
+STREAMING = ("elementwise", "reduction")
+"""Families whose kinds share the price of a byte."""
+_DISTURBED = 0.25  # relative spread beyond which a sample says too little
+_HOST_SPREAD = 0.25
+# seconds per host event on a server core (host/data, eager PyTorch 2): what tiny steps cannot tell apart stays near it
+_HOST_PRIOR = np.array([60e-6, 8e-6, 2e-6, 8e-6, 3e-6, 4e-6])
+_HOST_WEIGHT = 0.1  # of that, against one for a tiny step
+
+
+def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
+    """The profile of all samples, with the errors that a fit on four fifths of them makes on the others."""
+    steady = [sample for sample in samples if sample.spread < _DISTURBED]
+    ops = [sample for sample in steady if sample.signature is not None]
+    if len(ops) < 2 * _FEWEST:
+        raise TraincastError(f"the store holds {len(ops)} steady samples; measure for longer with 'traincast bench'")
+    reference = float(np.median([s.reference_busy if clock == "busy" else s.reference_wall for s in steady]))
+    kept, held = [s for s in ops if not s.held_out], [s for s in ops if s.held_out]
+    caches = _best_caches(kept, reference, clock)
+    errors = _errors(_models(kept, caches, reference, clock), held, caches, reference, clock)
+    models = _models(ops, caches, reference, clock)
+    steps = [sample for sample in steady if sample.signature is None]
+    profile = Profile(
+        identity=identity, clock=clock, reference=reference, caches=caches, models=models, host={},
+        host_spread=_HOST_SPREAD, errors=tuple(_row(error) for error in errors), samples=len(steady),
+    )  # fmt: skip
+    return _with_host(profile, steps), errors
+
+
+def _row(error: ErrorRow) -> dict[str, Any]:
+    return {
+        "family": error.group, "n": error.n, "gmae": error.gmae, "mape": error.mape, "median": error.median,
+        "worst": error.worst, "bias": error.bias, "covered": error.covered,
+    }  # fmt: skip
+
+
+def _by_kind(
+    samples: Sequence[Sample], caches: Caches, reference: float, clock: str
+) -> dict[str, list[tuple[Features, float]]]:
+    kinds: dict[str, list[tuple[Features, float]]] = {}
+    for sample in samples:
+        features = sample.features(caches)
+        kinds.setdefault(features.kind, []).append((features, reference * sample.ratio(clock)))
+    return kinds
+
+
+def _models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
+    kinds = {k: p for k, p in _by_kind(samples, caches, reference, clock).items() if len(p) >= _FEWEST}
+    streaming = {k: points for k, points in kinds.items() if points[0][0].family in STREAMING}
+    shared = _together(streaming)
+    models = {kind: _fit(points, shared.get(kind)) for kind, points in kinds.items()}
+    every = [point for points in (streaming or kinds).values() for point in points]
+    terms = np.array([f.terms[:4] for f, _ in every])
+    seconds = np.array([s for _, s in every])
+    none = np.zeros((0, 0))
+    models[OTHER] = KindModel(
+        coefficients=non_negative(terms / seconds[:, None], np.ones(len(seconds))), places=none, weights=np.zeros(0),
+        inverse=none, length=1.0, amplitude=0.5, noise=0.5,
+    )  # fmt: skip
+    return models
+
+
+def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None) -> KindModel:
+    terms = np.array([features.terms for features, _ in points])
+    places = np.array([features.place for features, _ in points])
+    return fit_kind(terms, places, np.array([seconds for _, seconds in points]), coefficients)
+
+
+def _together(kinds: Mapping[str, list[tuple[Features, float]]]) -> dict[str, FloatArray]:
+    """Coefficients of kinds that stream through memory: a byte costs the same in all of them, a call and an element
+    have their own price in each."""
+    if not kinds:
+        return {}
+    rows = []
+    for number, points in enumerate(kinds.values()):
+        for features, seconds in points:
+            row = np.zeros(3 + 3 * len(kinds))
+            row[:3] = features.terms[1:4]
+            row[3 + 3 * number : 6 + 3 * number] = features.terms[[0, 4, 5]]
+            rows.append(row / seconds)
+    solution = non_negative(np.array(rows), np.ones(len(rows)))
+    parts = {kind: solution[3 + 3 * number : 6 + 3 * number] for number, kind in enumerate(kinds)}
+    return {kind: np.concatenate([part[:1], solution[:3], part[1:]]) for kind, part in parts.items()}
+
+
+def _best_caches(samples: Sequence[Sample], reference: float, clock: str) -> Caches:
+    """The cache sizes under which the terms alone explain elementwise ops best."""
+    plain = [sample for sample in samples if _is_plain(sample)]
+    if len(plain) < 4 * _FEWEST:
+        return _CACHES[5]
+
+    def left_over(caches: Caches) -> float:
+        total = 0.0
+        for points in _by_kind(plain, caches, reference, clock).values():
+            columns = np.array([f.terms for f, _ in points]) / np.array([s for _, s in points])[:, None]
+            total += float(np.sum(np.abs(columns @ non_negative(columns, np.ones(len(points))) - 1.0)))
+        return total
+
+    return min(_CACHES, key=left_over)
+
+
+def _is_plain(sample: Sample) -> bool:
+    assert sample.signature is not None
+    return family_of(sample.signature.name.partition("::")[2].rstrip("_")) == "elementwise"
+
+
+def _errors(
+    models: Mapping[str, KindModel], held: Sequence[Sample], caches: Caches, reference: float, clock: str
+) -> list[ErrorRow]:
+    rows: dict[str, list[tuple[float, float, float, str]]] = {}
+    for sample in held:
+        features = sample.features(caches)
+        if features.kind in models:
+            predicted, sigma = models[features.kind].predict(features.terms, features.place)
+            assert sample.signature is not None
+            shapes = " ".join("x".join(map(str, spec.shape)) for spec in sample.signature.inputs[:3])
+            state = "cold" if sample.cold else "warm"
+            rows.setdefault(features.family, []).append(
+                (predicted, reference * sample.ratio(clock), sigma, f"{features.kind} {shapes} {state}")
+            )
+    errors = []
+    for family, points in sorted(rows.items()):
+        guessed, measured, sigmas = (np.array(column) for column in list(zip(*points, strict=True))[:3])
+        names, inside = [point[3] for point in points], within(guessed, measured, sigmas)
+        errors.append(error_row("held out", family, guessed, measured, names, inside=inside))
+    return errors
+
+
+def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
+    """Host seconds per event: what tiny steps take beyond their kernels."""
+    columns, left = [np.zeros(len(HOST_EVENTS))], [0.0]
+    for step in steps:
+        seconds = profile.reference * step.ratio(profile.clock)
+        kernels = sum(_kernel_seconds(profile, step, number) for number in range(len(step.ops)))
+        columns.append(np.array(step.events) / seconds)
+        left.append(max(seconds - kernels, 0.0) / seconds)
+    prior = np.diag(_HOST_WEIGHT / _HOST_PRIOR)
+    per_event: FloatArray = non_negative(
+        np.concatenate([np.array(columns), prior]), np.concatenate([left, np.full(len(_HOST_PRIOR), _HOST_WEIGHT)])
+    )
+    return replace(profile, host=dict(zip(HOST_EVENTS, (float(f"{value:.4g}") for value in per_event), strict=True)))
+
+
+def _kernel_seconds(profile: Profile, step: Sample, number: int) -> float:
+    signature = step.ops[number]
+    return profile.seconds(describe(signature, loop_operands(signature, "", cold=False), profile.caches))[0]

@@ -1,0 +1,94 @@
+"""The profile of a machine that was measured: a model per kind of op, host overheads, caches, and where it is from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traincast.calibration.estimator import KindModel
+from traincast.calibration.features import OTHER, Caches, Features
+from traincast.errors import TraincastError
+from traincast.files.reading import parse_toml, read_text, shown_path
+from traincast.files.writing import write_bytes
+
+KIND = "calibrated"
+"""What `kind` says in the file of such a profile."""
+_MOST_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Profile:
+    """Seconds on one machine. `reference` is how long its reference kernel took, by `clock`; `host` are seconds per
+    event of the host (`host_events`); `identity` is what was measured, `errors` what was held out said."""
+
+    identity: Mapping[str, Any]
+    clock: str
+    reference: float
+    caches: Caches
+    models: Mapping[str, KindModel]
+    host: Mapping[str, float]
+    host_spread: float
+    errors: tuple[Mapping[str, Any], ...]
+    samples: int
+
+    def seconds(self, features: Features) -> tuple[float, float, bool]:
+        """Seconds of an op, the deviation of their logarithm, and whether its kind was measured."""
+        model = self.models.get(features.kind)
+        if model is not None and len(model.coefficients) == len(features.terms):
+            return (*model.predict(features.terms, features.place), True)
+        other = self.models[OTHER]
+        return (*other.predict(features.terms[:4], features.place[:0]), False)
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Writes the profile as TOML."""
+    tables = {
+        "": {
+            "kind": KIND, "clock": profile.clock, "reference_seconds": profile.reference, "l2_bytes": profile.caches.l2,
+            "l3_bytes": profile.caches.l3, "host_spread": profile.host_spread, "samples": profile.samples,
+        },
+        "identity": dict(profile.identity),
+        "host_seconds": dict(profile.host),
+        **{f"models.{json.dumps(name)}": model.to_dict() for name, model in profile.models.items()},
+    }  # fmt: skip
+    lines = ["# Fitted from microbenchmarks of one machine by 'traincast fit'; see identity."]
+    for name, table in tables.items():
+        lines += [f"\n[{name}]"] if name else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    for row in profile.errors:
+        lines += ["\n[[errors]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items() if value is not None)]
+    write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def is_profile(path: str | Path) -> bool:
+    """Whether this file begins as a fitted profile does."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return any(
+                line.replace(" ", "").startswith(f'kind="{KIND}"') for line in (file.readline() for _ in range(4))
+            )
+    except OSError:
+        return False
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Reads a profile; a damaged one is named with what is wrong in it."""
+    where = f"profile '{shown_path(path)}'"
+    table = parse_toml(read_text(str(path), most=_MOST_BYTES), where)
+    try:
+        return Profile(
+            identity=table["identity"],
+            clock=str(table["clock"]),
+            reference=float(table["reference_seconds"]),
+            caches=Caches(float(table["l2_bytes"]), float(table["l3_bytes"])),
+            models={name: KindModel.from_dict(data) for name, data in table["models"].items()},
+            host={name: float(value) for name, value in table["host_seconds"].items()},
+            host_spread=float(table["host_spread"]),
+            errors=tuple(table.get("errors", ())),
+            samples=int(table["samples"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise TraincastError(f"{where} is damaged ({error!r}); fit it again with 'traincast fit'") from None

@@ -1,0 +1,128 @@
+"""One microbenchmark as a row: what was run, how its operands lay, how long it took beside its reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from traincast.calibration.caches import FAR, Operand
+from traincast.calibration.features import Caches, Features, describe, kind_of, lookups_of, touched_bytes, unique_rows
+from traincast.errors import TraincastError
+from traincast.workload.ops import Scalar, Signature, TensorSpec
+
+_HELD_OUT = 5  # one sample in so many takes no part in the fit that is reported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Seconds of one call by two clocks, and the reference beside it. `signature` is None for a whole tiny step, whose
+    `events` count what its host did and `ops` what it ran."""
+
+    signature: Signature | None
+    cold: bool
+    access: str
+    wall: float
+    busy: float
+    reference_wall: float
+    reference_busy: float
+    spread: float
+    events: tuple[float, ...] = ()
+    ops: tuple[Signature, ...] = ()
+
+    def ratio(self, clock: str) -> float:
+        """Seconds in units of the reference."""
+        return self.busy / self.reference_busy if clock == "busy" else self.wall / self.reference_wall
+
+    def features(self, caches: Caches) -> Features:
+        """What its time depends on."""
+        assert self.signature is not None
+        return describe(self.signature, loop_operands(self.signature, self.access, cold=self.cold), caches, self.access)
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is kept from the fit that is reported: a fifth, by what was run."""
+        text = signature_text(self.signature) if self.signature else repr(self.events)
+        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % _HELD_OUT == 0
+
+
+def loop_operands(signature: Signature, access: str, *, cold: bool) -> tuple[Operand, ...]:
+    """Where operands lie in a loop over one op: far while they rotate, else as near as one call is large; what is
+    written in place was just read."""
+    sizes = touched_bytes(signature, access)
+    total, inputs = sum(sizes), len(signature.inputs)
+    in_place = signature.name.endswith("_")
+    row = []
+    for position, nbytes in enumerate(sizes):
+        just_read = in_place and position >= inputs
+        distance = 0.0 if just_read else FAR if cold else total - nbytes
+        row.append(Operand(int(nbytes), int(distance)))
+    if cold and kind_of(signature) in ("_embedding_bag", "embedding", "sparse_update"):
+        lookups, rows, _ = lookups_of(signature)
+        calls = rows / max(unique_rows(rows, lookups, access), 1.0)  # until a row is wanted again
+        row[0] = Operand(row[0].nbytes, int(min(total * calls, FAR)))
+    return tuple(row)
+
+
+def signature_text(signature: Signature) -> str:
+    """A signature as JSON; the same for the same op."""
+    tensors = [[spec_row(spec) for spec in part] for part in (signature.inputs, signature.outputs)]
+    return json.dumps([signature.name, signature.overload, *tensors, signature.scalars, signature.groups])
+
+
+def spec_row(spec: TensorSpec) -> list[Any]:
+    """A tensor as a row of JSON."""
+    return [spec.shape, spec.stride, spec.dtype]
+
+
+def parse_signature(text: str) -> Signature:
+    """The signature that `signature_text` wrote."""
+    try:
+        name, overload, inputs, outputs, scalars, groups = json.loads(text)
+        return Signature(
+            str(name),
+            tuple(TensorSpec(tuple(shape), tuple(stride), dtype) for shape, stride, dtype in inputs),
+            tuple(TensorSpec(tuple(shape), tuple(stride), dtype) for shape, stride, dtype in outputs),
+            tuple((str(key), _frozen(value)) for key, value in scalars),
+            tuple((str(key), int(number)) for key, number in groups),
+            str(overload),
+        )
+    except (ValueError, TypeError) as error:
+        raise TraincastError(f"a sample of the store is damaged: {error}; measure it again") from None
+
+
+def _frozen(value: Any) -> Scalar:
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def sample_row(sample: Sample) -> dict[str, Any]:
+    """The sample as a row of a table."""
+    return {
+        "op": "" if sample.signature is None else signature_text(sample.signature),
+        "cold": sample.cold,
+        "access": sample.access,
+        "wall": sample.wall,
+        "busy": sample.busy,
+        "reference_wall": sample.reference_wall,
+        "reference_busy": sample.reference_busy,
+        "spread": sample.spread,
+        "events": json.dumps(sample.events),
+        "ops": json.dumps([signature_text(op) for op in sample.ops]),
+    }
+
+
+def parse_row(row: Mapping[str, Any]) -> Sample:
+    """The sample that `sample_row` wrote."""
+    try:
+        return Sample(
+            signature=parse_signature(row["op"]) if row["op"] else None,
+            cold=bool(row["cold"]),
+            access=str(row["access"]),
+            **{name: float(row[name]) for name in ("wall", "busy", "reference_wall", "reference_busy", "spread")},
+            events=tuple(float(value) for value in json.loads(row["events"])),
+            ops=tuple(parse_signature(text) for text in json.loads(row["ops"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraincastError(f"a sample of the store is damaged: {error!r}; measure it again") from None

@@ -1,0 +1,171 @@
+"""A step on a machine whose kernels run on the host thread: the sum of its ops, each where its operands lie."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.calibration.caches import Operand, operands
+from traincast.calibration.cpu_ops import VIEWS, cpu_ops
+from traincast.calibration.features import Caches, describe, family_of, kind_of, touched_bytes
+from traincast.calibration.profile import Profile
+from traincast.quantiles import Z90
+from traincast.results import Records, Result
+from traincast.totals import totals
+from traincast.workload.ops import Phase, Signature
+from traincast.workload.program import Program
+from traincast.workload.workload import Workload
+
+HOST_EVENTS = ("step", "op", "view", "backward", "accumulate", "optimizer")
+"""What the host pays for beside kernels: a step, a top-level op outside backward, a view, an autograd node, a gradient
+that is accumulated, an op of the optimizer."""
+_STEP_SIGMA = 0.03  # of a whole step: what no sum of parts explains (repeated calibrations of one machine differ so)
+
+
+def host_events(program: Program) -> FloatArray:
+    """How often each of `HOST_EVENTS` occurs in a step."""
+    counts = Counter({"step": 1})
+    for op in program.ops:
+        if op.name in VIEWS:
+            counts["view"] += 1
+        elif op.phase is Phase.OPTIMIZER or "Optimizer." in program.scopes[op.scope].name:
+            counts["optimizer"] += len(cpu_ops(op.signature))
+    for scope in program.scopes:
+        if scope.name.startswith("Optimizer."):
+            continue
+        if scope.phase is not Phase.BACKWARD:
+            counts["op"] += 1
+        else:
+            counts["accumulate" if "AccumulateGrad" in scope.name else "backward"] += 1
+    return np.array([float(counts[name]) for name in HOST_EVENTS])
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class SerialPrediction(Result):
+    """One step, op after op. Seconds of the machine that the profile was measured on."""
+
+    workload: str
+    batch_size: int
+    profile: Profile
+    iteration: float
+    interval: tuple[float, float]
+    by_family: Mapping[str, float]
+    by_phase: Mapping[str, float]
+    by_kind: Mapping[str, float]
+    host: float
+    ops: tuple[tuple[str, str, float], ...]
+    estimated_ops: tuple[str, ...]
+    estimated_seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Milliseconds and shares."""
+        return {
+            "workload": self.workload,
+            "batch_size": self.batch_size,
+            "device": dict(self.profile.identity),
+            "clock": self.profile.clock,
+            "iteration_ms": 1e3 * self.iteration,
+            "interval_ms": [1e3 * bound for bound in self.interval],
+            "host_ms": 1e3 * self.host,
+            "by_family_ms": {name: 1e3 * seconds for name, seconds in self.by_family.items()},
+            "by_phase_ms": {name: 1e3 * seconds for name, seconds in self.by_phase.items()},
+            "estimated_ops": list(self.estimated_ops),
+            "estimated_share": self.estimated_seconds / self.iteration if self.iteration else 0.0,
+        }
+
+    def headline(self) -> str:
+        """The step and where its time goes."""
+        low, high = self.interval
+        lines = [
+            f"{self.workload}, batch {self.batch_size}: {1e3 * self.iteration:.2f} ms a step on "
+            f"{self.profile.identity.get('name')} (90 % interval {1e3 * low:.2f} to {1e3 * high:.2f} ms)"
+        ]
+        lines += [f"  {name:<20} {1e3 * seconds:9.3f} ms" for name, seconds in self.by_family.items()]
+        if self.estimated_ops:
+            share = self.estimated_seconds / self.iteration
+            lines.append(f"{share:.1%} of it are ops that were not measured: {', '.join(self.estimated_ops[:6])}")
+        return "\n".join(lines)
+
+    def records(self) -> Records:
+        """Table "ops": one row per op of the step, in order."""
+        return {"ops": [{"op": name, "kind": kind, "ms": 1e3 * seconds} for name, kind, seconds in self.ops]}
+
+
+def predict_serial(workload: Workload, profile: Profile, access: Sequence[str] = ()) -> SerialPrediction:
+    """Predicts one step of one process. `access` says of every embedding table which rows its lookups want."""
+    program = workload.programs[0]
+    laws = table_access(program, access)
+    rows = operands(program, 2 * profile.caches.l3, lambda op, signature: touched_bytes(signature, laws.get(op, "")))
+    return _summed(workload, profile, rows, laws)
+
+
+def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
+    """The access law of every op that works on a table, by op number: tables are told apart by the order of their
+    lookups in the forward pass."""
+    if not access:
+        return {}
+    by_storage: dict[int, str] = {}
+    laws: dict[int, str] = {}
+    remaining = list(access)
+    for op in program.ops:
+        kind = kind_of(op.signature)
+        if kind in ("_embedding_bag", "embedding") and remaining and op.inputs[0].storage not in by_storage:
+            law = remaining.pop(0)
+            by_storage[op.inputs[0].storage] = by_storage[op.inputs[1].storage] = law
+        if family_of(kind).startswith("embedding"):
+            known = [by_storage[tensor.storage] for tensor in op.inputs if tensor.storage in by_storage]
+            if known:
+                laws[op.index] = known[0]
+                for tensor in op.outputs:
+                    by_storage.setdefault(tensor.storage, known[0])
+    return laws
+
+
+def _summed(
+    workload: Workload, profile: Profile, rows: list[tuple[Operand, ...]], laws: Mapping[int, str]
+) -> SerialPrediction:
+    program = workload.programs[0]
+    priced = [
+        (op, kind_of(signature), *_priced(profile, op.signature, signature, rows[op.index], laws.get(op.index, "")))
+        for op in program.ops
+        for signature in cpu_ops(op.signature)
+    ]
+    host = float(host_events(program) @ np.array([profile.host.get(name, 0.0) for name in HOST_EVENTS]))
+    families = totals([("host", host), *((family_of(kind), seconds) for _, kind, seconds, _, _ in priced)])
+    total = sum(families.values())
+    errors = totals((kind, sigma * seconds) for _, kind, seconds, sigma, _ in priced)
+    spread = math.hypot(*errors.values(), profile.host_spread * host, _STEP_SIGMA * total) / max(total, 1e-12)
+    unknown = totals((op.name, seconds) for op, _, seconds, _, known in priced if not known)
+    return SerialPrediction(
+        workload=workload.name, batch_size=program.batch_size, profile=profile, iteration=total,
+        interval=(total * math.exp(-Z90 * spread), total * math.exp(Z90 * spread)),
+        by_family=families, by_phase=totals((op.phase.name.lower(), seconds) for op, _, seconds, _, _ in priced),
+        by_kind=totals((kind, seconds) for _, kind, seconds, _, _ in priced), host=host,
+        ops=tuple((op.name, kind, seconds) for op, kind, seconds, _, _ in priced),
+        estimated_ops=tuple(unknown), estimated_seconds=sum(unknown.values()),
+    )  # fmt: skip
+
+
+def _priced(
+    profile: Profile, whole: Signature, signature: Signature, row: tuple[Operand, ...], law: str
+) -> tuple[float, float, bool]:
+    """Seconds, deviation, and whether measured, of one CPU op out of a captured one."""
+    if signature.name == "aten::zero_" and signature.scalar("self_layout") == "sparse_coo":
+        return 0.0, 0.0, True  # forgets its rows: host time only
+    if len(whole.inputs) != len(signature.inputs):
+        farthest = max((operand.distance for operand in row), default=0)
+        row = tuple(Operand(spec.nbytes, farthest) for spec in (*signature.inputs, *signature.outputs))
+    return profile.seconds(describe(signature, row, profile.caches, law))
+
+
+def rough_seconds(signature: Signature) -> float:
+    """About how long an op takes on a core of any kind (10 GB/s, 50 Gflop/s): enough to put ops in order."""
+    features = describe(signature, (), Caches(1.0, 1.0))
+    flops = features.terms[4] if features.family in ("gemm", "conv") else 0.0
+    return 2e-6 + sum(touched_bytes(signature)) / 1e10 + flops / 5e10

@@ -1,0 +1,117 @@
+"""The Python calls about the machine at hand: measured, fitted, predicted. They are calls of `traincast.api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+if TYPE_CHECKING:
+    from traincast.benching.measure import Measured
+    from traincast.benching.selfcheck import SelfCheck
+    from traincast.calibration.profile import Profile
+    from traincast.calibration.step import SerialPrediction
+    from traincast.questions.bench import Benched
+    from traincast.questions.here import Calibrated
+    from traincast.questions.measure import Source as Step
+    from traincast.questions.refine import Refined
+    from traincast.questions.variant import VariantOptions
+    from traincast.workload.workload import Workload
+
+Progress = Callable[[float], None]
+"""Hears the fraction that is done."""
+
+
+def _silent(_: float) -> None:
+    """Hears progress and says nothing."""
+
+
+def measure(
+    step: Step,
+    *,
+    device: str = "cpu",
+    repeats: int = 30,
+    seconds: float = 20.0,
+    clock: str = "wall",
+    nominal: float | None = None,
+    trace_out: str | Path | None = None,
+    progress: Progress = _silent,
+    **variant: Unpack[VariantOptions],
+) -> Measured:
+    """Runs a real training step on this machine, interleaved with a reference kernel, and says how long it takes.
+
+    `step` is a built-in model, a DLRM in YAML or as a `DlrmConfig`, "FILE.py:FUNCTION" or a function (`capture` says
+    of which form). It is run up to `repeats` times within about `seconds`. `clock` is "wall", or "busy" (the time of
+    this thread alone). `nominal` is how long the reference takes where the corrected figure is to hold (default: here
+    and now). `trace_out` receives a Kineto trace. Needs torch; variants as in `predict`.
+    """
+    from traincast.questions.measure import measure as run
+    from traincast.questions.variant import variant_of
+
+    return run(
+        step, variant_of(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
+        trace=None if trace_out is None else Path(trace_out), progress=progress,
+    )  # fmt: skip
+
+
+def bench(
+    *,
+    device: str = "cpu",
+    budget: str = "10m",
+    store: str | Path | None = None,
+    workload: Step | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+    progress: Progress = _silent,
+    **variant: Unpack[VariantOptions],
+) -> Benched:
+    """Measures this machine: microbenchmarks into a store (a folder; default: one per device), for the time `budget`.
+
+    With a `workload` (as `measure` takes it, in a variant) only its own ops are measured, most valuable first. A
+    `dry_run` says what would be measured. A run that was interrupted goes on where it stopped. Needs torch and polars.
+    """
+    from traincast.questions.bench import bench as run
+    from traincast.questions.variant import variant_of
+
+    return run(
+        device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
+        variant=variant_of(variant), seed=seed, dry_run=dry_run, progress=progress,
+    )  # fmt: skip
+
+
+def self_check(device: str = "cpu") -> SelfCheck:
+    """Tries every part that `bench` needs of a device once; the report says which failed. Needs torch."""
+    from traincast.benching.opening import open_device
+    from traincast.benching.selfcheck import check_device
+
+    return check_device(lambda: open_device(device), device)
+
+
+def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = "wall") -> Calibrated:
+    """Fits the profile of a machine from the store that `bench` filled, and writes it to the file `out` (default: where
+    `predict_here` looks). The answer has the errors on a held-out fifth (percent). Needs polars."""
+    from traincast.questions.here import fit_store as run
+
+    return run(Path(store), None if out is None else Path(out), clock)
+
+
+def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -> Refined:
+    """Corrects the shipped model of a built-in GPU by a store that `bench` filled on one, and writes a platform (`out`,
+    .toml) that predictions take. The fewer samples a family has, the less it is corrected. Needs polars."""
+    from traincast.questions.refine import refine as run
+
+    return run(Path(store), platform, None if out is None else Path(out))
+
+
+def predict_here(
+    step: Step | Workload, *, on: str | Profile = "here", **variant: Unpack[VariantOptions]
+) -> SerialPrediction:
+    """Predicts one step on a machine that was measured: this one, or that of a profile's file. A CPU, one thread.
+
+    `step` is what `measure` takes, or a workload. Seconds are those of the machine as it was when it was measured; a
+    workload needs no torch, any other step is captured first.
+    """
+    from traincast.questions.here import predict_here as answer
+    from traincast.questions.variant import variant_of
+
+    return answer(step, variant_of(variant), on)

@@ -1,0 +1,204 @@
+"""Microbenchmarks of this machine: what is to be measured, for how long, into which store."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.errors import TraincastError
+from traincast.questions.here import captured_here, store_folder
+from traincast.questions.measure import Source
+from traincast.questions.variant import Variant
+from traincast.results import Records, Result
+
+if TYPE_CHECKING:
+    from traincast.benching.device import Device, Identity
+    from traincast.benching.plans import Task
+    from traincast.benching.store import Store
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_MOST_SECONDS = 86_400.0
+_SECONDS_PER_SAMPLE = 0.4  # allocation, seven repetitions and the reference beside them, on one core
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Benched(Result):
+    """A run of microbenchmarks: how many were added to the store, and for a workload how much of its predicted time
+    the measured shapes cover, minute by minute."""
+
+    store: Path
+    identity: Identity | None
+    measured: int
+    total: int
+    seconds: float
+    planned: dict[str, int] = field(default_factory=dict)
+    coverage: tuple[tuple[float, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts and seconds."""
+        return {
+            "store": str(self.store),
+            "device": None if self.identity is None else self.identity.to_dict(),
+            "measured": self.measured,
+            "total": self.total,
+            "seconds": self.seconds,
+            "planned": self.planned,
+            "coverage": [{"minutes": minutes, "share": share} for minutes, share in self.coverage],
+            "notes": list(self.notes),
+        }
+
+    def headline(self) -> str:
+        """What was done, or would be."""
+        if self.planned:
+            kinds = ", ".join(f"{kind} {number}" for kind, number in self.planned.items())
+            return f"would measure {sum(self.planned.values())} ops in about {self.seconds:.0f} s: {kinds}"
+        lines = [f"{self.store}: {self.measured} measured in {self.seconds:.0f} s, {self.total} in all"]
+        lines += [
+            f"after {minutes:.1f} min: {share:.1%} of the step's predicted time" for minutes, share in self.coverage
+        ]
+        return "\n".join([*lines, *self.notes])
+
+    def records(self) -> Records:
+        """Table "planned": samples by kind of a dry run."""
+        return {"planned": [{"kind": kind, "samples": number} for kind, number in self.planned.items()]}
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `90`, `90s`, `5m` or `1h`.
+
+    >>> parse_budget("5m")
+    300.0
+    """
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh]?)", text.strip().lower())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 1.0 <= seconds <= _MOST_SECONDS:
+        raise TraincastError(f"`budget` is '{text[:40]}'; give a time from 1s to 24h, such as 5m")
+    return seconds
+
+
+def bench(
+    *,
+    device: str = "cpu",
+    budget: str = "10m",
+    store: Path | None = None,
+    workload: Source | None = None,
+    variant: Variant | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Benched:
+    """Measures until the budget is used up or all of the workload's shapes are measured."""
+    seconds = parse_budget(budget)
+    folder = store or store_folder(device)
+    tasks = _tasks(workload, variant or Variant(), seed)
+    if dry_run:
+        return _planned(folder, tasks, seconds)
+    from traincast.benching.opening import open_device
+    from traincast.benching.store import Store
+
+    opened = open_device(device)
+    held = Store(folder, opened.identity())
+    started = time.monotonic()
+    before = len(held)
+    if workload is None:
+        _host_steps(opened, held, seed, 0.15 * seconds)
+        coverage: tuple[tuple[float, float], ...] = ()
+        notes = _run(opened, held, (task for task, _ in tasks), started + seconds, progress)
+    else:
+        coverage, notes = _cover(opened, held, tasks, started, seconds, progress)
+    return Benched(
+        store=folder, identity=held.identity, measured=len(held) - before, total=len(held),
+        seconds=time.monotonic() - started, coverage=coverage, notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _run(
+    device: Device, store: Store, tasks: Iterator[Task], until: float, progress: Callable[[float], None]
+) -> list[str]:
+    """Measures, and names the ops that could not be run alone."""
+    from traincast.benching.bench import bench as run
+
+    failures: list[str] = []
+
+    def failed(task: Task, why: str) -> None:
+        failures.append(f"{task.signature.name} cannot be measured alone: {why}")
+
+    run(device, store, tasks, seconds=max(until - time.monotonic(), 0.0), progress=progress, failed=failed)
+    return failures
+
+
+def _tasks(workload: Source | None, variant: Variant, seed: int) -> Iterator[tuple[Task, float]]:
+    """Tasks with their worth: a share of a workload's predicted time, the largest first; 0 in the general plan."""
+    from traincast.benching.plans import plan
+
+    if workload is None:
+        return ((task, 0.0) for task in plan(seed))
+    return iter(_needed(workload, variant))
+
+
+def _needed(workload: Source, variant: Variant) -> list[tuple[Task, float]]:
+    """Every op of a step as a task, by its share of the bytes and flops that the step moves."""
+    from traincast.benching.plans import Task
+    from traincast.calibration.cpu_ops import cpu_ops
+    from traincast.calibration.step import rough_seconds, table_access
+
+    step, access = captured_here(workload, variant)
+    laws = table_access(step.programs[0], access)
+    worth: Counter[Task] = Counter()
+    for op in step.programs[0].ops:
+        for signature in cpu_ops(op.signature):
+            worth[Task(signature, cold=True, access=laws.get(op.index, ""))] += rough_seconds(signature)  # type: ignore[assignment]
+    total = sum(worth.values()) or 1.0
+    return [(task, seconds / total) for task, seconds in worth.most_common()]
+
+
+def _cover(
+    device: Device, store: Store, tasks: Iterator[tuple[Task, float]], started: float, seconds: float,
+    progress: Callable[[float], None],
+) -> tuple[tuple[tuple[float, float], ...], list[str]]:  # fmt: skip
+    """Measures a workload's ops, most valuable first; what share was covered after each minute and at the end."""
+    share, marks, notes = 0.0, list[tuple[float, float]](), list[str]()
+    for task, worth in tasks:
+        if time.monotonic() - started >= seconds:
+            break
+        failures = _run(device, store, iter([task]), started + seconds, lambda _: None)
+        notes += failures
+        share += 0.0 if failures else worth
+        minutes = (time.monotonic() - started) / 60
+        if not marks or minutes >= 1 + int(marks[-1][0]):
+            marks.append((minutes, share))
+        progress(min(1.0, max(share, 60 * minutes / seconds)))
+    return (*marks, ((time.monotonic() - started) / 60, share)), notes
+
+
+def _planned(folder: Path, tasks: Iterator[tuple[Task, float]], seconds: float) -> Benched:
+    from traincast.calibration.features import kind_of
+
+    number = max(1, int(seconds / _SECONDS_PER_SAMPLE))
+    kinds = Counter(kind_of(task.signature) for task, _ in islice(tasks, number))
+    return Benched(
+        store=folder, identity=None, measured=0, total=0, seconds=min(seconds, kinds.total() * _SECONDS_PER_SAMPLE),
+        planned=dict(kinds.most_common()),
+    )  # fmt: skip
+
+
+def _host_steps(device: Device, store: Store, seed: int, seconds: float) -> None:
+    """Tiny steps for the host's overheads, a share of the budget."""
+    if device.kind != "cpu":
+        return
+    from traincast.benching.timing import Reference
+    from traincast.benching.tiny import measure_tiny, tiny_steps
+
+    reference, end = Reference(device), time.monotonic() + seconds
+    for tiny in tiny_steps(seed):
+        if time.monotonic() > end:
+            break
+        if tiny.key not in store:
+            store.append(tiny.key, measure_tiny(device, reference, tiny))

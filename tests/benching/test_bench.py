@@ -1,0 +1,136 @@
+"""Microbenchmarks into a store, the profile from it, and a step predicted with that: the whole way, small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.benching.fake_cuda import FakeCuda
+from tests.benching.test_measure import TINY
+from traincast.api import bench, fit_store, measure, predict_here, self_check
+from traincast.benching.bench import measure_task, task_key
+from traincast.benching.calls import OpCall, find_op
+from traincast.benching.opening import open_device
+from traincast.benching.plans import KINDS, plan, spec
+from traincast.benching.timing import Reference
+from traincast.calibration.features import kind_of
+from traincast.cli.main import main
+from traincast.errors import TraincastError
+from traincast.questions.bench import parse_budget
+from traincast.workload.ops import Signature
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_every_kind_of_the_plan_runs():
+    report = self_check("cpu")
+    assert [(part, said) for part, good, said in report.parts if not good and part != "reference"] == []
+    assert {part for part, _, _ in report.parts} >= set(KINDS)
+    assert report.headline().startswith("self-check of cpu: ")
+
+
+def test_the_same_seed_draws_the_same_shapes():
+    first, again, other = ([task_key(t) for t, _ in zip(plan(seed), range(90), strict=False)] for seed in (0, 0, 1))
+    assert first == again != other
+    assert len(set(first)) == 90
+
+
+def test_operands_are_as_the_signature_says():
+    device = open_device("cpu")
+    for task, _ in zip(plan(2), range(30), strict=False):
+        args, _ = OpCall(task.signature, device)._arguments[0]
+        first = args[0][0] if isinstance(args[0], list) else args[0]
+        if not first.is_sparse:
+            assert (tuple(first.shape), first.stride()) == (task.signature.inputs[0].shape, first.stride())
+
+
+def test_rotated_operands_are_several_sets_and_one_table():
+    device = open_device("cpu")
+    tasks = {kind_of(task.signature): task for task, _ in zip(plan(4), range(60), strict=False)}
+    product = OpCall(tasks["gemm"].signature, device, rotated_bytes=1 << 20)
+    assert product.sets >= 2
+    assert len({args[0].data_ptr() for args, _ in product._arguments}) == product.sets
+    bag = OpCall(tasks["_embedding_bag"].signature, device, rotated_bytes=1 << 20)
+    assert len({args[0].data_ptr() for args, _ in bag._arguments}) == 1
+
+
+def test_an_op_that_torch_does_not_know_is_named():
+    with pytest.raises(TraincastError, match="op aten::nonsense is unknown to torch"):
+        find_op(Signature("aten::nonsense", (spec(1),), ()))
+
+
+def test_a_sample_holds_one_call_by_two_clocks():
+    device = open_device("cpu")
+    sample = measure_task(device, Reference(device), next(plan(0, ("relu",))))
+    assert 0 < sample.busy < 1 and 0 < sample.wall < 1 and sample.reference_busy > 1e-5
+
+
+def test_measured_fitted_predicted(home, monkeypatch):
+    monkeypatch.setattr("traincast.questions.bench._host_steps", lambda *_: None)
+    first = bench(budget="3s")
+    again = bench(budget="4s")
+    assert first.measured > 0 and again.total == first.measured + again.measured, "a run goes on where one stopped"
+    calibrated = fit_store(home / "store-cpu", clock="busy")
+    assert calibrated.file == home / "here.toml"
+    predicted = predict_here(TINY)
+    measured = measure(TINY, clock="busy", nominal=calibrated.profile.reference, repeats=5)
+    assert 0.02 < predicted.iteration / measured.summary.corrected < 50, "plumbing: the bound is loose"
+
+
+def test_only_the_ops_of_a_workload(home):
+    result = bench(budget="3s", workload=TINY, batch_size=8)
+    assert 0.0 < result.coverage[-1][1] <= 1.0 + 1e-9
+    assert "of the step's predicted time" in result.headline()
+    assert result.measured == result.total > 0
+
+
+def test_a_dry_run_needs_no_device(home, capsys):
+    assert main(["bench", "--device", "cuda", "--dry-run", "--budget", "1m", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["planned"]["gemm"] > 10 and document["measured"] == 0
+    assert not (home / "store-cuda").exists()
+
+
+def test_the_self_check_of_a_missing_gpu_fails_with_its_reason(capsys):
+    assert main(["bench", "--device", "cuda", "--self-check"]) == 1
+    assert "FAIL open: TraincastError: this machine has no CUDA" in capsys.readouterr().out
+
+
+def test_the_self_check_runs_on_a_scripted_gpu(monkeypatch):
+    monkeypatch.setattr("traincast.benching.cuda._FLUSHED_BYTES", 64)
+    monkeypatch.setitem(__import__("traincast.benching.timing").benching.timing._REFERENCE_SIDE, "cuda", 4)
+    FakeCuda(milliseconds=[1.0] * 5000).install(monkeypatch)
+    report = self_check("cuda")
+    assert [(part, said) for part, good, said in report.parts if not good] == []
+    assert "NVIDIA Fake 9000" in report.headline()
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("90s", 90.0), ("5m", 300.0), ("0.5h", 1800.0)])
+def test_budgets(text, seconds):
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5m", "5 minutes", "1e9", "nan", "25h"])
+def test_a_budget_that_is_none_is_refused(text):
+    with pytest.raises(TraincastError, match="`budget` is"):
+        parse_budget(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "--store", "nowhere"], "no store 'nowhere'"),
+        (["fit", "gemm", "--store", "nowhere"], "leave out pieces"),
+        (["fit", "--clock", "busy"], "--clock and --refine are about a --store"),
+        (["predict", "dlrm-ddp", "--on", "here"], "measure this machine with 'traincast bench'"),
+        (["predict", "dlrm-ddp", "--on", "here", "--gpus", "2"], "--gpus is for GPUs"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(home, capsys, arguments, said):
+    assert main(arguments) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""What the time of an op depends on, and where its operands lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from traincast.benching.plans import op, plan, spec
+from traincast.calibration.caches import FAR, Operand, by_level, operands
+from traincast.calibration.cpu_ops import cpu_ops
+from traincast.calibration.features import Caches, describe, family_of, kind_of, touched_bytes
+from traincast.calibration.samples import Sample, loop_operands, parse_row, parse_signature, sample_row, signature_text
+from traincast.errors import TraincastError
+from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.dlrm.program import dlrm_workload
+from traincast.workload.ops import Signature, TensorSpec
+
+CACHES = Caches(512e3, 16e6)
+TINY = DlrmConfig(
+    name="tiny", bottom_mlp=(8, 16, 8), top_mlp=(16, 1), rows_per_table=(50, 1000), embedding_dim=8,
+    lookups_per_table=(2, 2), batch_size=16,
+)  # fmt: skip
+MM = op("mm", [("self", spec(64, 32)), ("mat2", spec(32, 16, transposed=True))], [spec(64, 16)])
+
+
+def tasks(number=166):
+    return [task for task, _ in zip(plan(3), range(number), strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "family"),
+    [
+        ("aten::addmm", "gemm", "gemm"), ("aten::bmm", "bmm", "gemm"), ("aten::add_", "add", "elementwise"),
+        ("aten::sub", "add", "elementwise"), ("aten::clone", "copy", "elementwise"),
+        ("aten::_softmax", "_softmax", "reduction"), ("aten::convolution", "conv", "conv"),
+        ("aten::zero_", "fill", "elementwise"), ("aten::_embedding_bag", "_embedding_bag", "embedding forward"),
+    ],
+)  # fmt: skip
+def test_ops_fall_into_kinds(name, kind, family):
+    signature = Signature(name, (spec(4, 4),) * 3, (spec(4, 4),))
+    assert (kind_of(signature), family_of(kind_of(signature))) == (kind, family)
+
+
+def test_a_product_is_its_flops_and_its_sizes():
+    features = describe(MM, (Operand(100, 0), Operand(200, FAR)), CACHES)
+    assert features.terms[:4].tolist() == [1.0, 100.0, 0.0, 200.0]
+    assert features.terms[4] == 2 * 64 * 32 * 16
+    assert features.place[:3].tolist() == [6.0, 4.0, 5.0]
+    assert features.place[3:5].tolist() == [0.0, 3.0], "the right operand is transposed"
+
+
+def test_every_kind_of_the_plan_has_terms_of_one_length():
+    lengths: dict[str, set[int]] = {}
+    for task in tasks():
+        features = describe(task.signature, loop_operands(task.signature, task.access, cold=task.cold), CACHES)
+        lengths.setdefault(features.kind, set()).add(len(features.terms))
+        assert np.isfinite(features.terms).all() and np.isfinite(features.place).all()
+    assert {kind: sizes for kind, sizes in lengths.items() if len(sizes) > 1} == {}
+
+
+def test_bytes_are_where_their_distance_says():
+    assert by_level([Operand(1000, 0)], 1e5, 1e7).tolist() == [1000.0, 0.0, 0.0]
+    assert by_level([Operand(1000, 1_000_000)], 1e5, 1e7).tolist() == [0.0, 1000.0, 0.0]
+    assert by_level([Operand(1000, FAR)], 1e5, 1e7).tolist() == [0.0, 0.0, 1000.0]
+    between = by_level([Operand(1000, 99_000)], 1e5, 1e7)
+    assert 0 < between[0] < 1000 and between.sum() == pytest.approx(1000.0)
+
+
+def test_a_table_counts_with_the_rows_that_are_looked_up():
+    bag = next(task.signature for task in tasks() if kind_of(task.signature) == "_embedding_bag")
+    rows, dim = bag.inputs[0].shape
+    lookups = bag.inputs[1].numel
+    assert 0 < touched_bytes(bag)[0] <= 4 * dim * min(rows, lookups)
+    assert touched_bytes(bag, "zipf:1.4")[0] < touched_bytes(bag)[0]
+
+
+def test_what_is_read_again_is_near_and_what_is_not_is_far():
+    program = dlrm_workload(TINY).programs[0]
+    rows = operands(program, 1e9)
+    assert len(rows) == program.num_ops
+    distances = np.array([operand.distance for row in rows for operand in row if operand.nbytes])
+    assert distances.min() == 0
+    assert np.mean(distances < 1e5) > 0.9, "in a small step nearly everything is touched again within the step"
+
+
+def test_beyond_the_caches_nobody_counts():
+    program = dlrm_workload(TINY).programs[0]
+    assert max(operand.distance for row in operands(program, 1000) for operand in row) == FAR
+
+
+def test_optimizers_loop_over_their_parameters_on_a_cpu():
+    tensors = (spec(3, 4), spec(5), spec(3, 4), spec(5))
+    groups = (("self", 2), ("other", 2))
+    many = Signature("aten::_foreach_add_", tensors, tensors[:2], (("alpha", -0.1),), groups, "List")
+    assert [(one.name, one.inputs) for one in cpu_ops(many)] == [
+        ("aten::add_", (spec(3, 4), spec(3, 4))),
+        ("aten::add_", (spec(5), spec(5))),
+    ]
+
+
+def test_views_and_transfers_cost_no_kernel():
+    host, device = TensorSpec((4,), (1,), "float32", "cpu:pinned"), TensorSpec((4,), (1,), "float32")
+    assert cpu_ops(Signature("aten::_to_copy", (host,), (device,))) == ()
+    assert cpu_ops(Signature("aten::view", (device,), (device,))) == ()
+    assert len(cpu_ops(Signature("aten::_to_copy", (device,), (device,)))) == 1
+
+
+def test_dropout_draws_a_mask_scales_it_and_applies_it():
+    dropped = Signature("aten::native_dropout", (spec(4, 4),), (spec(4, 4), spec(4, 4)))
+    assert [one.name for one in cpu_ops(dropped)] == ["aten::bernoulli_", "aten::div_", "aten::mul"]
+
+
+def test_samples_survive_being_written_down():
+    for task in tasks(83):
+        sample = Sample(
+            signature=task.signature, cold=task.cold, access=task.access, wall=2e-3, busy=1e-3, reference_wall=2e-3,
+            reference_busy=1e-3, spread=0.01, ops=(MM,),
+        )  # fmt: skip
+        again = parse_row(sample_row(sample))
+        assert again == sample
+        assert again.held_out == sample.held_out
+
+
+def test_a_fifth_is_held_out():
+    held = [parse_signature(signature_text(task.signature)) for task in tasks(400)]
+    samples = [
+        Sample(signature=one, cold=False, access="", wall=1, busy=1, reference_wall=1, reference_busy=1, spread=0)
+        for one in held
+    ]
+    assert 0.13 < np.mean([sample.held_out for sample in samples]) < 0.27
+
+
+def test_a_damaged_sample_is_one_line():
+    with pytest.raises(TraincastError, match="damaged"):
+        parse_row({"op": "[1, 2", "cold": True})
+    with pytest.raises(TraincastError, match="damaged"):
+        parse_signature("[]")
