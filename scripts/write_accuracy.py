@@ -40,7 +40,7 @@ P4 vary with their temperature. NeuSight's and the roofline's predictions are th
 figures for Switch at 2048 tokens).""",
     "multi-gpu": """\
 Every row from its published configuration; [parallel](parallel.md) says which programs stand behind them, what was
-corrected after their errors had been seen, and why HugeCTR's steps are compared with a lower bound only. `replay`
+corrected after their errors had been seen; [programs](programs.md) is on HugeCTR's and on those held back. `replay`
 walks the eight traced ranks of a DLRM together.""",
     "distributed-embeddings": """\
 TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([parallel](parallel.md)).""",
