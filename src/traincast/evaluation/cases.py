@@ -153,5 +153,5 @@ def outcomes_row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRo
         [o.case.measured_ms for o in outcomes],
         [o.case.name for o in outcomes],
         reference=f"MAPE: {reference}" if reference else "",
-        inside=[o.covered for o in outcomes],
+        inside=np.array([o.covered for o in outcomes], dtype=np.bool_),
     )
