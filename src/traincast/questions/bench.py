@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 from traincast.questions.here import captured_here, store_folder
 from traincast.questions.measure import Source
 from traincast.questions.variant import Variant
@@ -96,6 +96,8 @@ def bench(
 ) -> Benched:
     """Measures until the budget is used up or all of the workload's shapes are measured."""
     seconds = parse_budget(budget)
+    if not 0 <= seed < 1 << 32:
+        raise TraincastError(f"`seed` is {shown(seed)}; give a whole number from 0")
     folder = store or store_folder(device)
     tasks = _tasks(workload, variant or Variant(), seed)
     if dry_run:
