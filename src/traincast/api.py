@@ -17,7 +17,7 @@ from traincast.machine import refine as refine
 from traincast.machine import self_check as self_check
 
 if TYPE_CHECKING:
-    from traincast.evaluation.suites import Evaluation
+    from traincast.evaluation.suites import Evaluation, MachineOptions
     from traincast.host.profile import HostProfile
     from traincast.platform.platform import Platform
     from traincast.prediction.result import Prediction
@@ -316,11 +316,19 @@ def fit(
 
 
 def evaluate(
-    suite: str, *, data: str | Path | None = None, roofline_only: bool = False, progress: Progress = _silent
+    suite: str,
+    *,
+    data: str | Path | None = None,
+    roofline_only: bool = False,
+    progress: Progress = _silent,
+    **machine: Unpack[MachineOptions],
 ) -> Evaluation:
     """Predicted against published measurements, case by case, beside what others score (errors in percent). The
-    measurements are in the folder `data` (default $TRAINCAST_DATA)."""
-    from traincast.evaluation.suites import evaluate as answer
+    measurements are in the folder `data` (default $TRAINCAST_DATA). The suites "here" and "sharding" run steps on this
+    `machine` instead (see `MachineOptions`); `data` is then where they keep what they find (default: by its store)."""
+    from traincast.evaluation import suites
     from traincast.questions.measurements import measurements_folder
 
-    return answer(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)
+    if suites.measures_here(suite, machine, roofline_only=roofline_only):
+        return suites.evaluate_on_this_machine(suite, None if data is None else Path(data), machine, progress=progress)
+    return suites.evaluate(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)

@@ -6,6 +6,7 @@ import inspect
 
 import pytest
 
+import traincast
 from tests.evaluation.folders import DLRM, write_rows
 from traincast.cli.main import main
 from traincast.errors import TraincastError
@@ -24,9 +25,9 @@ def test_every_function_that_the_registry_names_is_there(name):
     suite = SUITES[name]
     parameters = {
         suite.cases: ["data"], suite.table: ["data", "progress"], suite.notes: [],
-        suite.summary: ["suite", "outcomes", "data"],
+        suite.summary: ["suite", "outcomes", "data"], suite.here: ["folder", "options", "progress"],
     }  # fmt: skip
-    assert bool(suite.cases) != bool(suite.table)
+    assert sum(map(bool, (suite.cases, suite.table, suite.here))) == 1
     for place, names in parameters.items():
         if place:
             assert list(inspect.signature(suites._function(place)).parameters)[: len(names)] == names
@@ -37,8 +38,36 @@ def test_names_are_offered_in_order():
 
 
 def test_an_unknown_suite_is_named_with_the_nearest(tmp_path):
-    with pytest.raises(TraincastError, match=r"unknown suite 'kernel'\. Did you mean kernels\?"):
+    with pytest.raises(TraincastError, match=r"unknown suite 'kernel'\. Did you mean kernels"):
         evaluate("kernel", tmp_path)
+
+
+@pytest.mark.parametrize("suite", ["here", "sharding"])
+def test_a_machine_that_was_not_measured_is_told_what_to_do(suite, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path))
+    with pytest.raises(TraincastError, match=r"no profile '.*here.toml'; measure this machine with 'traincast bench'"):
+        traincast.evaluate(suite)
+    with pytest.raises(TraincastError, match="own profile; leave out `roofline_only`"):
+        traincast.evaluate(suite, roofline_only=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minutes": 0.0}, "`minutes=0`; give a number above 0, up to 1440"),
+        ({"minutes": float("nan")}, "`minutes=nan`; give a number"),
+        ({"seed": -1}, "seed -1; give a whole number"),
+        ({"tasks": 0}, "0 random DLRMs; give a whole number"),
+    ],
+)
+def test_senseless_options_of_a_measuring_suite_are_refused(options, message, tmp_path):
+    with pytest.raises(TraincastError, match=message):
+        traincast.evaluate("here", data=tmp_path, **options)
+
+
+def test_options_of_this_machine_are_refused_elsewhere(tmp_path):
+    with pytest.raises(TraincastError, match="`minutes` is for suites that measure this machine; leave it out"):
+        traincast.evaluate("dlrm", data=tmp_path, minutes=1)
 
 
 def test_tables_of_kernels_know_no_roofline(tmp_path):

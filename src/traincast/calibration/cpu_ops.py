@@ -13,11 +13,13 @@ VIEWS = frozenset(
         "unsqueeze", "squeeze", "detach", "alias", "as_strided", "split", "split_with_sizes", "unbind", "narrow",
         "lift_fresh", "chunk", "diagonal", "unfold", "view_as_real", "flatten", "empty", "empty_like", "new_empty",
         "empty_strided", "new_empty_strided", "_local_scalar_dense", "is_pinned",
+        "_indices", "_values", "_sparse_coo_tensor_with_dims_and_tensors",
     )
 )  # fmt: skip
 """Ops that touch no element: they cost host time only."""
 
 _TRANSFERS = ("aten::_to_copy", "aten::copy_")
+_ELSEWHERE = ("cuda::", "c10d::", "_c10d_functional::")  # synchronisation, and collectives, which gloo's thread runs
 _FOREACH = "aten::_foreach_"
 # CUDA's op -> the CPU's, where arguments and shapes are the same
 _RENAMED = {
@@ -30,9 +32,9 @@ _RENAMED = {
 
 
 def cpu_ops(signature: Signature) -> tuple[Signature, ...]:
-    """What the CPU runs for an op of the capture; nothing for views, transfers and synchronisation."""
+    """What the CPU runs for an op of the capture; nothing for views, transfers, synchronisation and collectives."""
     name = signature.name
-    if name in VIEWS or name.startswith("cuda::") or _is_transfer(signature):
+    if name in VIEWS or name.startswith(_ELSEWHERE) or _is_transfer(signature):
         return ()
     if name.startswith(_FOREACH):
         return _one_by_one(signature)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from traincast.calibration.profile import Profile
 from traincast.quantiles import Z90
 from traincast.results import Records, Result
 from traincast.totals import totals
-from traincast.workload.ops import Phase, Signature
+from traincast.workload.ops import Op, Phase, Signature
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
 
@@ -99,10 +99,7 @@ class SerialPrediction(Result):
 
 def predict_serial(workload: Workload, profile: Profile, access: Sequence[str] = ()) -> SerialPrediction:
     """Predicts one step of one process. `access` says of every embedding table which rows its lookups want."""
-    program = workload.programs[0]
-    laws = table_access(program, access)
-    rows = operands(program, 2 * profile.caches.l3, lambda op, signature: touched_bytes(signature, laws.get(op, "")))
-    return _summed(workload, profile, rows, laws)
+    return _summed(workload, profile, priced_ops(workload.programs[0], profile, access))
 
 
 def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
@@ -127,20 +124,47 @@ def table_access(program: Program, access: Sequence[str]) -> dict[int, str]:
     return laws
 
 
-def _summed(
-    workload: Workload, profile: Profile, rows: list[tuple[Operand, ...]], laws: Mapping[int, str]
-) -> SerialPrediction:
-    program = workload.programs[0]
-    priced = [
-        (op, kind_of(signature), *_priced(profile, op.signature, signature, rows[op.index], laws.get(op.index, "")))
+class PricedOp(NamedTuple):
+    """One CPU op out of a captured one: seconds, the deviation of their logarithm, whether its kind was measured."""
+
+    op: Op
+    kind: str
+    seconds: float
+    sigma: float
+    known: bool
+
+
+def priced_ops(program: Program, profile: Profile, access: Sequence[str] = ()) -> list[PricedOp]:
+    """Every op that a CPU runs in a step, where its operands lie; `access` as in `predict_serial`."""
+    laws = table_access(program, access)
+    rows = operands(program, 2 * profile.caches.l3, lambda op, signature: touched_bytes(signature, laws.get(op, "")))
+    return [
+        PricedOp(
+            op, kind_of(signature), *_priced(profile, op.signature, signature, rows[op.index], laws.get(op.index, ""))
+        )
         for op in program.ops
         for signature in cpu_ops(op.signature)
     ]
-    host = float(host_events(program) @ np.array([profile.host.get(name, 0.0) for name in HOST_EVENTS]))
+
+
+def host_seconds(program: Program, profile: Profile) -> float:
+    """What the host of a step takes beside its kernels."""
+    return float(host_events(program) @ np.array([profile.host.get(name, 0.0) for name in HOST_EVENTS]))
+
+
+def deviation_seconds(priced: Sequence[PricedOp], host: float, profile: Profile) -> float:
+    """The standard deviation of a step: ops of one kind err alike, kinds and the host apart."""
+    total = host + sum(one.seconds for one in priced)
+    errors = totals((one.kind, one.sigma * one.seconds) for one in priced)
+    return math.hypot(*errors.values(), profile.host_spread * host, _STEP_SIGMA * total)
+
+
+def _summed(workload: Workload, profile: Profile, priced: Sequence[PricedOp]) -> SerialPrediction:
+    program = workload.programs[0]
+    host = host_seconds(program, profile)
     families = totals([("host", host), *((family_of(kind), seconds) for _, kind, seconds, _, _ in priced)])
     total = sum(families.values())
-    errors = totals((kind, sigma * seconds) for _, kind, seconds, sigma, _ in priced)
-    spread = math.hypot(*errors.values(), profile.host_spread * host, _STEP_SIGMA * total) / max(total, 1e-12)
+    spread = deviation_seconds(priced, host, profile) / max(total, 1e-12)
     unknown = totals((op.name, seconds) for op, _, seconds, _, known in priced if not known)
     return SerialPrediction(
         workload=workload.name, batch_size=program.batch_size, profile=profile, iteration=total,

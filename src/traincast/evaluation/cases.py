@@ -23,6 +23,7 @@ class Case:
     `stops_at` is the top-level op before which the measurement's clock stopped ("": it ran to the end of the step).
     `fitted` says that shared constants may have been fitted on it.
     `note` says why predicted and measured must differ, where they must.
+    `spread_percent` is how far repeated measurements of it lie apart (a robust standard deviation), where known.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Case:
     stops_at: str = ""
     fitted: bool = False
     note: str = ""
+    spread_percent: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,25 +6,30 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from traincast.errors import TraincastError, unknown
 from traincast.evaluation.cases import LeftOut, Outcome, run_cases
 from traincast.measurements.metrics import ErrorRow
 from traincast.results import Records, Result, flat
 
+if TYPE_CHECKING:
+    from traincast.evaluation.choices import Choice
+
 
 class Suite(NamedTuple):
     """Where a suite stands, as `module:function` of this room, imported when it is asked for.
 
     `cases(data)` gives measured steps, which `summary(suite, outcomes, data)` adds up and `notes()` comments on.
-    Where cases are too many to list, `table(data, progress)` gives error rows and nothing else.
+    Where cases are too many to list, `table(data, progress)` gives error rows and nothing else. `here(folder, options,
+    progress)` measures steps on this machine and needs no data.
     """
 
     cases: str = ""
     summary: str = "cases:summarise"
     notes: str = ""
     table: str = ""
+    here: str = ""
 
 
 SUITES = {
@@ -33,11 +38,13 @@ SUITES = {
     "distributed-embeddings": Suite("distributed_embeddings:distributed_embeddings_cases"),
     "dlrm": Suite("single_gpu:dlrm_cases"),
     "embedding-access": Suite(table="embedding_access:evaluate_embedding_access"),
+    "here": Suite(here="here:evaluate_here"),
     "kernels": Suite(table="kernels:evaluate_kernels"),
     "llm": Suite("llm:llm_cases", summary="llm:summarise_llm", notes="llm:llm_notes"),
     "multi-gpu": Suite(
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),
+    "sharding": Suite(here="here:evaluate_sharding"),
     "transformers": Suite("single_gpu:transformer_cases"),
 }
 """Every suite by name, in the order in which they are offered."""
@@ -47,13 +54,14 @@ SUITES = {
 class Evaluation(Result):
     """Predicted against measured. `summary` has errors in percent, one row per group, the first over all steps;
     `outcomes` are the cases (milliseconds), where they can be listed; `left_out` are rows that cannot be predicted,
-    with their reasons, and `notes` say what else was left out."""
+    with their reasons, and `notes` say what else was left out. `choices` are those between shardings."""
 
     suite: str
     summary: tuple[ErrorRow, ...]
     outcomes: tuple[Outcome, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
 
     @property
     def mape(self) -> float:
@@ -65,7 +73,8 @@ class Evaluation(Result):
         cases = [_case(outcome) for outcome in self.outcomes]
         if self.left_out:
             cases = [{**case, "reason": None} for case in cases] + [_unpredicted(row) for row in self.left_out]
-        return {"summary": [asdict(row) for row in self.summary], "cases": cases}
+        made = {"choices": [choice.to_dict() for choice in self.choices]} if self.choices else {}
+        return {"summary": [asdict(row) for row in self.summary], "cases": cases, **made}
 
     def headline(self) -> str:
         """The suite and the mean absolute error of its first groups."""
@@ -85,6 +94,8 @@ def evaluate(
     if suite not in SUITES:
         raise unknown("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
     parts = SUITES[suite]
+    if measures_here(suite, {}, roofline_only=roofline_only):
+        return evaluate_on_this_machine(suite, data, {}, progress=progress)
     if parts.table:
         if roofline_only:
             raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
@@ -98,6 +109,50 @@ def evaluate(
     summary = _function(parts.summary)(suite, outcomes, data)
     notes = _function(parts.notes)() if parts.notes else ()
     return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
+
+
+class MachineOptions(TypedDict, total=False):
+    """How a suite measures this machine. `on` is its profile ("here", or the file of a fitted one). It stops after
+    `minutes`, and goes on from there when called again; `tasks` random DLRMs are drawn from `seed`. None: the default.
+    """
+
+    on: str | None
+    minutes: float | None
+    tasks: int | None
+    seed: int | None
+
+
+def measures_here(suite: str, options: MachineOptions, *, roofline_only: bool) -> bool:
+    """Whether a suite measures steps on this machine; options that are not for it are refused."""
+    here = suite in SUITES and bool(SUITES[suite].here)
+    if here and roofline_only:
+        raise TraincastError(f"evaluate {suite} predicts from this machine's own profile; leave out `roofline_only`")
+    given = [name for name, value in options.items() if value is not None]
+    if given and suite in SUITES and not here:
+        raise TraincastError(
+            f"`{given[0]}` is for suites that measure this machine; leave it out with evaluate {suite}"
+        )
+    return here
+
+
+def evaluate_on_this_machine(
+    suite: str, folder: Path | None, options: MachineOptions, *, progress: Callable[[float], None] = lambda _: None
+) -> Evaluation:
+    """Evaluates a suite of steps that are measured here; what it keeps is in `folder` (None: where this machine's store
+    is). Needs torch."""
+    from traincast.evaluation.here import HereOptions
+    from traincast.questions.here import home
+
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    found = _function(SUITES[suite].here)(folder or home(), HereOptions(**given), progress)
+    return Evaluation(
+        suite=suite,
+        summary=found.summary,
+        outcomes=found.outcomes,
+        left_out=found.left_out,
+        notes=found.notes,
+        choices=found.choices,
+    )
 
 
 def _function(place: str) -> Callable[..., Any]:
@@ -118,6 +173,7 @@ def _case(outcome: Outcome) -> dict[str, Any]:
         "error_percent": outcome.error_percent,
         "active_error_percent": outcome.active_error_percent,
         "others_error_percent": case.others,
+        "spread_percent": case.spread_percent,
         **_why(outcome),
     }
 
@@ -133,7 +189,7 @@ def _why(outcome: Outcome) -> dict[str, Any]:
 
 def _unpredicted(row: LeftOut) -> dict[str, Any]:
     """A row that cannot be predicted: the keys of a case without values, and why."""
-    numbers = ("measured_ms", "predicted_ms", "covered", "error_percent", "active_error_percent")
+    numbers = ("measured_ms", "predicted_ms", "covered", "error_percent", "active_error_percent", "spread_percent")
     nothing: dict[str, Any] = dict.fromkeys(numbers)
     return {
         "device": row.group,

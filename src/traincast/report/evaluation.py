@@ -34,9 +34,11 @@ def summary_text(rows: Sequence[ErrorRow]) -> str:
 
 
 def cases_text(outcomes: Sequence[Outcome]) -> str:
-    """One line per case, with the errors of others beside ours (percent)."""
+    """One line per case, with the errors of others beside ours, and the spread of repeated measurements where it is
+    known (percent)."""
     others = list(dict.fromkeys(name for outcome in outcomes for name in outcome.case.others))
-    header = ("device", "case", "measured ms", "predicted ms", "90 % interval", "error", "active", *others)
+    repeated = ("spread",) if any(outcome.case.spread_percent is not None for outcome in outcomes) else ()
+    header = ("device", "case", "measured ms", "predicted ms", "90 % interval", "error", *repeated, "active", *others)
     cells = [
         (
             o.case.group,
@@ -45,6 +47,7 @@ def cases_text(outcomes: Sequence[Outcome]) -> str:
             f"{o.predicted_ms:.2f}",
             f"{o.low_ms:.2f} - {o.high_ms:.2f}",
             f"{o.error_percent:+.1f}",
+            *("" if o.case.spread_percent is None else f"{o.case.spread_percent:.1f}" for _ in repeated),
             "" if o.active_error_percent is None else f"{o.active_error_percent:+.1f}",
             *(f"{o.case.others[name]:+.1f}" if name in o.case.others else "" for name in others),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -125,6 +126,8 @@ def main(folder: Path) -> None:
             if rank == 0:
                 results.write(json.dumps({**job, **taken}) + "\n")
                 results.flush()
+            del work
+            gc.collect()  # the next model needs the memory, and no collection may fall into its steps
     dist.destroy_process_group()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from traincast.capturing.from_file import capture_function
+from traincast.capturing.distributed import capture_distributed
+from traincast.capturing.step import capture_step
 from traincast.trials.catalog import BUILT_IN, RANDOM, Trial, task_of, task_plans
 from traincast.trials.dlrm import Division, one_rank_plan
 from traincast.trials.steps import make_step_of
@@ -27,13 +29,12 @@ class TrialWorkload:
 
 def trial_workload(trial: Trial) -> TrialWorkload:
     """The step of a trial, at its size only. Nothing is run: tensors have no data. Needs torch."""
-    workload = capture_function(
-        make_step_of(trial),
-        batch_size=trial.batch_size,
-        name=trial.key,
-        rebatch=False,
-        gpus=trial.ranks if trial.ranks > 1 else None,
-    )
+    make_step = make_step_of(trial)
+    sizes: dict[str, Any] = {"batch_size": trial.batch_size, "name": trial.key, "rebatch": False}
+    if trial.ranks > 1:
+        workload = capture_distributed(make_step, world_size=trial.ranks, **sizes)
+    else:
+        workload = capture_step(make_step, runs_on="cpu", **sizes)
     return TrialWorkload(workload, tuple(_access(trial, rank) for rank in range(trial.ranks)))
 
 

@@ -1,0 +1,64 @@
+"""A slice of the whole method on this machine: predicted from a profile, written down, run, compared.
+
+The bounds are loose: the profile is of a made-up machine, and others may be using this one. What is tested is that
+every part fits the next.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import traincast
+from tests.calibration.made_up import IDENTITY, samples
+from traincast.calibration.fit import fit_profile
+from traincast.calibration.profile import save_profile
+from traincast.evaluation import here, here_setting
+from traincast.evaluation.trial_runs import ISOLATED
+from traincast.trials.catalog import CNN, Trial, one_process_trials
+
+SLICE = [one_process_trials(dlrms=3)[4], Trial(group=CNN, name="plain-mini", batch_size=2)]
+TOGETHER = [Trial(group=CNN, name="plain-mini", batch_size=2, ranks=2)]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """A home with the profile of a machine whose speed is known."""
+    folder = tmp_path_factory.mktemp("home")
+    profile, _ = fit_profile(samples(200), IDENTITY, "busy")
+    save_profile(profile, folder / "here.toml")
+    return folder
+
+
+def test_steps_are_predicted_written_down_run_and_compared(machine, monkeypatch):
+    monkeypatch.setattr(here, "one_process_trials", lambda **_: SLICE)
+    monkeypatch.setattr(here, "two_rank_trials", lambda **_: TOGETHER)
+    monkeypatch.setattr(here_setting, "gloo_jobs", lambda: _few_gloo_jobs())
+
+    result = traincast.evaluate("here", data=machine, on=str(machine / "here.toml"), minutes=3)
+
+    assert {outcome.case.name for outcome in result.outcomes} == {trial.key for trial in (*SLICE, *TOGETHER)}
+    for outcome in result.outcomes:
+        assert 0.02 < outcome.predicted_ms / outcome.case.measured_ms < 50
+        assert outcome.low_ms < outcome.predicted_ms < outcome.high_ms
+        assert outcome.case.spread_percent >= 0
+        assert (ISOLATED in outcome.case.others) == ("2 ranks" not in outcome.case.group)
+    (predicted,) = machine.glob("here-*-predicted.json")
+    (measured,) = machine.glob("here-*-measured.jsonl")
+    assert predicted.stat().st_mtime_ns <= measured.stat().st_mtime_ns
+    assert len(json.loads(predicted.read_text())["predictions"]) == len(measured.read_text().splitlines()) == 3
+    document = result.to_dict()
+    assert document["summary"][0]["group"] == "all: step"
+    assert all(row["covered"] is not None and "repeats spread" in row["reference"] for row in document["summary"])
+
+    again = traincast.evaluate("here", data=machine, on=str(machine / "here.toml"), minutes=3)  # all is there already
+    assert [o.case.measured_ms for o in again.outcomes] == [o.case.measured_ms for o in result.outcomes]
+
+
+def _few_gloo_jobs():
+    from traincast.trials.gloo import KINDS
+
+    return [{"collective": kind, "bytes": size, "seconds": 0.01} for kind in KINDS for size in (1 << 12, 1 << 20)]
