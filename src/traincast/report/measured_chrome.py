@@ -11,6 +11,7 @@ from traincast.replay.path_together import RanksPath
 from traincast.replay.results import RankReport, TraceReport
 from traincast.replay.steps import Replay
 from traincast.replay.together import RanksReplay
+from traincast.report.tracks import untangled
 
 _HOST, _MEASURED, _REPLAYED = "host, measured", "device, measured", "device, replayed"
 _PREDICTED, _PATH = "device, predicted", "critical path"
@@ -33,7 +34,7 @@ def measured_chrome_trace(report: TraceReport) -> dict[str, Any]:
         events += _collectives(report.ranks, together)
     if report.together and report.together.path:
         events += _ranks_path(report.together.path, _PER_RANK * len(report.ranks))
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": untangled(events), "displayTimeUnit": "ms"}
 
 
 def _rank(rank: RankReport, index: int, walked: Replay, predicted: Replay | None) -> list[dict[str, Any]]:
@@ -87,9 +88,10 @@ def _ranks_path(path: RanksPath, pid: int) -> list[dict[str, Any]]:
 
 
 def _slice(pid: int, tid: int, name: str, category: str, start_us: float, length_us: float) -> dict[str, Any]:
+    """A slice whose start and end are rounded to nanoseconds, so that one that begins where another ends still does."""
+    start, end = round(start_us, 3), round(start_us + length_us, 3)
     return {
-        "ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": round(start_us, 3),
-        "dur": round(length_us, 3),
+        "ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, "ts": start, "dur": round(end - start, 3),
     }  # fmt: skip
 
 
