@@ -56,6 +56,14 @@ def test_an_import_that_fails_by_itself_is_a_mistake_of_ours(monkeypatch, capsys
     assert "internal error" in capsys.readouterr().err
 
 
+def test_a_signal_before_the_command_begins_is_answered_when_it_does(monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "_parse", lambda _: pytest.fail("it goes on"))
+    with signals_as_exceptions() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert command_line._run([], signals) == 143
+    assert capsys.readouterr().err == "traincast: terminated\n"
+
+
 def test_a_signal_after_the_answer_changes_nothing():
     with signals_as_exceptions() as signals:
         signals.settle()

@@ -41,15 +41,15 @@ def test_a_broken_promise_is_seen(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "says"), [("while True: pass", "takes longer than"), ("time.sleep(60)", "of waiting")]
+    ("code", "patience", "says"), [("while True: pass", 300, "takes longer"), ("time.sleep(60)", 1, "of waiting")]
 )
-def test_a_hang_is_seen_by_its_cpu_time_or_by_its_silence(monkeypatch, code, says):
+def test_a_hang_is_seen_by_its_cpu_time_or_by_its_silence(monkeypatch, code, patience, says):
     def hang(_):
         exec(code, {"time": time})
 
     monkeypatch.setattr("tests.fuzz.running.judged", hang)
     monkeypatch.setattr("tests.fuzz.running.SECONDS", 0.3)
-    monkeypatch.setattr("tests.fuzz.running._PATIENCE", 2)
+    monkeypatch.setattr("tests.fuzz.running._PATIENCE", patience)
     (finding,) = run_cases(FORMATS[4], range(1))
 
     assert says in finding.problem

@@ -33,6 +33,7 @@ def _run(argv: list[str], signals: Signals) -> int:
     """Parses, runs the verb, and turns what goes wrong into a line and an exit code."""
     arguments = argparse.Namespace(options={})
     try:
+        signals.begin()
         _prepare_streams()
         try:
             arguments = _parse(argv)

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 _SIGNAL_EXIT_CODE = 128  # plus the number of the signal, as shells report it
 
@@ -19,17 +20,23 @@ class Terminated(BaseException):
 
 
 class Signals:
-    """The signals that came. Until `settle` each of them raises; after it they change nothing, since the command has
-    its answer and is about to end."""
+    """The signals that came. Between `begin` and `settle` each of them raises. One that comes before raises in `begin`,
+    where it is expected; after `settle` they change nothing, since the command has its answer and is about to end."""
 
     def __init__(self) -> None:
         self._first = 0
-        self._settled = False
+        self._begun = self._settled = False
 
     @property
     def exit_code(self) -> int | None:
         """The exit code of the first signal that came, Ctrl-C included, or None."""
         return _SIGNAL_EXIT_CODE + self._first if self._first else None
+
+    def begin(self) -> None:
+        """From now on signals raise, and so does the one that has come already."""
+        self._begun = True
+        if self._first:
+            self._raise(self._first)
 
     def settle(self) -> None:
         """From now on no signal raises."""
@@ -40,12 +47,18 @@ class Signals:
         if self._settled:
             return
         self._first = self._first or number
+        if self._begun:
+            self._raise(number)
+
+    @staticmethod
+    def _raise(number: int) -> NoReturn:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[Signals]:
-    """In the block, Ctrl-C raises `KeyboardInterrupt`, SIGTERM and SIGHUP `Terminated`; yields what has come."""
+    """From `begin` on, Ctrl-C raises `KeyboardInterrupt` in the block, SIGTERM and SIGHUP `Terminated`; yields what has
+    come."""
     signals = Signals()
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
