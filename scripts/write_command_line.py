@@ -37,6 +37,8 @@ def verb_section(verb: str) -> str:
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     needed = [action for action in shown if action.required or not action.option_strings]
     usage = " ".join(["traincast", verb, *(_call(action) for action in sorted(needed, key=_is_option))])
+    if len(usage) > WIDTH:  # the table has the choices
+        usage = " ".join(["traincast", verb, *(action.dest.upper() for action in needed)])
     lines = [f"## {verb}", "", f"`{usage}`", "", _prose(module.__doc__ or "")]
     if shown:
         lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in shown)]
