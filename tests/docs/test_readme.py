@@ -26,11 +26,12 @@ def shown_commands():
 RUNNABLE = [line for line in shown_commands() if line.startswith(("traincast ", "scripts/run "))]
 
 
-def test_readme_shows_three_commands_and_both_of_the_house():
+def test_readme_shows_four_commands_and_both_of_the_house():
     assert [line.split()[:2] for line in RUNNABLE if line.startswith("traincast")] == [
         ["traincast", "predict"],
         ["traincast", "predict"],
         ["traincast", "shard"],
+        ["traincast", "plan"],
     ]
     assert sum(line.startswith("scripts/run ") for line in RUNNABLE) == 1
     assert "`scripts/test`" in README

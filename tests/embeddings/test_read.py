@@ -121,7 +121,7 @@ def test_an_unknown_set_is_refused():
 
 def test_a_broken_parquet_file_is_refused(tmp_path):
     pytest.importorskip("polars")
-    with pytest.raises(TraincastError, match="not a readable Parquet file"):
+    with pytest.raises(TraincastError, match="it is no Parquet file"):
         load_tables(_write(tmp_path, "no parquet", "tables.parquet"))
 
 

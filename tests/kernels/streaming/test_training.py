@@ -55,7 +55,7 @@ def test_a_fit_finds_the_bandwidth_behind_the_floor_and_writes_the_same_bytes_tw
         (lambda n: {"device": ["Voodoo 2"] * n}, ["vector_fp32", "row 0", "device", "Voodoo 2"]),
         (lambda n: {"rows": ["8"] * (n - 1) + ["many"]}, ["vector_fp32", "row 59", "rows", "'many' is not a number"]),
         (lambda n: {"op": ["add"] * (n - 1) + ["sqrt"]}, ["row 59", "'op'", "sqrt", "relu"]),
-        (lambda n: {"split": [None] * n}, ["row 0", "'split'", "train"]),
+        (lambda n: {"split": [None] * n}, ["row 0", "'split'", "is empty"]),
         (lambda n: {name: [] for name in ("device", "op", "split", "rows", "cols", "latency_us")}, ["has no rows"]),
     ],
 )
