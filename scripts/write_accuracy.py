@@ -45,7 +45,7 @@ walks the eight traced ranks of a DLRM together.""",
     "distributed-embeddings": """\
 TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([parallel](parallel.md)).""",
 }
-TABLES = ("kernels", "collectives", "embedding-access")
+TABLES = ("kernels", "collectives", "embedding-access", "llm")
 """Suites without a list of cases, which speak for themselves."""
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
 from tests.cli import interrupting
 from tests.cli.interrupting import BEFORE, COMMANDS, Trial, broken
 from traincast.cli import main as command_line
-from traincast.cli.signals import Signals, signals_as_exceptions
+from traincast.cli.signals import Signals, Terminated, signals_as_exceptions
 
 
 @pytest.mark.parametrize("name", ["predict", "export", "trace to a workload"])
@@ -70,3 +71,31 @@ def test_a_signal_after_the_answer_changes_nothing():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
     assert signals.exit_code is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_clean_up_of_an_object_is_raised_after_it(number, capsys):
+    class Dying:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    with signals_as_exceptions() as signals:
+        signals.begin()
+        Dying()
+        with pytest.raises((KeyboardInterrupt, Terminated)):
+            time.sleep(5)  # the signal comes again meanwhile
+
+    assert signals.exit_code == 128 + number
+    assert capsys.readouterr().err == ""
+
+
+def test_other_exceptions_in_the_clean_up_of_an_object_are_said(capsys):
+    class Dying:
+        def __del__(self):
+            raise ValueError("said")
+
+    with signals_as_exceptions() as signals:
+        signals.begin()
+        Dying()
+
+    assert "ValueError: said" in capsys.readouterr().err

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_AGAIN = 0.01  # seconds until a dropped signal is sent again: long enough for the clean-up that dropped it to end
 _SIGNAL_EXIT_CODE = 128  # plus the number of the signal, as shells report it
 
 
@@ -50,6 +57,16 @@ class Signals:
         if self._begun:
             self._raise(number)
 
+    def unraised(self, what: UnraisableHookArgs) -> None:
+        """Sends a signal again that was raised where Python drops exceptions: in a weak reference's callback or in the
+        clean-up of an object."""
+        if isinstance(what.exc_value, KeyboardInterrupt | Terminated):
+            again = threading.Timer(_AGAIN, _thread.interrupt_main, (self._first,))
+            again.daemon = True
+            again.start()
+        else:
+            sys.__unraisablehook__(what)
+
     @staticmethod
     def _raise(number: int) -> NoReturn:
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
@@ -64,9 +81,12 @@ def signals_as_exceptions() -> Iterator[Signals]:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays as it is
             before[number] = signal.signal(number, signals.receive)
+    hook = sys.unraisablehook
+    sys.unraisablehook = signals.unraised
     try:
         yield signals
     finally:
         signals.settle()
+        sys.unraisablehook = hook
         for number, earlier in before.items():
             signal.signal(number, earlier)
