@@ -27,7 +27,7 @@ from traincast.workload.workload import Workload
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
 _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
-# so that 94 % of the 99 measured steps on one GPU lie inside (100 % before), see docs/evidence/programs.md
+# so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/programs.md
 _SHARED = 0.6
 RELEASE_SPREAD = 0.04
 """Log-sigma of the software: one configuration differs by 4 % between submitters, and by 6 % between releases."""
