@@ -263,16 +263,19 @@ def trace(
     host: str | None = None,
     host_scale: float | None = 1.0,
     twice: Sequence[str] = (),
+    step_marker: str = "",
 ) -> TraceReport:
     """What measured traces say: every step, where its time went, and whether a replay of it agrees.
 
     `files` are Kineto traces, with or without the execution traces of the same run, or folders of them, one file per
-    rank. With a platform `on` the traced step is also predicted, with the host profile `host`, `host_scale` times as
-    slow (None: told from the trace). `twice` names ops, kernel families or "host" that are to be twice as fast.
+    rank. With a platform `on` the traced step is also predicted, with its own host times or those of the host profile
+    `host` ("platform": the platform's own), `host_scale` times as slow (None: told from the trace). `twice` names ops,
+    kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
+    (default: the profiler's own markers, else the steps of an optimizer).
     """
     from traincast.questions.trace import trace as answer
 
-    return answer(files, on=on, host=host, host_scale=host_scale, twice=twice)
+    return answer(files, on=on, host=host, host_scale=host_scale, twice=twice, step_marker=step_marker)
 
 
 def load_trace(*files: str | Path, step: int | None = None) -> Workload:

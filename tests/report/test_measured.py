@@ -19,12 +19,15 @@ step    ms  active  idle  exposed comm  kernels  replayed ms   error
    3  1.00     42%   58%          0.0%        2         1.00  +0.00%
 
 Where the median step goes
-  compute                             0.420 ms  42%  ████████████▋
-  exposed communication               0.000 ms   0%  
-  idle: host-bound                    0.122 ms  12%  ███▋
-  idle: after a synchronisation       0.420 ms  42%  ████████████▋
-  idle: a stream waited for another    0.000 ms   0%  
-  idle: launched, not yet started     0.038 ms   4%  █▏
+  compute                               0.420 ms  42%  ████████████▋
+  exposed communication                 0.000 ms   0%  
+  idle: host-bound                      0.537 ms  54%  ████████████████▏
+  idle: host in a synchronisation       0.005 ms   0%  ▏
+  idle: a stream waited for another     0.000 ms   0%  
+  idle: before graph nodes              0.000 ms   0%  
+  idle: launched, not yet started       0.038 ms   4%  █▏
+    idle: host-bound: most of it before the end of the step
+    idle: launched, not yet started: most of it before volta_sgemm_128x64
 
 Kernels (device time of the median step)
   gemm                                        0.400 ms  ████████████
@@ -54,6 +57,8 @@ Twice as fast, a step is shorter by
   aten::mm                                   3.0%  ▉
   aten::add                                  2.0%  ▋
   nothing by: elementwise, gemm, late start"""  # noqa: W291 - an empty bar
+
+NOTE = "no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"
 
 TOGETHER = """\
 All 2 ranks: median step 0.485 ms, eg_comm 10.3%, eg_imbalance 0.0%
@@ -143,7 +148,7 @@ def test_what_was_odd_is_noted_below_the_title(tmp_path):
 
     lines = measured_text(analyse_traces([path])).splitlines()
 
-    assert lines[:2] == ["Rank 0: bare.json", "  note: no ProfilerStep marker: the whole trace counts as one step"]
+    assert lines[:2] == ["Rank 0: bare.json", f"  note: {NOTE}"]
 
 
 def test_gains_too_small_to_show_are_named_together():

@@ -18,10 +18,13 @@ def trace(
     host: str | None,
     host_scale: float | None,
     twice: Sequence[str],
+    step_marker: str = "",
 ) -> TraceReport:
     """What the traces say, and with a platform `on` how a prediction of them compares."""
     if on is None and (host is not None or host_scale != 1.0):
         raise TraincastError("`host` and `host_scale` belong to a prediction: add `on`")
     platform = load_platform(on) if isinstance(on, str) else on
-    question = TraceQuestion(platform=platform, host=host, host_scale=host_scale, twice=tuple(twice))
+    question = TraceQuestion(
+        platform=platform, host=host, host_scale=host_scale, twice=tuple(twice), step_marker=step_marker
+    )
     return analyse_traces(files, question)

@@ -32,23 +32,31 @@ from traincast.traces.ranks import read_ranks
 from traincast.traces.signatures import SignatureReader
 from traincast.traces.slowdowns import slowdowns
 
+PLATFORM_HOST = "platform"
+"""The host profile of a question that means the platform's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TraceQuestion:
-    """What else to find out: the prediction on `platform` under host profile `host` (the platform's own if None) made
-    `host_scale` times slower (as the trace's launch calls say if None), and gains of ops or families in `twice`."""
+    """What else to find out: the prediction on `platform`, and gains of ops or families in `twice`.
+
+    The host's times are the trace's own, or with `host` those of that profile ("platform": the platform's own), made
+    `host_scale` times slower (as the trace's launch calls say if None; without `host` the platform's profile). Steps
+    begin at ops or annotations called `step_marker` (see `traces.markers`).
+    """
 
     platform: Platform | None = None
     host: str | None = None
     host_scale: float | None = 1.0
     twice: tuple[str, ...] = ()
+    step_marker: str = ""
 
 
 def analyse_traces(paths: Sequence[str | Path], question: TraceQuestion | None = None) -> TraceReport:
     """Reads trace files or folders of ranks and measures everything in them."""
     question = question or TraceQuestion()
     ranks = tuple(
-        _rank(traces.rank, link(traces.timeline), traces.execution, question)
+        _rank(traces.rank, link(traces.timeline, question.step_marker), traces.execution, question)
         for traces in read_ranks(paths)
         if traces.timeline
     )
@@ -95,7 +103,7 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
         ops = linked.host[linked.events["kind"][linked.host] == Kind.OP]
         joined = float(np.mean(node[ops] >= 0)) if len(ops) else 0.0
     if not linked.marked:
-        notes.append("no ProfilerStep marker: the whole trace counts as one step")
+        notes.append("no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`")
     unlinked = int((linked.launch[linked.device] < 0).sum())
     if unlinked:
         notes.append(f"{unlinked} of {len(linked.device)} kernels were launched before the trace began")
@@ -131,6 +139,7 @@ def _predicted(
     platform: Platform,
     question: TraceQuestion,
 ) -> Attribution:
-    profile = choose_profile(platform, linked, question.host)
+    own_host = question.host is None and question.host_scale == 1.0
+    profile = choose_profile(platform, linked, None if question.host == PLATFORM_HOST else question.host)
     scale = host_scale(overheads, profile) if question.host_scale is None else question.host_scale
-    return attribute(linked, instructions, reader, platform, profile, scale)
+    return attribute(linked, instructions, reader, platform, profile, scale, own_host=own_host)

@@ -21,11 +21,15 @@ from traincast.replay.host import TYPES, TracedHost, pooled_host
 from traincast.replay.kernels import KEPT as KEPT_KERNELS
 from traincast.replay.kernels import Known, TracedKernels, predict_kernels
 from traincast.replay.shares import StepShares, gmae
-from traincast.replay.steps import Replay, rewalk
+from traincast.replay.steady import cycle, steady_seconds
+from traincast.replay.steps import Replay, device_work, rewalk
 from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.walk.schedule import Code
+
+OWN_HOST = "of this trace"
+"""What the host profile of a prediction is called whose host times are the measured ones."""
 
 FALLBACK_PROFILE = "study-2022"  # pooled from the tables of a study, so that no trace is in it
 Pair = tuple[float, float]
@@ -61,7 +65,9 @@ class Attribution:
     `circular` says that the host profile was measured in this very trace, so that the overheads' share means little.
     `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
     after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
-    `predicted` are the instructions with predicted kernels, `complete` those with pooled overheads too.
+    `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
+    work that a step gives to a stream. `predicted` are the instructions with predicted kernels, `complete` those with
+    pooled overheads too.
     """
 
     platform: str
@@ -74,6 +80,7 @@ class Attribution:
     predicted: TimelineInstructions
     complete: TimelineInstructions
     full: Replay
+    steady: float
     change_by_family: dict[str, float]
     change_by_type: dict[str, float]
 
@@ -120,6 +127,7 @@ class Attribution:
             "host_profile_measured_here": self.circular,
             "framework_version": self.kernels.framework_version,
             "gmae": self.gmae,
+            "steady_step_ms": 1e3 * self.steady,
             "steps": [step.to_dict() for step in self.steps],
             "kernels_by_family": _in_ms(self.by_family()),
             "kernels_by_op": _in_ms(self.by_op()),
@@ -174,16 +182,23 @@ def attribute(
     platform: Platform,
     profile: HostProfile,
     scale: float = 1.0,
+    *,
+    own_host: bool = False,
 ) -> Attribution:
-    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower."""
+    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
+    `own_host` the host's times are those of the trace, and `profile` is not used."""
     kernels = predict_kernels(linked, reader, platform.device)
-    host = pooled_host(linked, instructions, profile.scaled(scale))
+    host, shipped = (pooled_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
+    if own_host:
+        host, shipped = host.as_measured(), shipped.as_measured()
     predicted = replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, None))
     unscaled, complete = (
         replace(predicted, host_seconds=pooled.replaced(instructions.host_seconds, *OVERHEAD_TYPES))
-        for pooled in (pooled_host(linked, instructions, profile), host)
+        for pooled in (shipped, host)
     )
-    walks = [rewalk(linked, variant) for variant in (instructions, predicted, unscaled, complete)]
+    variants = (instructions, predicted, unscaled, complete)
+    walks = [rewalk(linked, variant) for variant in variants]
+    floors = [device_work(linked, variant) for variant in variants]
     families = {
         family: replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, family))
         for family in sorted(set(kernels.family))
@@ -193,30 +208,44 @@ def attribute(
     }
     return Attribution(
         platform=platform.key,
-        host_profile=profile.name,
+        host_profile=OWN_HOST if own_host else profile.name,
         host_scale=scale,
-        circular=measured_here(profile, linked),
+        circular=not own_host and measured_here(profile, linked),
         kernels=kernels,
         host=host,
-        steps=_shares(walks),
+        steps=_shares(walks, floors),
         predicted=predicted,
         complete=complete,
         full=walks[-1],
+        steady=_steady(linked, complete, floors[-1]),
         change_by_family=_changes(linked, walks[0], families),
         change_by_type=_changes(linked, walks[1], types),
     )
 
 
-def _shares(walks: Sequence[Replay]) -> tuple[TracedShares, ...]:
-    """The stages of every step, from walks as measured, with predicted kernels, and with two hosts."""
+def _steady(linked: Linked, complete: TimelineInstructions, floors: FloatArray) -> float:
+    """Seconds of a step that goes on for ever."""
+    seconds = float(steady_seconds(linked, [cycle(linked, complete)])[0])
+    return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
+
+
+def _shares(walks: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[TracedShares, ...]:
+    """The stages of every step, from walks as measured, with predicted kernels, and with two hosts.
+
+    A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
+    work that it gives to a stream, except by as much as the measured one is.
+    """
+    seconds = [walked.walked for walked in walks]
+    ahead = np.minimum(seconds[0] / np.maximum(floors[0], 1e-12), 1.0)
+    stages = [seconds[0], *(np.maximum(s, ahead * floor) for s, floor in zip(seconds[1:], floors[1:], strict=True))]
     return tuple(
         TracedShares(
-            number=replayed.number,
-            measured=replayed.measured,
-            stages={"walk": replayed.walked, "kernels": with_kernels.walked, "overheads": full.walked},
-            unscaled=as_shipped.walked,
+            number=step.number,
+            measured=step.measured,
+            stages={"walk": float(replayed), "kernels": float(kernels), "overheads": float(full)},
+            unscaled=float(as_shipped),
         )
-        for replayed, with_kernels, as_shipped, full in zip(*(walked.steps for walked in walks), strict=True)
+        for step, replayed, kernels, as_shipped, full in zip(walks[0].steps, *stages, strict=True)
     )
 
 

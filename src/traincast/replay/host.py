@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,10 @@ class TracedHost:
             if piece.kind in kinds:
                 change[piece.instruction] += piece.pooled - piece.measured
         return np.maximum(host_seconds + change, 0.0)
+
+    def as_measured(self) -> TracedHost:
+        """The same with the measured lengths in place of the pooled ones."""
+        return replace(self, pieces=tuple(replace(piece, pooled=piece.measured) for piece in self.pieces))
 
     def totals(self) -> dict[tuple[str, str], tuple[float, float]]:
         """(measured, pooled) seconds by (type, op) over the whole trace, the largest differences first."""

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.arrays import FloatArray, IntArray
+from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, KernelCall
 from traincast.kernels.cost import price_calls
 from traincast.kernels.registry import LoweringContext
 from traincast.kernels.streaming import MEMCPY
+from traincast.platform.catalog import device_by_name
 from traincast.platform.device import Device
 from traincast.replay.ops import OpFinder, framework_version, version_context
 from traincast.traces.events import Kind
@@ -27,18 +30,22 @@ class Known(IntEnum):
 
     MODEL = 0  # from its op's shapes, kernel by kernel
     OP = 1  # likewise, but lowering and trace differ in the number of kernels: the op's total is right, its split not
-    ESTIMATED = 2  # nobody has modelled the op: from its bytes
+    ESTIMATED = 2  # nobody has modelled the op: measured duration
     COMMUNICATION = 3  # collectives keep their measured duration
     NO_SHAPES = 4  # the trace does not say what the op worked on: measured duration
     NO_OP = 5  # launched outside of any op: measured duration
 
 
-KEPT = (Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP)
+KEPT = (Known.ESTIMATED, Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP)
+# what the time of such kernels follows on another device; that of all others follows the memory
+_BOUND_BY_ARITHMETIC = ("gemm", "conv", "attention")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TracedKernels:
-    """The kernels of a timeline with their measured and predicted durations in seconds (`KEPT` ones are equal).
+    """The kernels of a timeline with their measured and predicted durations in seconds. `KEPT` ones are equal, or on
+    another device than the trace's scaled (collectives are not): products, convolutions and attention by the rate of
+    half-precision arithmetic, all others by the bandwidth of the memory.
 
     `row` is the event, `op` the name of the op that was lowered ("" for none), `family` that of the measured kernel.
     """
@@ -59,12 +66,16 @@ def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> 
     matcher = _Matcher(linked, OpFinder(linked, reader), version_context(version), rows)
     matcher.run()
     measured = 1e-9 * linked.events["duration"][rows]
+    families = linked.families(rows)
+    kept = np.isin(matcher.known, [int(known) for known in KEPT if known != Known.COMMUNICATION])
+    predicted = matcher.seconds(measured, device)
+    predicted[kept] *= _device_ratio(linked.trace.device_name, device, families[kept])
     return TracedKernels(
         row=rows,
         op=tuple(linked.name(op) if op >= 0 else "" for op in matcher.op.tolist()),
-        family=tuple(linked.families(rows).tolist()),
+        family=tuple(families.tolist()),
         measured=measured,
-        predicted=matcher.seconds(measured, device),
+        predicted=predicted,
         known=matcher.known,
         framework_version=version,
     )
@@ -107,8 +118,8 @@ class _Matcher:
         if any(call.family is MEMCPY for call in calls) and strided:
             kernels = [call for call in calls if call.family is not MEMCPY]
             calls = kernels if len(kernels) >= len(indices) else calls
-        if not calls:
-            self.known[indices] = Known.NO_SHAPES
+        if not calls or any(call.estimated for call in calls):
+            self.known[indices] = Known.ESTIMATED if calls else Known.NO_SHAPES
             return
         if len(calls) == len(indices):
             self.single |= dict(zip(indices, calls, strict=True))
@@ -116,7 +127,7 @@ class _Matcher:
         else:
             self.groups.append((indices, calls))
             known = Known.OP
-        self.known[indices] = Known.ESTIMATED if any(call.estimated for call in calls) else known
+        self.known[indices] = known
 
     def seconds(self, measured: FloatArray, device: Device) -> FloatArray:
         """Predicted durations; where only an op's total is predicted, it is split as the measured one was."""
@@ -131,6 +142,18 @@ class _Matcher:
             whole = float(shares.sum())
             predicted[indices] = total * (shares / whole if whole > 0 else 1.0 / len(indices))
         return predicted
+
+
+def _device_ratio(name: str, device: Device, families: npt.NDArray[np.str_]) -> FloatArray:
+    """How many times as long kernels of these families take on `device` as on the one the trace names; 1 where that is
+    the same or unknown."""
+    try:
+        traced = device_by_name(name)
+    except TraincastError:
+        return np.ones(len(families))
+    arithmetic = traced.sustained("fp16") / device.sustained("fp16")
+    memory = traced.dram_bandwidth / device.dram_bandwidth
+    return np.where(np.isin(families, _BOUND_BY_ARITHMETIC), arithmetic, memory)
 
 
 def _prices(calls: list[KernelCall], device: Device) -> dict[KernelCall, float]:

@@ -104,6 +104,7 @@ def _step_dict(step: StepBreakdown) -> dict[str, Any]:
         "number": step.number, "iteration_ms": 1e3 * step.step, "device_active_ms": 1e3 * step.active,
         "communication_ms": 1e3 * step.communication, "eg_comm": step.eg_comm, "kernels": step.kernels,
         **{f"{name}_ms": 1e3 * getattr(step, name) for name in PARTS}, "idle_ms": 1e3 * step.idle,
+        "idle_evidence": step.evidence,
         "by_family_ms": {name: 1e3 * seconds for name, seconds in step.by_family.items()},
         "by_op_ms": {name: 1e3 * seconds for name, seconds in step.by_op.items()},
     }  # fmt: skip

@@ -87,6 +87,18 @@ def _compared(
     )
 
 
+def device_work(linked: Linked, instructions: TimelineInstructions) -> FloatArray:
+    """Seconds that every step gives to its busiest stream, gaps between kernels included."""
+    launches = (instructions.schedule.code == Code.LAUNCH) & (instructions.point >= 0)
+    step, stream = linked.step[instructions.row[launches]], instructions.schedule.target[launches]
+    work = np.zeros((len(linked.steps), instructions.schedule.num_streams))
+    inside = step >= 0
+    seconds = instructions.device_seconds[launches] + instructions.gap
+    np.add.at(work, (step[inside], stream[inside]), seconds[inside])
+    most: FloatArray = work.max(axis=1)
+    return most
+
+
 def exposed_communication(linked: Linked, instructions: TimelineInstructions, times: RankTimes) -> list[float]:
     """Seconds of every walked step in which a collective ran and nothing else did."""
     launches = instructions.schedule.code == Code.LAUNCH

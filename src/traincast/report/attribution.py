@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.display.text import milliseconds, table
-from traincast.replay.attribution import Attribution, Pair
+from traincast.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.replay.host import KEPT as KEPT_HOST
 from traincast.replay.kernels import Known
 
@@ -14,7 +14,7 @@ _WHY = {
     Known.COMMUNICATION: "collectives keep their measured duration",
     Known.NO_SHAPES: "the trace does not say what the op worked on: measured duration",
     Known.NO_OP: "launched outside of any op: measured duration",
-    Known.ESTIMATED: "nobody has modelled the op: from its bytes",
+    Known.ESTIMATED: "nobody has modelled the op: measured duration",
 }
 OVERHEAD_NAMES = {
     "T1": "T1 between ops", "T2": "T2 before launch", "T3": "T3 after launch", "T4": "T4 runtime calls",
@@ -26,7 +26,8 @@ OVERHEAD_NAMES = {
 def attribution_text(device: str, attribution: Attribution) -> str:
     """Steps with the shares of their error, kernels by family and op, overheads by type and op; `device` is what the
     trace was measured on ("" where it does not say)."""
-    host = f"host profile {attribution.host_profile}"
+    own = attribution.host_profile == OWN_HOST
+    host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
     if attribution.host_scale != 1.0:
         host += f" times {attribution.host_scale:.2f}"
     measured_on = (
@@ -38,19 +39,24 @@ def attribution_text(device: str, attribution: Attribution) -> str:
         *measured_on,
         *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
         _steps(attribution),
+        f"  when it goes on, host and device settled: {milliseconds(attribution.steady)} ms a step",
         "",
         "Kernels, per step",
         _families(attribution),
         "",
         *_ops(attribution),
         *_kept(attribution),
-        "",
+    ]
+    return "\n".join(lines if own else [*lines, "", *_host(attribution)])
+
+
+def _host(attribution: Attribution) -> list[str]:
+    return [
         "Host time, per step, the profiler's cost included",
         _types(attribution),
         "",
         *_host_ops(attribution),
     ]
-    return "\n".join(lines)
 
 
 def _steps(attribution: Attribution) -> str:

@@ -12,9 +12,10 @@ from traincast.report.measured_ranks import together_text
 from traincast.traces.breakdown import PARTS, StepBreakdown
 
 _PART_NAMES = (
-    "compute", "exposed communication", "idle: host-bound", "idle: after a synchronisation",
-    "idle: a stream waited for another", "idle: launched, not yet started",
+    "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
+    "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
 )  # fmt: skip
+_LEAST_EVIDENCE = 0.01  # share of the step: less idle time than this needs no explanation
 _TOP = 8  # rows of a table: a page shows the largest, JSON all
 
 
@@ -70,9 +71,16 @@ def _share(seconds: float, step: StepBreakdown) -> float:
 def _parts(rank: RankReport) -> list[str]:
     step = rank.median_step
     rows = [(label, getattr(step, name)) for name, label in zip(PARTS, _PART_NAMES, strict=True)]
-    return [
-        f"  {label:<32} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows
+    lines = [
+        f"  {label:<34} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows
     ]
+    labels = dict(zip(PARTS, _PART_NAMES, strict=True))
+    most = [
+        f"    {labels[reason]}: most of it before {what[:60]}"
+        for reason, what in step.evidence.items()
+        if _share(getattr(step, reason), step) >= _LEAST_EVIDENCE
+    ]
+    return [*lines, *most]
 
 
 def _top(title: str, rank: RankReport, attribute: str) -> list[str]:

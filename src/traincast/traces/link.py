@@ -14,10 +14,11 @@ from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.errors import TraincastError
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
+from traincast.traces.markers import STEP as _STEP
+from traincast.traces.markers import marker_rows
 from traincast.traces.nodes import rows_of
 from traincast.traces.tables import Table
 
-_STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*")
 _SYNCHRONISE = re.compile(
     r"(?:cuda|hip|cu)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|hipMemcpyWithStream$|cuMemcpy\w+_v2$"
@@ -172,12 +173,14 @@ class Linked:
         return self.trace.names[int(self.events["name"][row])]
 
 
-def link(trace: TimelineTrace) -> Linked:
-    """Ties the events of a timeline together."""
-    thread = _threads(trace)
+def link(trace: TimelineTrace, marker: str = "") -> Linked:
+    """Ties the events of a timeline together. Steps begin at ops or annotations called `marker`; by default at the
+    profiler's own markers, else at an optimizer's steps, if there are any."""
+    markers = marker_rows(trace, marker)
+    thread = _threads(trace, markers)
     parent, scope = _tree(trace, thread)
     launch = _launches(trace)
-    steps, marked = _steps(trace)
+    steps, marked = _steps(trace, markers)
     starts = np.array([step.start for step in steps])
     at = np.where(launch >= 0, trace.events["start"][np.maximum(launch, 0)], trace.events["start"])
     step = np.searchsorted(starts, at, side="right") - 1
@@ -206,7 +209,7 @@ def _host_order(trace: TimelineTrace) -> IntArray:
     return rows[np.lexsort((events["kind"] == Kind.RUNTIME, -events["duration"], events["start"]))]
 
 
-def _threads(trace: TimelineTrace) -> IntArray:
+def _threads(trace: TimelineTrace, marker: IntArray) -> IntArray:
     """Host threads by number: the marked one first, then by first event. Devices get -1."""
     keys: dict[tuple[str, str], int] = {}
     track_key = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks])
@@ -214,7 +217,6 @@ def _threads(trace: TimelineTrace) -> IntArray:
     if not len(host):
         raise TraincastError(f"'{trace.path}' has no host events; record CPU activities too")
     event_key = track_key[trace.events["track"]]
-    marker = _marker_rows(trace)
     first = int(event_key[marker[0]]) if len(marker) else int(np.bincount(event_key[host]).argmax())
     order = {first: 0}
     for key in event_key[host].tolist():
@@ -270,14 +272,8 @@ def _launches(trace: TimelineTrace) -> IntArray:
     return launch
 
 
-def _marker_rows(trace: TimelineTrace) -> IntArray:
-    marked = np.array([bool(_STEP.match(name)) for name in trace.names])
-    rows = np.flatnonzero(marked[trace.events["name"]] & np.isin(trace.events["kind"], (Kind.OP, Kind.ANNOTATION)))
-    return rows[np.argsort(trace.events["start"][rows], kind="stable")]
-
-
-def _steps(trace: TimelineTrace) -> tuple[tuple[Step, ...], bool]:
-    rows, events = _marker_rows(trace), trace.events
+def _steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool]:
+    events = trace.events
     steps = _marked_steps(trace, rows) if len(rows) else ()
     if not steps:
         host = trace.of_kind(*HOST_KINDS, *DEVICE_KINDS)
@@ -294,9 +290,11 @@ def _marked_steps(trace: TimelineTrace, rows: IntArray) -> tuple[Step, ...]:
     starts = events["start"][rows].tolist()
     ends = [*starts[1:], int(events["start"][rows[-1]] + events["duration"][rows[-1]])]
     numbers = [_STEP.match(trace.names[name]) for name in events["name"][rows]]
+    if not all(numbers):  # what begins a step does not last as long as it: of the last one the end is not known
+        ends = [*ends[:-1], starts[-1]]
     return tuple(
-        Step(int(number[1]) if number else 0, start, end)
-        for number, start, end in zip(numbers, starts, ends, strict=True)
+        Step(int(number[1]) if number else place, start, end)
+        for place, (number, start, end) in enumerate(zip(numbers, starts, ends, strict=True))
         if end > start
     )
 

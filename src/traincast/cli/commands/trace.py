@@ -3,8 +3,8 @@
 FILES are Kineto traces (.json, .json.gz), with or without the PyTorch execution traces of the same run, or folders of
 them, one file per rank. Idle time is given with its reason, host time by the five overheads (T1 between two ops, T2
 before an op's first launch, T3 after its last, T4 a runtime call, T5 between launches). With '--on' the traced step is
-also predicted, from the shapes of its ops and a host profile that was not measured in it, and the error is split into
-what the walk, the kernels and the overheads add to it.
+also predicted, from the shapes of its ops and its own host times (or with '--host' a profile), and the error is split
+into what the walk, the kernels and the overheads add to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one step of the traced run as a workload, to be predicted elsewhere",
     )
     parser.add_argument("--on", metavar="PLATFORM", help="predict the traced step on this GPU or node and compare")
-    parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
+    parser.add_argument(
+        "--host",
+        metavar="PROFILE",
+        help="host profile, or 'platform' for the platform's own (default: the host times of the trace itself)",
+    )
     parser.add_argument(
         "--host-scale",
         type=_scale,
@@ -53,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="what a step would gain if this op, this kernel family or 'host' were twice as fast; may be repeated",
+    )
+    parser.add_argument(
+        "--step-marker",
+        default="",
+        metavar="NAME",
+        help="op or annotation at which steps begin (default: ProfilerStep, else the steps of an optimizer)",
     )
 
 
@@ -71,7 +81,14 @@ def _inputs(path: Path) -> list[Path]:
 def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
     check_outputs(args.trace_out, args.workload_out, inputs=[file for path in args.files for file in _inputs(path)])
-    report = trace(*args.files, on=args.on, host=args.host, host_scale=args.host_scale, twice=args.twice)
+    report = trace(
+        *args.files,
+        on=args.on,
+        host=args.host,
+        host_scale=args.host_scale,
+        twice=args.twice,
+        step_marker=args.step_marker,
+    )
     if args.trace_out:
         write_json(args.trace_out, measured_chrome_trace(report))
     written = None

@@ -1,0 +1,76 @@
+"""Steps by other marks than the profiler's; times are microseconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.traces.timelines import event, kernel, launch
+from traincast.errors import TraincastError
+from traincast.traces.breakdown import breakdown
+from traincast.traces.kineto import read_kineto
+from traincast.traces.link import link
+
+
+def run(tmp_path, *events, marker=""):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 5), *events]}))
+    return link(read_kineto(path), marker)
+
+
+def loop(name, *starts):
+    return [event("user_annotation", name, start, 20) for start in starts]
+
+
+def test_steps_begin_at_an_optimizer_where_the_profiler_marked_none(tmp_path):
+    tied = run(tmp_path, *loop("Optimizer.step#SGD.step", 100, 300, 600), *loop("Optimizer.step#Adam.step", 150, 350))
+
+    assert tied.marked
+    assert [(step.number, step.start, step.end) for step in tied.steps] == [
+        (0, 100_000, 300_000),
+        (1, 300_000, 600_000),
+    ]
+
+
+def test_one_step_of_an_optimizer_marks_nothing(tmp_path):
+    assert not run(tmp_path, *loop("Optimizer.step#SGD.step", 100)).marked
+
+
+def test_a_marker_of_ones_own(tmp_path):
+    tied = run(tmp_path, *loop("my loop", 100, 150), *loop("ProfilerStep#4", 0, 200), marker="my loop")
+
+    assert [step.seconds for step in tied.steps] == pytest.approx([50e-6])
+
+
+def test_a_marker_that_is_not_there_is_named_with_those_that_are(tmp_path):
+    with pytest.raises(TraincastError, match=r"step marker 'other'.*at least twice"):
+        run(tmp_path, *loop("my loop", 100, 150), marker="other")
+
+
+def test_idle_time_is_the_synchronisation_only_while_it_lasts(tmp_path):
+    tied = run(
+        tmp_path, event("user_annotation", "ProfilerStep#1", 0, 1000), launch(1, 10), kernel(1, 20, 80),
+        event("cuda_runtime", "cudaStreamSynchronize", 95, 10, correlation=9), event("cpu_op", "aten::add", 700, 20),
+        launch(2, 705), kernel(2, 712, 288),
+    )  # fmt: skip
+
+    (step,) = breakdown(tied)
+
+    assert step.synchronised == pytest.approx(5e-6)  # from the kernel's end to the call's
+    assert step.host_bound == pytest.approx(12e-6 + 607e-6 - 5e-6)
+    assert step.launch_latency == pytest.approx(8e-6 + 5e-6)
+    assert step.host_bound + step.synchronised + step.launch_latency == pytest.approx(step.idle)
+    assert step.evidence["host_bound"] == "aten::add"
+
+
+def test_graph_nodes_are_the_reason_where_they_are(tmp_path):
+    tied = run(
+        tmp_path, event("user_annotation", "ProfilerStep#1", 0, 1000), launch(1, 0, name="cudaGraphLaunch"),
+        kernel(1, 2, 98), kernel(1, 600, 400, name="late_node"),
+    )  # fmt: skip
+
+    (step,) = breakdown(tied)
+
+    assert step.graph_nodes == pytest.approx(500e-6)
+    assert step.evidence["graph_nodes"] == "late_node"
