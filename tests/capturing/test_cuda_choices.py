@@ -208,3 +208,46 @@ def test_recurrent_layers_are_one_cudnn_call_each_way(layer, states):
     (backward,) = (op for op in program.ops if op.name == "aten::_cudnn_rnn_backward")
     assert backward.forward == forward.index
     assert len(backward.outputs) == 2 + states - 1 + 16
+
+
+@pytest.mark.parametrize(
+    ("cell", "state", "fused"),
+    [
+        (nn.LSTMCell, lambda h: (h, h), "_thnn_fused_lstm_cell"),
+        (nn.GRUCell, lambda h: h, "_thnn_fused_gru_cell"),
+    ],
+)
+def test_a_single_cell_is_two_products_and_one_fused_kernel(cell, state, fused):
+    def make_step(batch):
+        model = cell(8, 16).cuda()
+        x, hidden = torch.randn(batch, 8, device="cuda"), torch.zeros(batch, 16, device="cuda")
+
+        def step():
+            made = model(x, state(hidden))
+            (made[0] if isinstance(made, tuple) else made).sum().backward()
+
+        return step
+
+    program = capture_step(make_step, batch_size=3, name="x").programs[0]
+    names = [op.name.removeprefix("aten::") for op in program.ops]
+    assert program.rigid == ""
+    assert names.count(fused) == 1
+    assert sum(name.startswith(f"{fused}_backward") for name in names) == 1
+    assert names.count("mm") == 2 + 2, "both products, and the gradients of their weights"
+
+
+def test_recurrent_layers_run_in_the_type_of_autocast():
+    def make_step(batch):
+        model = nn.LSTM(8, 16).cuda()
+        x = torch.randn(5, batch, 8, device="cuda")
+
+        def step():
+            with torch.autocast("cuda", torch.float16):
+                model(x)[0].sum().backward()
+
+        return step
+
+    program = capture_step(make_step, batch_size=3, name="x").programs[0]
+    for name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
+        (op,) = (op for op in program.ops if op.name == name)
+        assert {tensor.spec.dtype for tensor in op.inputs if tensor.spec.numel} == {"float16"}

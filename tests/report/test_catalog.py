@@ -31,7 +31,7 @@ def test_coverage_says_what_is_only_estimated():
         "net    aten::mm      3        3  yes",
         "net    my::op       12       24  estimated",
     ]
-    assert ops.headline() == "2 ops of models, 1 of them estimated from their bytes"
+    assert ops.headline() == "2 ops of models, 1 of them estimated from their bytes and flops"
 
 
 def test_platforms_have_the_figures_that_predictions_use():

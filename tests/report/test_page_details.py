@@ -40,7 +40,7 @@ def test_marked_ops_have_their_share_of_kernel_time(answer, ops, said):
     marked = replace(answer, estimated_ops=ops, estimated_seconds=0.25 * kernels, out_of_domain_ops=())
 
     (line,) = lines_with(marked, "of kernel time")
-    assert line == f"25% of kernel time without a kernel model (costed from bytes): {said}"
+    assert line == f"25% of kernel time without a kernel model (costed from bytes and flops): {said}"
 
 
 def test_ops_outside_what_was_fitted_are_said(answer):

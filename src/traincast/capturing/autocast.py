@@ -46,6 +46,8 @@ WIDEST = (
     "scatter_add",
 )  # fmt: skip
 BANNED = "binary_cross_entropy"
+RECURRENT = ("_cudnn_rnn",)
+"""cuDNN's layers; a CPU build has no autocast kernel of theirs to compare with."""
 
 
 class Autocast:
@@ -59,8 +61,9 @@ class Autocast:
         library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
         patches.callback(library._destroy)
         for names, policy in (
-            (LOWER_PRECISION, self._lower), (FLOAT32, self._float32), (FLOAT32_RESULT, self._float32_result),
-            (NORMS, self._norm), (WIDEST, self._widest), ((BANNED,), self._banned),
+            (LOWER_PRECISION, self._lower), (RECURRENT, self._lower), (FLOAT32, self._float32),
+            (FLOAT32_RESULT, self._float32_result), (NORMS, self._norm), (WIDEST, self._widest),
+            ((BANNED,), self._banned),
         ):  # fmt: skip
             for name in names:
                 library.impl(name, self._kernel(_overload(name), policy))

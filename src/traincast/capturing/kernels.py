@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from traincast.capturing.recurrent import cudnn_rnn, cudnn_rnn_backward
+from traincast.capturing.recurrent import cudnn_rnn, cudnn_rnn_backward, fused_gru_cell, fused_gru_cell_backward
 
 aten = torch.ops.aten
 
@@ -122,6 +122,8 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {
     aten.clone.default: _clone,
     aten._cudnn_rnn.default: cudnn_rnn,
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
+    aten._thnn_fused_gru_cell.default: fused_gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: fused_gru_cell_backward,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.add_.Tensor: _add_,

@@ -1,4 +1,4 @@
-"""Recurrent layers as CUDA runs them: one cuDNN call each way instead of a cell per time step."""
+"""Recurrent layers as CUDA runs them: one cuDNN call each way instead of a cell per time step, fused single cells."""
 
 from __future__ import annotations
 
@@ -15,7 +15,36 @@ _LSTM = 2  # cuDNN's number of the cell, as those above
 
 def replacements() -> dict[str, Callable[..., Any]]:
     """The composites by name, for tensors in one piece; packed sequences depend on lengths and are refused."""
-    return {"lstm.input": _lstm, **{name: _with_one_state(mode) for name, mode in _MODES.items()}}
+    layers = {name: _with_one_state(mode) for name, mode in _MODES.items()}
+    return {"lstm.input": _lstm, **layers, "lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+
+
+def _lstm_cell(
+    input: Tensor, hx: list[Tensor], w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    made = aten._thnn_fused_lstm_cell(input.matmul(w_ih.t()), hx[0].matmul(w_hh.t()), hx[1], b_ih, b_hh)
+    return made[0], made[1]
+
+
+def _gru_cell(
+    input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    made: Tensor = aten._thnn_fused_gru_cell(input.matmul(w_ih.t()), hx.matmul(w_hh.t()), hx, b_ih, b_hh)[0]
+    return made
+
+
+def fused_gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Results of the fused cell without data: hidden state, and five of its size that backward needs."""
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], hx.shape[1] * 5)
+
+
+def fused_gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
+    """Results of its backward: gradients of both gates, of the state and of the biases."""
+    gates = grad_hy.new_empty(grad_hy.shape[0], grad_hy.shape[1] * 3)
+    biases = (gates.new_empty(gates.shape[-1]), gates.new_empty(gates.shape[-1])) if has_bias else (None, None)
+    return gates, torch.empty_like(gates), torch.empty_like(grad_hy), *biases
 
 
 def _lstm(

@@ -17,9 +17,6 @@ from traincast.kernels.roofline import Roofline
 from traincast.kernels.shipped import shipped_model
 from traincast.platform.device import Device
 
-_ESTIMATED_SIGMA = 0.7  # log-sigma, a factor of two: assumed of an op that nobody modelled, costed from its bytes
-
-
 _LONGEST = 1e6  # seconds of one kernel: eleven days
 
 
@@ -90,7 +87,6 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
         sigma[rows], in_domain[rows] = estimate.sigma, estimate.in_domain
         source[rows] = origin
     source[lowered.estimated] = Source.ESTIMATED
-    sigma[lowered.estimated] = np.maximum(sigma[lowered.estimated], _ESTIMATED_SIGMA)
     return Costs(seconds, sigma, in_domain, source)
 
 

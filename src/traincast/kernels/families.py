@@ -6,7 +6,7 @@ From these records follow the ops that are lowered (`kernels.lower`), the roofli
 
 from __future__ import annotations
 
-from traincast.kernels import attention, collective, conv, embedding, gemm, rowwise, streaming
+from traincast.kernels import attention, collective, conv, embedding, gemm, recurrent, rowwise, streaming, unmodelled
 from traincast.kernels.record import FamilyRecord
 
 RECORDS: tuple[FamilyRecord, ...] = (
@@ -16,6 +16,8 @@ RECORDS: tuple[FamilyRecord, ...] = (
     conv.RECORD,
     attention.RECORD,
     embedding.RECORD,
+    recurrent.RECORD,
+    *unmodelled.RECORDS,
     collective.RECORD,
 )
 BY_NAME: dict[str, FamilyRecord] = {record.family.name: record for record in RECORDS}

@@ -12,6 +12,7 @@ from traincast.host.profile import HostProfile, load_host_profile
 from traincast.kernels.call import Estimate
 from traincast.kernels.cost import Costs, Source, price
 from traincast.kernels.registry import lowering_context
+from traincast.kernels.unmodelled import OPAQUE
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
 from traincast.prediction.result import Prediction
@@ -135,7 +136,8 @@ def _spread_terms(
     timeline: Timeline, costs: Costs, host: HostProfile, active: float, *, several: bool
 ) -> dict[str, float]:
     """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the
-    host on their own; the software's release, and on several GPUs how the system is set up, come on top."""
+    host on their own; the software's release, on several GPUs how the system is set up, and ops whose arithmetic only
+    their authors know, come on top."""
     if timeline.seconds <= 0:
         return {}
     sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
@@ -145,10 +147,13 @@ def _spread_terms(
     by_family: dict[str, float] = {}
     for call, error in zip(timeline.calls, (sigma * per_call).tolist(), strict=True):
         by_family[call.family.name] = by_family.get(call.family.name, 0.0) + error
+    unknown = by_family.pop(OPAQUE.name, 0.0)
     idle = max(timeline.seconds - active, 0.0)
     kernels = _SHARED * math.hypot(*by_family.values()) if by_family else 0.0
     of_step = math.hypot(host.spread * idle, kernels) / timeline.seconds
     terms = {"kernels_and_host": of_step, "software_release": RELEASE_SPREAD}
+    if unknown:
+        terms["unknown_arithmetic"] = unknown / timeline.seconds
     return {**terms, "system_setup": SETUP_SPREAD} if several else terms
 
 

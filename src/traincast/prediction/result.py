@@ -29,7 +29,7 @@ class Prediction(Result):
     all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
     mean.
 
-    `estimated_ops` are ops without a kernel model (costed from their bytes), `out_of_domain_ops` those with a
+    `estimated_ops` are ops without a kernel model (costed from their bytes and flops), `out_of_domain_ops` those with a
     call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
     `out_of_domain_seconds` are the device time of those calls.
     """

@@ -83,7 +83,8 @@ class CoverageList(ResultList[tuple[str, OpCoverage]]):
 
     def headline(self) -> str:
         """How many ops there are, and how many are only estimated."""
-        return f"{len(self)} ops of models, {sum(not op.lowered for _, op in self)} of them estimated from their bytes"
+        estimated = sum(not op.lowered for _, op in self)
+        return f"{len(self)} ops of models, {estimated} of them estimated from their bytes and flops"
 
     def records(self) -> Records:
         """Table "ops": one row per model and op."""

@@ -51,7 +51,8 @@ def _footer(p: Prediction) -> str:
         _interval(p),
     ]
     if p.estimated_ops:
-        lines.append(_marked("without a kernel model (costed from bytes)", p.estimated_ops, p.estimated_seconds, p))
+        said = "without a kernel model (costed from bytes and flops)"
+        lines.append(_marked(said, p.estimated_ops, p.estimated_seconds, p))
     if p.out_of_domain_ops:
         lines.append(_marked("outside what was fitted", p.out_of_domain_ops, p.out_of_domain_seconds, p))
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])

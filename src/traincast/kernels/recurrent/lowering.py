@@ -1,0 +1,112 @@
+"""Recurrent layers (`nn.LSTM`, `nn.GRU`, `nn.RNN`) and cells as cuDNN and ATen run them.
+
+Of every layer, what all time steps have in common is one product over all of them (cuDNN does so too); what depends on
+the step before runs step by step. Layers follow one another, and the directions of one run side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.errors import TraincastError
+from traincast.kernels.gemm import GEMM
+from traincast.kernels.operands import product_compute, required, whole
+from traincast.kernels.recurrent import RECURRENT
+from traincast.kernels.registry import Item, LoweringContext, lowers
+from traincast.kernels.streaming.launches import elementwise
+from traincast.workload.ops import Signature, TensorSpec
+
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by cuDNN's number of the cell: RNN with ReLU and with tanh, LSTM, GRU
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What an op's layers have in common; `width` is what one direction hands on, less than `hidden` if projected."""
+
+    compute: str
+    steps: int
+    batch: int
+    inputs: int
+    hidden: int
+    width: int
+    gates: int
+    layers: int
+    directions: int
+
+    @staticmethod
+    def of(signature: Signature, context: LoweringContext) -> _Layers:
+        """From the arguments of `_cudnn_rnn` or its backward."""
+        source = required(signature, "input", 0)
+        if len(source.shape) != 3:
+            raise TraincastError("sequences of several lengths in one batch (packed) have no model")
+        mode, hidden = whole(signature, "mode", -1), whole(signature, "hidden_size")
+        if mode not in _GATES or hidden < 1:
+            raise TraincastError(f"mode {mode} with {hidden} hidden units is no recurrent layer that cuDNN has")
+        steps, batch = source.shape[1::-1] if signature.scalar("batch_first", False) else source.shape[:2]
+        return _Layers(
+            product_compute(source, tf32=context.tf32 or context.tf32_convolutions), steps, batch, source.shape[2],
+            hidden, whole(signature, "proj_size") or hidden, _GATES[mode], max(1, whole(signature, "num_layers", 1)),
+            2 if signature.scalar("bidirectional", False) else 1,
+        )  # fmt: skip
+
+    def read(self, layer: int) -> int:
+        """Columns that a layer reads: of the first one the input's, else what both directions below hand on."""
+        return self.inputs if layer == 0 else self.directions * self.width
+
+    def loop(self, kind: str) -> Item:
+        """The time steps of one layer."""
+        return RECURRENT.call(
+            kind, self.compute, steps=self.steps, batch=self.batch, hidden=self.hidden, outputs=self.width,
+            gates=self.gates, directions=self.directions,
+        )  # fmt: skip
+
+    def product(self, m: int, n: int, k: int) -> Item:
+        """A product for both directions, that is one after the other."""
+        return GEMM.call(
+            "bmm" if self.directions > 1 else "mm", self.compute, batch=self.directions, m=m, n=n, k=k, trans_a=0,
+            trans_b=1, bias=0,
+        )  # fmt: skip
+
+
+def _projections(layers: _Layers) -> tuple[Item, ...]:
+    """What turns hidden units into what is handed on, where that is less (`proj_size`)."""
+    if layers.width == layers.hidden:
+        return ()
+    return (layers.product(layers.steps * layers.batch, layers.width, layers.hidden),)
+
+
+@lowers("aten::_cudnn_rnn", "aten::miopen_rnn")
+def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Of every layer: the product of all inputs with the input matrix, then step by step."""
+    layers = _Layers.of(signature, context)
+    rows, gates = layers.steps * layers.batch, layers.gates * layers.hidden
+    items: tuple[Item, ...] = ()
+    for layer in range(layers.layers):
+        items += (layers.product(rows, gates, layers.read(layer)), layers.loop("forward"), *_projections(layers))
+    return items
+
+
+@lowers("aten::_cudnn_rnn_backward", "aten::miopen_rnn_backward")
+def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Of every layer: back step by step, then the gradients of its input and of both its matrices."""
+    layers = _Layers.of(signature, context)
+    rows, gates = layers.steps * layers.batch, layers.gates * layers.hidden
+    mask = signature.scalar("output_mask")
+    weights_wanted = bool(mask[3]) if isinstance(mask, tuple) and len(mask) > 3 else True
+    items: tuple[Item, ...] = ()
+    for layer in reversed(range(layers.layers)):
+        read = layers.read(layer)
+        items += (*2 * _projections(layers), layers.loop("backward"), layers.product(rows, read, gates))
+        if weights_wanted:
+            items += (layers.product(gates, read, rows), layers.product(gates, layers.width, rows))
+    return items
+
+
+@lowers(
+    "aten::_thnn_fused_lstm_cell", "aten::_thnn_fused_gru_cell", "aten::_thnn_fused_lstm_cell_backward_impl",
+    "aten::_thnn_fused_gru_cell_backward",
+)  # fmt: skip
+def cell(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The pointwise part of one cell; its products are ops of their own."""
+    made: list[TensorSpec] = [spec for spec in signature.outputs if spec.numel]
+    return (elementwise("tanh", signature.inputs, made),)
