@@ -216,20 +216,24 @@ def capture(
     mode: str = "training",
     name: str | None = None,
     out: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Workload:
     """Captures a training step of your own model, without a GPU. Needs torch.
 
     `function` is `make_step(batch_size)` or `make_step(batch_size, seq_len)`, or "FILE.py:FUNCTION": it builds model,
     optimizer and inputs in plain PyTorch and returns a callable that runs one iteration. With a number of `gpus` it is
     `make_step(batch_size, *, rank, world_size)`, captured for all ranks or for those in `ranks`. `out` is a file (.tc)
-    that receives the workload as well. What comes back can be given to `predict` at any batch size.
+    that receives the workload as well; `progress` hears which size and rank is being captured. What comes back can be
+    given to `predict` at any batch size.
     """
     from traincast.capturing.from_file import capture_function
+    from traincast.capturing.progress import heard_by
     from traincast.workload.file import save_workload
 
-    workload = capture_function(
-        function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name
-    )
+    with heard_by(progress):
+        workload = capture_function(
+            function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name
+        )
     if out is not None:
         save_workload(workload, out)
     return workload

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from traincast.capturing import capture_function, capture_step
+from traincast.capturing.progress import heard_by
 from traincast.errors import TraincastError
 from traincast.workload import Program
 
@@ -170,3 +171,16 @@ def test_the_line_named_is_never_one_of_the_standard_library():
 
     with pytest.raises(TraincastError, match=r"^\S*test_scripts.py:\d+: aten::nonzero needs"):
         captured(make_step)
+
+
+@pytest.mark.parametrize(("function", "name"), [("make_step", "my_net"), ("train_big", "train_big")])
+def test_a_workload_is_named_after_its_function(tmp_path, function, name):
+    file = tmp_path / "my_net.py"
+    file.write_text(
+        f"import torch\ndef {function}(batch):\n    x = torch.zeros(batch, device='cuda')\n    return lambda: x + 1\n"
+    )
+
+    heard = []
+    with heard_by(heard.append):
+        assert capture_function(f"{file}:{function}", batch_size=2).name == name
+    assert heard[0] == "batch 2" and len(heard) > 1

@@ -16,7 +16,7 @@ from traincast.cli.arguments import variant_options, whole_numbers
 from traincast.cli.main import main
 from traincast.cli.options import in_options
 from traincast.cli.output import print_result
-from traincast.cli.progress import progress_bar
+from traincast.cli.progress import progress_bar, progress_line
 from traincast.cli.verbs import VERBS, options, parsers
 from traincast.errors import TraincastError
 from traincast.results import Result
@@ -166,6 +166,22 @@ def test_progress_is_silent_where_nobody_watches(capsys):
     with progress_bar("fit") as progress:
         progress(0.5)
     assert capsys.readouterr().err == ""
+
+
+def test_words_of_progress_stay_on_one_line_and_are_wiped(capsys, monkeypatch):
+    with progress_line("capturing x.py:f") as progress:
+        progress("batch 2")
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_line("capturing x.py:f") as progress:
+        progress("batch 2")
+        progress("rank " * 40)
+
+    first, second, end = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert first == "capturing x.py:f: batch 2 (0 s)"
+    assert second == ("capturing x.py:f: " + "rank " * 40)[:78]
+    assert end == ""
 
 
 def test_progress_is_drawn_on_a_terminal_and_wiped(capsys, monkeypatch):

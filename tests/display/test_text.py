@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.display.text import bar, count, milliseconds, table
+from traincast.display.text import bar, count, in_units, milliseconds, table
 
 
 def test_table_aligns_columns():
@@ -34,3 +34,19 @@ def test_milliseconds(seconds, text):
 @pytest.mark.parametrize(("number", "text"), [(12, "12"), (1500, "1.5 k"), (774e6, "774 M"), (1.3e9, "1.3 B")])
 def test_count(number, text):
     assert count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (43e3, "43 kB"),
+        (64.6e9, "64.6 GB"),
+        (2.5e12, "2.5 TB"),
+        (3e15, "3 PB"),
+    ],
+)
+def test_units_have_the_prefix_of_their_thousands(number, text):
+    assert in_units(number, "B") == text

@@ -18,6 +18,7 @@ from traincast.errors import TraincastError, shown, unknown
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
 _FORM = "give FILE.py:FUNCTION"
+_USUAL = "make_step"  # the name of the contract says nothing of the model; that of its file does
 
 
 def capture_function(
@@ -69,7 +70,8 @@ def _capture(
     **how: Any,
 ) -> Workload:
     if isinstance(function, str):
-        make_step, default = load_function(function), Path(function.rpartition(":")[0]).stem
+        file, _, called = function.rpartition(":")
+        make_step, default = load_function(function), called if called != _USUAL else Path(file).stem
     else:
         make_step, default = function, getattr(function, "__name__", type(function).__name__)
     name = name or default

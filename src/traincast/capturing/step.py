@@ -18,6 +18,7 @@ from traincast.capturing.environment import environment
 from traincast.capturing.kinds import Kinds
 from traincast.capturing.patches import Patches
 from traincast.capturing.precision import tf32_arithmetic
+from traincast.capturing.progress import say
 from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import one_line, raised_line
@@ -117,6 +118,8 @@ def capture_program(
 
     A step that never mentions `cuda` is captured as if that were the default device.
     """
+    sequence, rank = f", {length} tokens" if length else "", f", rank {place.rank}" if place else ""
+    say(f"batch {batch}{sequence}{rank}")
     program = _attempt(build, batch, length, mode, place, default_cuda=False, runs_on=runs_on)
     return program or _attempt(build, batch, length, mode, place, default_cuda=True, runs_on=runs_on) or _empty()
 

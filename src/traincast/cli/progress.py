@@ -1,14 +1,16 @@
-"""A progress bar on stderr, only where a person watches."""
+"""Progress on stderr, as a bar or in words, only where a person watches."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from traincast.display.text import bar
 
 _WIDTH = 30
+_MOST_CHARACTERS = 78  # a longer line would wrap, and only its last row be wiped
 
 
 @contextmanager
@@ -23,8 +25,32 @@ def progress_bar(label: str) -> Iterator[Callable[[float], None]]:
         sys.stderr.flush()
 
     show(0.0)
-    try:
+    with _wiped():
         yield show
+
+
+@contextmanager
+def progress_line(label: str) -> Iterator[Callable[[str], None]]:
+    """Yields a function that takes what is being done; silent unless stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    begin = time.monotonic()
+
+    def show(text: str) -> None:
+        line = f"{label}: {text} ({time.monotonic() - begin:.0f} s)"
+        sys.stderr.write(f"\r\x1b[K{line[:_MOST_CHARACTERS]}")
+        sys.stderr.flush()
+
+    with _wiped():
+        yield show
+
+
+@contextmanager
+def _wiped() -> Iterator[None]:
+    """Clears the line at the end."""
+    try:
+        yield
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

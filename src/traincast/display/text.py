@@ -33,6 +33,14 @@ def milliseconds(seconds: float) -> str:
     return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 100 else f"{ms:,.0f}"
 
 
+def in_units(number: float, unit: str) -> str:
+    """A physical quantity in short with the prefix of its thousands: `64.6 GB`, `1.3 TFLOP`."""
+    for limit, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g} {prefix}{unit}"
+    return f"{number:.0f} {unit}"
+
+
 def count(number: float) -> str:
     """A large number in short: `774 M`, `1.3 B`."""
     for limit, suffix in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):

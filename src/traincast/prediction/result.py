@@ -9,8 +9,10 @@ from typing import Any
 from traincast.display.text import milliseconds
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer
+from traincast.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
 from traincast.prediction.step import StepWalk
 from traincast.prediction.step_path import seconds_by_place, seconds_by_what, step_path
+from traincast.prediction.throughput import Throughput, throughput
 from traincast.results import Records, Result, flat
 from traincast.walk.critical import PathPart
 from traincast.walk.matched_calls import rank_list
@@ -64,6 +66,29 @@ class Prediction(Result):
         """The critical path over all ranks."""
         return step_path(self.walk)
 
+    @cached_property
+    def throughput(self) -> Throughput:
+        """Samples and tokens a second of all GPUs, the step's arithmetic and its share of the peak."""
+        return throughput(
+            self.walk.instructions, self.platform.device, self.iteration,
+            batch_size=self.workload.batch_size, seq_len=self.workload.seq_len,
+        )  # fmt: skip
+
+    @cached_property
+    def by_module(self) -> dict[str, float]:
+        """Kernel seconds by module, numbered ones together (`Bert.layers.*.mlp`), backward included."""
+        return seconds_by_module(self.timeline)
+
+    @cached_property
+    def by_layer(self) -> dict[str, float]:
+        """Kernel seconds by layer (`Bert.layers.3`), backward included."""
+        return seconds_by_layer(self.timeline)
+
+    @cached_property
+    def by_op(self) -> dict[str, float]:
+        """Kernel seconds by op (`aten::mm`)."""
+        return seconds_by_op(self.timeline)
+
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain data; keys are stable and say their units."""
         return {
@@ -98,10 +123,14 @@ class Prediction(Result):
             "ranks": [_rank(answer) for answer in self.ranks],
             "imbalance": self.imbalance,
             "critical_path_ranks": self._path_rows(),
+            **self.throughput.to_dict(),
+            "by_module": _milliseconds(self.by_module),
+            "by_layer": _milliseconds(self.by_layer),
+            "by_op": _milliseconds(self.by_op),
         }
 
     def headline(self) -> str:
-        """Model, platform and size, then the time of a step with its interval."""
+        """Model, platform and size, then the time of a step with its interval, then what that makes of the GPUs."""
         device = self.platform.device
         clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
         sequence = f", {self.workload.seq_len} tokens" if self.workload.seq_len else ""
@@ -111,16 +140,19 @@ class Prediction(Result):
         return (
             f"{self.workload.name} ({self.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
             f"batch {self.workload.batch_size}{per_gpu}{sequence}: {milliseconds(self.iteration)} ms a step, "
-            f"90 % interval {low} to {high} ms"
+            f"90 % interval {low} to {high} ms\n{self.throughput.text(device.name, self.gpus)}"
         )
 
     def records(self) -> Records:
-        """Tables "families", "phases" and "sources" of kernel time, "memory" by kind (of the fullest rank),
-        "critical_path" by rank and op, and "ranks" (one row per class of ranks that do the same)."""
+        """Tables "families", "phases", "sources", "modules", "layers" and "ops" of kernel time, "memory" by kind (of
+        the fullest rank), "critical_path" by rank and op, and "ranks" (one row per class of ranks that do the same)."""
         return {
             "families": _rows("family", self.by_family),
             "phases": _rows("phase", self.by_phase),
             "sources": _rows("source", self.by_source),
+            "modules": _rows("module", self.by_module),
+            "layers": _rows("layer", self.by_layer),
+            "ops": _rows("op", self.by_op),
             "memory": [{"kind": kind, "gb": size} for kind, size in _gigabytes(self.memory.by_kind).items()],
             "critical_path": self._path_rows(),
             "ranks": [{"ranks": rank_list(answer.ranks), **flat(_rank(answer))} for answer in self.ranks],

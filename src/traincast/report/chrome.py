@@ -113,6 +113,8 @@ class _Rank:
             start = self._us(times.kernel_start[k])
             issue = self._us(times.host_issue[instruction])
             args = {"op": signatures[op_signature[op]].name, "compute": call.compute}
+            if module := self.timeline.program.names[self.timeline.program.columns.op_module[op]]:
+                args["module"] = module
             args |= {name: f"{value:g}" for name, value in zip(call.family.fields, call.values, strict=True)}
             duration = round(1e6 * float(times.kernel_end[k] - times.kernel_start[k]), 4)
             flow = {"cat": "launch", "name": "launch", "id": f"{self.number}.{k}"}

@@ -8,12 +8,15 @@ from traincast.prediction.step_path import seconds_by_what
 from traincast.report.ranks import ranks_text
 
 _MOST_OPS = 5
+_MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
 
 
-def prediction_text(p: Prediction) -> str:
-    """The answer as a page: the number, what it is made of, and where it came from."""
+def prediction_text(p: Prediction, by: str | None = None) -> str:
+    """The answer as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
+    time by those."""
     ranks = [ranks_text(p), ""] if p.gpus > 1 else []
-    return "\n".join([p.headline(), "", _split(p), "", *ranks, _families(p), "", _footer(p)])
+    places = [_places(p, by), ""] if by else []
+    return "\n".join([p.headline(), "", _split(p), "", *ranks, _families(p), "", *places, _footer(p)])
 
 
 def _split(p: Prediction) -> str:
@@ -33,12 +36,24 @@ def _top(parts: dict[str, float], n: int) -> list[tuple[str, float]]:
 
 
 def _families(p: Prediction) -> str:
-    total = sum(p.by_family.values()) or 1.0
+    return _shares("kernels", p.by_family)
+
+
+def _places(p: Prediction, by: str) -> str:
+    """Kernel time by module, layer or op, the largest first."""
+    spent = {"module": p.by_module, "layer": p.by_layer, "op": p.by_op}[by]
+    shown = dict(list(spent.items())[:_MOST_PLACES])
+    rest = {f"{len(spent) - len(shown)} more": sum(spent.values()) - sum(shown.values())}
+    return _shares(by, shown | (rest if len(spent) > len(shown) else {}))
+
+
+def _shares(what: str, parts: dict[str, float]) -> str:
+    total = sum(parts.values()) or 1.0
     rows = [
-        (family, milliseconds(seconds), f"{seconds / total:6.1%}", bar(seconds / total))
-        for family, seconds in p.by_family.items()
+        (name, milliseconds(seconds), f"{seconds / total:6.1%}", bar(seconds / total))
+        for name, seconds in parts.items()
     ]
-    return table(("kernels", "ms", "share", ""), rows, right=(1, 2))
+    return table((what, "ms", "share", ""), rows, right=(1, 2))
 
 
 def _footer(p: Prediction) -> str:

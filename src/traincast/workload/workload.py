@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from traincast.display.text import count
+from traincast.display.text import in_units
 from traincast.errors import TraincastError
 from traincast.results import Records, Result
 from traincast.workload.program import Program, peak_memory
@@ -99,7 +99,7 @@ class Workload(Result):
         sizes = f"this size only ({program.rigid})" if program.rigid else "any batch size"
         return (
             f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
-            f"{count(peak_memory(program).peak_bytes)}B at batch {self.batch_size}; usable at {sizes}"
+            f"{in_units(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at {sizes}"
         )
 
     def headline(self) -> str:

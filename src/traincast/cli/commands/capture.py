@@ -24,6 +24,7 @@ import sys
 from traincast.api import capture
 from traincast.cli.arguments import file_path, whole_numbers
 from traincast.cli.output import check_outputs, print_json, print_text
+from traincast.cli.progress import progress_line
 from traincast.questions.variant import MODES
 
 
@@ -40,13 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks", metavar="R[,R...]", help="captures these ranks only; others run that of the one below"
     )
     parser.add_argument("--mode", choices=MODES, default="training")
-    parser.add_argument("--name", help="name of the workload (default: the file's)")
+    parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
     check_outputs(args.out, inputs=[args.function.rpartition(":")[0]])
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
+    with (
+        progress_line(f"capturing {args.function}") as progress,
+        contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the answer
+    ):
         workload = capture(
             args.function,
             batch_size=args.batch_size,
@@ -56,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             gpus=args.gpus,
             ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
             out=args.out,
+            progress=progress,
         )
     if args.json:
         print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())

@@ -21,6 +21,7 @@ A Transformer by its description (llama3-8b, a short YAML, a Hugging Face config
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 from traincast.api import predict, predict_here, predict_training, scaling
 from traincast.calibration.step import SerialPrediction
@@ -29,6 +30,7 @@ from traincast.cli.layouts import add_layout_arguments, has_layout, layout_of
 from traincast.cli.output import check_outputs, print_result
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
+from traincast.prediction.places import PLACES
 from traincast.prediction.scaling import SCALINGS
 from traincast.questions.here import is_here
 from traincast.questions.loading import Loader
@@ -65,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
     parser.add_argument("--jitter", type=float, default=0.0, metavar="X", help="ranks take longer by a share at random")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --skew-ms and --jitter")
+    parser.add_argument("--by", choices=PLACES, help="shows kernel time by module, layer or op too")
     parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
     add_layout_arguments(parser)
 
@@ -98,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.trace_out:
         write_json(args.trace_out, chrome_trace(answer))
-    print_result(answer, prediction_text, as_json=args.json)
+    print_result(answer, partial(prediction_text, by=args.by), as_json=args.json)
     return 0
 
 
@@ -108,7 +111,7 @@ def _loader(args: argparse.Namespace) -> Loader | None:
 
 
 def _here(args: argparse.Namespace) -> int:
-    for option in ("gpus", "scaling", "clock_mhz", "host", "trace_out", "compiled"):
+    for option in ("gpus", "scaling", "clock_mhz", "host", "trace_out", "compiled", "by"):
         if getattr(args, option):
             raise TraincastError(f"--{option.replace('_', '-')} is for GPUs; leave it out with '--on {args.on}'")
     answer = predict_here(args.workload, on=args.on, **variant_options(args))
@@ -121,6 +124,8 @@ def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
 
     if args.trace_out:
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
+    if args.by:
+        raise TraincastError("--by shows the kernel time of one prediction; give one number of --gpus")
     if _loader(args):
         raise TraincastError("--loader-ms, --workers and --pageable are for one prediction; give one number of --gpus")
     curve = scaling(
@@ -144,7 +149,7 @@ def _laid_out(args: argparse.Namespace, gpus: list[int]) -> int:
 
     if len(gpus) > 1 or args.scaling:
         raise TraincastError("a layout is for one number of GPUs; give one number of --gpus")
-    for option in ("trace_out", "attention", "embedding", "skew_ms", "jitter"):
+    for option in ("trace_out", "attention", "embedding", "skew_ms", "jitter", "by"):
         if getattr(args, option):
             raise TraincastError(f"--{option.replace('_', '-')} does not go with a layout of GPUs; leave it out")
     if args.mode == "inference":

@@ -13,16 +13,21 @@ _WINOGRAD = 1.5  # fewer multiplications of 3x3 windows at stride 1, after the c
 _CONV_SHARE = 0.85  # of a plain product of the same size
 
 
+def output_positions(calls: Calls) -> FloatArray:
+    """Positions of the output image of every (not transposed) convolution."""
+    out = np.ones(len(calls))
+    for side in ("h", "w"):
+        reach = calls[f"dilation_{side}"] * (calls[f"kernel_{side}"] - 1.0) + 1.0
+        out = out * (np.floor((calls[f"in_{side}"] + 2 * calls[f"pad_{side}"] - reach) / calls[f"stride_{side}"]) + 1.0)
+    return out
+
+
 def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Implicit matrix product over output positions (data: input positions; weights: their gradients)."""
     groups, batch = calls["groups"], calls["batch"]
     channels, filters = calls["in_channels"] / groups, calls["out_channels"] / groups
     window = calls["kernel_h"] * calls["kernel_w"]
-    out = np.ones(len(calls))
-    for side in ("h", "w"):
-        reach = calls[f"dilation_{side}"] * (calls[f"kernel_{side}"] - 1.0) + 1.0
-        out = out * (np.floor((calls[f"in_{side}"] + 2 * calls[f"pad_{side}"] - reach) / calls[f"stride_{side}"]) + 1.0)
-    positions, pixels = batch * out, batch * calls["in_h"] * calls["in_w"]
+    positions, pixels = batch * output_positions(calls), batch * calls["in_h"] * calls["in_w"]
     data, weights = calls.is_kind("backward_data"), calls.is_kind("backward_weights")
     m = np.where(weights, filters, np.where(data, pixels, positions))
     n = np.where(weights, channels * window, np.where(data, channels, filters))
