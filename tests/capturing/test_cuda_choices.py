@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from traincast.capturing import capture_step
 from traincast.workload import Op
@@ -79,43 +80,63 @@ def attention(dtype, *, size=16, heads=4, mask=None, backward=False, length=9, *
     return out
 
 
+ATTENTION = "_scaled_dot_product_fused_attention_overrideable"
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({"dtype": torch.float16}, ["_scaled_dot_product_flash_attention"]),
-        ({"dtype": torch.bfloat16, "is_causal": True}, ["_scaled_dot_product_flash_attention"]),
-        ({"dtype": torch.float32}, ["_scaled_dot_product_efficient_attention"]),
-        (
-            {"dtype": torch.float16, "heads": 2, "is_causal": True, "enable_gqa": True},
-            ["_scaled_dot_product_flash_attention"],
-        ),
-        (
-            {"dtype": torch.float16, "size": 20},
-            [*["constant_pad_nd"] * 3, "_scaled_dot_product_flash_attention", "slice"],
-        ),
+        ({"dtype": torch.float16}, []),
+        ({"dtype": torch.bfloat16, "is_causal": True}, []),
+        ({"dtype": torch.float32}, []),
+        ({"dtype": torch.float16, "heads": 2, "is_causal": True, "enable_gqa": True}, []),
+        ({"dtype": torch.float16, "size": 20}, []),
         (
             {"dtype": torch.float16, "length": 16, "mask": ((2, 1, 16, 16), torch.bool)},
-            ["scalar_tensor", "scalar_tensor", "where", "expand", "_scaled_dot_product_efficient_attention"],
+            ["scalar_tensor", "scalar_tensor", "where", "expand"],
         ),
-        (
-            {"dtype": torch.float32, "length": 16, "mask": ((16, 16), torch.float32)},
-            ["expand", "_scaled_dot_product_efficient_attention"],
-        ),
-        (
-            {"dtype": torch.float32, "mask": ((9, 9), torch.float32)},
-            ["constant_pad_nd", "slice", "expand", "_scaled_dot_product_efficient_attention"],
-        ),
+        ({"dtype": torch.float32, "length": 16, "mask": ((16, 16), torch.float32)}, ["expand"]),
+        ({"dtype": torch.float32, "mask": ((9, 9), torch.float32)}, ["constant_pad_nd", "slice", "expand"]),
     ],
 )
-def test_attention_backend(arguments, expected):
-    assert names_of(lambda: attention(**arguments)) == expected
+def test_attention_is_one_op_that_names_no_kernel(arguments, expected):
+    assert names_of(lambda: attention(**arguments)) == [*expected, ATTENTION]
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float16, "flash"), (torch.float32, "efficient")])
-def test_attention_backward(dtype, kind):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_attention_backward(dtype):
     names = names_of(lambda: attention(dtype, backward=True))
-    assert f"_scaled_dot_product_{kind}_attention_backward" in names
+    assert f"{ATTENTION}_backward" in names
     assert not any("bmm" in name for name in names)
+
+
+def test_attention_writes_no_gradient_of_a_mask_that_nobody_trains():
+    ops = ops_of(lambda: attention(torch.float32, backward=True, length=16, mask=((16, 16), torch.float32)))
+    (op,) = (op for op in ops if op.name == f"aten::{ATTENTION}_backward")
+    assert [tensor.spec.shape for tensor in op.outputs] == [(2, 4, 16, 16)] * 3
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        (SDPBackend.FLASH_ATTENTION, [ATTENTION]),
+        (SDPBackend.EFFICIENT_ATTENTION, ["_scaled_dot_product_efficient_attention"]),
+    ],
+)
+def test_a_kernel_that_the_script_asks_for_is_recorded(backend, expected):
+    def run():
+        with sdpa_kernel(backend):
+            return attention(torch.float16)
+
+    assert names_of(run) == expected
+
+
+def test_portable_attention_where_the_script_asks_for_it():
+    def run():
+        with sdpa_kernel(SDPBackend.MATH):
+            return attention(torch.float16)
+
+    assert names_of(run).count("bmm") == 2
 
 
 def test_unaligned_heads_and_float64_take_the_portable_road():

@@ -28,6 +28,7 @@ _RENAMED = {
     "aten::cudnn_convolution": "aten::convolution",
     "aten::_scaled_dot_product_efficient_attention": "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention": "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_fused_attention_overrideable": "aten::_scaled_dot_product_flash_attention_for_cpu",
 }
 
 

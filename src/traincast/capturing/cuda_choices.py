@@ -22,7 +22,7 @@ _switches: Any = torch.backends.cuda
 _HALF = (torch.float16, torch.bfloat16)
 _CUDNN_MIN_EPS = 1e-5  # CUDNN_BN_MIN_EPSILON
 _MOST_SAMPLES = {True: 880801, False: 65535}  # cuDNN's batch limit by training
-_ALIGNED = 8  # elements: head size of flash attention, last dimension of a mask
+_ALIGNED = 8  # elements of the last dimension of a mask
 
 
 def install_choices(patches: Patches) -> None:
@@ -121,20 +121,24 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    if _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa):
-        return _flash(query, key, value, dropout_p, is_causal, scale)
+    """One op that says what is wanted where some device has a fused kernel: which one runs is the device's choice, and
+    so lowering's. Back-ends that the script has switched off are obeyed here."""
+    flash = _flash_takes(query, key, value, attn_mask, is_causal, enable_gqa)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _additive(attn_mask, query.dtype)
-    if _efficient_takes(query, key, value):
-        needs_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        mask = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
-        made = aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, needs_backward, dropout_p, is_causal, scale=scale
-        )
-    else:
+    efficient = _efficient_takes(query, key, value)
+    if not (flash or efficient):
         made = aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
         )
+    else:
+        mask = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
+        if efficient and not _switches.flash_sdp_enabled():
+            needs_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+            op, options = aten._scaled_dot_product_efficient_attention, [needs_backward, dropout_p, is_causal]
+        else:
+            op, options = aten._scaled_dot_product_fused_attention_overrideable, [dropout_p, is_causal, False]
+        made = op(query, key, value, mask, *options, scale=scale)
     out: Tensor = made[0]
     return out
 
@@ -170,15 +174,6 @@ def _fused_shapes(query: Tensor, key: Tensor, value: Tensor) -> bool:
         and len({t.shape[0] for t in tensors}) == 1
         and key.shape[1:3] == value.shape[1:3]
     )
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
-    size = q.shape[-1]
-    factor = scale if scale is not None else 1 / math.sqrt(size)
-    missing = -size % _ALIGNED
-    padded = [torch.nn.functional.pad(t, (0, missing)) if missing else t for t in (q, k, v)]
-    out: Tensor = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=factor)[0]
-    return out[..., :size] if missing else out
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

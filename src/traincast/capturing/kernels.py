@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from traincast.capturing.attention import fused_attention, fused_attention_backward
 from traincast.capturing.recurrent import cudnn_rnn, cudnn_rnn_backward, fused_gru_cell, fused_gru_cell_backward
 
 aten = torch.ops.aten
@@ -124,6 +125,8 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
     aten._thnn_fused_gru_cell.default: fused_gru_cell,
     aten._thnn_fused_gru_cell_backward.default: fused_gru_cell_backward,
+    aten._scaled_dot_product_fused_attention_overrideable.default: fused_attention,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default: fused_attention_backward,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.add_.Tensor: _add_,

@@ -13,6 +13,8 @@ _REPLACED = {
     "MiopenConvolutionBackward0": "ConvolutionBackward0",
     "ThnnConv2DBackward0": "ConvolutionBackward0",
     "ReluBackward1": "ReluBackward0",
+    # what a capture calls attention before a device has chosen its kernel
+    "ScaledDotProductFusedAttentionOverrideableBackward0": "ScaledDotProductFlashAttentionBackward0",
 }
 
 

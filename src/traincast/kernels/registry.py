@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
+from traincast.platform.device import AMPERE, Device
 from traincast.workload.ops import Signature
 from traincast.workload.workload import Workload
 
@@ -35,24 +36,28 @@ class Control:
 @dataclass(frozen=True, slots=True)
 class LoweringContext:
     """What decides between kernels besides the op: the PyTorch version, whether products and convolutions in fp32 may
-    use TF32, and how many GPUs a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node
-    holds them all)."""
+    use TF32, how many GPUs a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node
+    holds them all), and the compute `capability` of an NVIDIA device (0: another vendor's)."""
 
     framework_version: tuple[int, int] = (2, 13)
     tf32: bool = False
     tf32_convolutions: bool = False
     gpus_per_node: int = 0
+    capability: float = AMPERE
 
 
-def lowering_context(workload: Workload, *, tf32: bool = False, units: bool = False) -> LoweringContext:
-    """The context in which this workload's ops become kernels, on a device with or without `units` for TF32; `tf32`
-    allows it for all products and convolutions, else those run in it that the workload itself lets."""
+def lowering_context(workload: Workload, device: Device | None = None, *, tf32: bool = False) -> LoweringContext:
+    """The context in which this workload's ops become kernels on this device (None: a GPU of compute capability 8.0
+    without units for TF32). `tf32` allows it for all products and convolutions, else those run in it that the workload
+    itself lets."""
     major, _, minor = workload.framework_version.partition(".")
     if not (major.isdigit() and minor.isdigit()):
         raise TraincastError(
             f"workload '{workload.name}' has no usable PyTorch version: {workload.framework_version!r}"
         )
+    units = device is not None and "tf32" in device.peak_flops
     return LoweringContext(
+        capability=AMPERE if device is None else device.compute_capability,
         framework_version=(int(major), int(minor)),
         tf32=units and (tf32 or "products" in workload.tf32),
         tf32_convolutions=units and (tf32 or "convolutions" in workload.tf32),

@@ -68,7 +68,7 @@ def predict_step(
 
 def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
     """The step as instructions; `apart` gives every rank a program of its own, since no two are alike."""
-    context = lowering_context(workload, tf32=tf32, units="tf32" in platform.device.peak_flops)
+    context = lowering_context(workload, platform.device, tf32=tf32)
     if platform.topology is not None and len(workload.ranks) > 1:
         context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
     if not apart:

@@ -93,8 +93,12 @@ def test_efficient_attention_gradient_depends_on_precision():
     name = "aten::_scaled_dot_product_efficient_attention_backward"
     exact = tensor(8, 16, 512, 64)
     single = {"grad_out_": exact, "query": exact, "key": exact, "value": exact}
-    assert kernels(lowered(name, {"grad_out_": _QUERY, **_QKV}, [_QUERY] * 3)) == ["attention:backward"]
-    assert kernels(lowered(name, single, [exact] * 3)) == ["elementwise:mul", "reduction:inner", "attention:backward"]
+    assert kernels(lowered(name, {"grad_out_": _QUERY, **_QKV}, [_QUERY] * 3)) == ["attention:efficient_backward"]
+    assert kernels(lowered(name, single, [exact] * 3)) == [
+        "elementwise:mul",
+        "reduction:inner",
+        "attention:efficient_backward",
+    ]
 
 
 def test_max_pool_gradient_starts_from_zeros():

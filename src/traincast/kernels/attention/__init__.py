@@ -7,7 +7,8 @@ from traincast.kernels.record import FamilyRecord
 
 ATTENTION = Family(
     "attention",
-    ("forward", "backward"),
+    # efficient: the memory-efficient kernel (CUTLASS) of devices, types and masks without flash attention
+    ("forward", "backward", "efficient_forward", "efficient_backward"),
     ("batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim", "causal"),
 )
 RECORD = FamilyRecord(

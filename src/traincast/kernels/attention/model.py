@@ -27,6 +27,8 @@ from traincast.platform.device import Device
 # backward was measured
 _BACKWARD = 2.8
 _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches without tensor cores
+# of the tensor cores' peak that it reaches in half precision (assumed: it re-reads what flash keeps in registers)
+_EFFICIENT_SHARE = 0.35
 _UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Blackwell, fp32): assumed, a factor of 1.4
 _UNMASKED = 0.18  # the same without a causal mask: held-out rows of kernels/attention_encoder, which took no part
 
@@ -56,11 +58,12 @@ class AttentionModel(ParametricModel[AttentionParameters]):
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         parameters = self.fitted
-        fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops])
+        efficient = calls.is_kind("efficient_forward", "efficient_backward")
+        fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops]) & ~efficient
         seconds = kernel_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
         if not fused.all():
             seconds = np.where(fused, seconds, _plain_seconds(calls, device))
-        backward = calls.is_kind("backward")
+        backward = calls.is_kind("backward", "efficient_backward")
         known_backward = backward & fused & self._measured_backward(device)
         seconds = np.where(backward, _BACKWARD, 1.0) * seconds
         if known_backward.any():
@@ -96,9 +99,11 @@ def _within(calls: Calls, limits: FloatArray) -> BoolArray:
 
 
 def _plain_seconds(calls: Calls, device: Device) -> FloatArray:
-    """The memory-efficient kernel in a type without tensor cores: products at a share of the peak."""
+    """The memory-efficient kernel, with or without tensor cores for the type: products at a share of the peak."""
     causal = np.where(calls["causal"] > 0, 0.5, 1.0)
     products = 4.0 * calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * calls["head_dim"] * causal
     moved = calls["batch"] * calls["head_dim"] * calls.item_bytes()
     moved = 2.0 * moved * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
-    return np.asarray(8e-6 + products / (_PLAIN_SHARE * device.sustained("fp32")) + moved / device.dram_bandwidth)
+    plain = _PLAIN_SHARE * device.sustained("fp32")
+    half = {name: _EFFICIENT_SHARE * device.sustained(name) for name in FUSED_TYPES if name in device.peak_flops}
+    return np.asarray(8e-6 + products / calls.per_compute(half, plain) + moved / device.dram_bandwidth)

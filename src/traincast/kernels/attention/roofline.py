@@ -10,13 +10,13 @@ from traincast.kernels.physics import flop_rate, memory_seconds
 from traincast.platform.device import Device
 
 # of the sustained rate; set by hand, see the record's sigma
-_ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42}
+_ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42, "efficient_forward": 0.35, "efficient_backward": 0.25}
 
 
 def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """Two products forward, five backward; a causal mask skips half."""
     pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
-    backward = calls.is_kind("backward")
+    backward = calls.is_kind("backward", "efficient_backward")
     flops = pairs * calls["head_dim"] * np.where(backward, 10.0, 4.0)
     share = np.array([_ATTENTION_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
     queries = calls["batch"] * calls["q_heads"] * calls["q_len"]
