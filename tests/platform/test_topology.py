@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -81,6 +82,27 @@ def test_without_peer_access_every_gpu_more_costs_all_of_them():
     assert host.all_to_all_bandwidth(8) == 2e9
 
 
+def test_gpus_behind_one_pcie_switch_share_the_way_out():
+    topology = replace(load_topology("pcie-a100"), gpus_per_host_link=4)
+    # among four behind one switch every GPU has its own link; of eight, each sends 4/7 through a quarter of one
+    assert [topology.all_to_all_bandwidth(n) for n in (2, 4, 8)] == [32e9, 32e9, 14e9]
+    assert replace(topology, gpus_per_host_link=2).all_to_all_bandwidth(4) == 24e9
+    assert topology.ring_bandwidth(8) == 32e9  # a ring leaves a switch once
+    assert replace(topology, peer_access=False).all_to_all_bandwidth(8) == 2e9  # the rate through host memory has it
+    assert load_topology("dgx-a100").all_to_all_bandwidth(8) == 300e9  # NVLink does not care
+    pairs = replace(load_topology("pcie-a100-pairs"), gpus_per_host_link=2)
+    assert pairs.all_to_all_bandwidth(4) == 24e9  # two thirds go beyond the bridge, through half a link
+
+
+def test_gpus_of_a_step_share_their_links_to_the_host():
+    dgx = load_platform("dgx-a100")
+    assert [dgx.device_among(n).host_sharers for n in (1, 2, 8, 64)] == [1, 2, 2, 2]
+    assert dgx.device_among(1) is dgx.device
+    assert load_platform("dgx-h100").device_among(8).host_sharers == 1
+    assert load_platform("a100-80gb").device_among(8).host_sharers == 1  # nothing is known of its node
+    assert load_platform("dgx1-v100").device_among(8).host_sharers == 2
+
+
 def test_a_bridge_is_fast_even_without_peer_access(tmp_path):
     path = tmp_path / "pairs.yaml"
     path.write_text(
@@ -121,6 +143,8 @@ GOOD = "gpus_per_node: 8\nlink_gbs: 100\nnetwork_gbs_per_gpu: 10\n"
         (GOOD.replace(" 10\n", " 0.001\n"), "'network_gbs_per_gpu' is 0.001"),
         (GOOD + "link_latency_us: 1500\n", "'link_latency_us' is 1500"),
         (GOOD + "peer_access: 'no'\n", "'peer_access' is 'no'; give true or false"),
+        (GOOD + "gpus_per_host_link: 0\n", "'gpus_per_host_link'"),
+        (GOOD + "gpus_per_host_link: 1.5\n", "whole number for 'gpus_per_host_link'"),
         (GOOD + "links: 3\n", "list of"),
         (GOOD + "links: [[0, 9, 1]]\n", "two GPUs below 8"),
         (GOOD + "links: [[0, 1, true]]\n", "is not"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.workload.collectives import COLLECTIVE_OPS, COLLECTIVES, UNEVEN_FORM, named_in_trace
+from traincast.workload.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, UNEVEN_FORM, named_in_trace
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,14 @@ def test_an_op_belongs_to_one_collective():
     assert COLLECTIVE_OPS["c10d::alltoall_base_"].name == "all_to_all"
     assert COLLECTIVE_OPS["_c10d_functional::all_to_all_single"].name == "all_to_all"
     assert len(COLLECTIVE_OPS) == sum(len(kind.ops) + len(kind.functional_ops) for kind in COLLECTIVES.values())
+
+
+def test_ops_of_other_libraries_belong_to_collectives_that_pytorch_does_not_have():
+    assert {op: kind.name for op, kind in LIBRARY_OPS.items()} == {
+        "hugectr::one_shot_all_reduce": "one_shot_all_reduce",
+        "hugectr::node_first_all_to_all": "node_first_all_to_all",
+    }
+    assert all(not kind.ops and not kind.traced for kind in LIBRARY_OPS.values())
 
 
 def test_what_a_record_refers_to_exists():

@@ -14,6 +14,7 @@ import numpy as np
 from traincast.arrays import BoolArray, FloatArray
 from traincast.collectives.calls import COLLECTIVE, bus_factor
 from traincast.collectives.curve import Curve
+from traincast.collectives.direct import Places, direct_seconds
 from traincast.collectives.links import LinkModel, measured_kind, node_bandwidth, steps
 from traincast.errors import TraincastError, unknown
 from traincast.kernels.call import COMPUTE_TYPES, Calls, Estimate
@@ -76,6 +77,8 @@ class CollectiveModel:
     ) -> Answer:
         if kind == "barrier":
             message = np.ones_like(message)
+        if COLLECTIVES[kind].route is Route.DIRECT:
+            return self._direct(kind, compute, message, ranks, nodes, topology, curves)
         if nodes == 1:
             return self._inside(kind, compute, message, ranks, topology, curves)
         per_node = max(2, -(-ranks // nodes))
@@ -93,6 +96,16 @@ class CollectiveModel:
         below = message < start
         seconds = np.where(below, seconds * exact.at(start) / by_links(start), exact.at(message))
         return seconds, np.where(below, sigma, exact.sigma_at(message)), exact.covers(message)
+
+    def _direct(
+        self, kind: str, compute: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, curves: CurveSet
+    ) -> Answer:
+        """Nobody has measured these: they have the floors and the bandwidths of links that NCCL reaches."""
+        per_node = -(-ranks // nodes)
+        _, rate = self.node_limits("all_gather", compute, max(2, per_node), topology, curves)
+        places = Places(per_node=per_node, nodes=nodes, rate=rate)
+        seconds = direct_seconds(kind, message, places, self.links, topology)
+        return seconds, np.full(len(message), self.links.network_sigma), np.zeros(len(message), dtype=bool)
 
     def node_limits(
         self, kind: str, compute: str, ranks: int, topology: Topology, curves: CurveSet

@@ -37,8 +37,8 @@ def memory_seconds(nbytes: FloatArray, device: Device, share: float = DRAM_SHARE
 
 
 def pinned_rate(device: Device) -> float:
-    """Bytes per second from or to pinned host memory, in one direction."""
-    return 1e9 * PCIE_GBS.get(device.pcie_gen, PCIE_GBS[5 if device.pcie_gen > 5 else 3])
+    """Bytes per second from or to pinned host memory, in one direction, while all that share the link copy."""
+    return 1e9 / device.host_sharers * PCIE_GBS.get(device.pcie_gen, PCIE_GBS[5 if device.pcie_gen > 5 else 3])
 
 
 def flop_rate(calls: Calls, device: Device) -> FloatArray:

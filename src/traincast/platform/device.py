@@ -23,7 +23,8 @@ class Device:
     that wait in one stream's queue; `loaded_clock_mhz` is the clock that a step full of matrix products leaves within
     the power limit (None: not known, see `under_load`); `host` names the host profile of machines it is usual in,
     `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or
-    None when the clock floats. `corrections` are factors on the time of kernels by family, from measurements of one
+    None when the clock floats; so many GPUs (`host_sharers`, this one included) copy over its link to the host at once.
+    `corrections` are factors on the time of kernels by family, from measurements of one
     such GPU. `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
     """
 
@@ -50,6 +51,7 @@ class Device:
     clock_mhz: float | None = None
     loaded_clock_mhz: float | None = None
     corrections: Mapping[str, float] = field(default_factory=dict)
+    host_sharers: int = 1
 
     @property
     def effective_clock_mhz(self) -> float:

@@ -28,6 +28,11 @@ class Platform:
     topology: Topology | None = None
     assumed: str = ""
 
+    def device_among(self, gpus: int) -> Device:
+        """Its device when `gpus` of them work at once: neighbours may share a link to the host."""
+        sharers = self.topology.host_sharers(gpus) if self.topology is not None else 1
+        return replace(self.device, host_sharers=sharers) if sharers > 1 else self.device
+
     def at_clock(self, clock_mhz: float) -> Platform:
         """This platform with the SM clock of its devices locked."""
         return replace(self, device=self.device.at_clock(clock_mhz))

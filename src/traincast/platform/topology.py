@@ -15,13 +15,14 @@ _DEFAULT_PCIE = 4  # of a node that names no device, and of generations not list
 _MAX_MESH = 8  # rings over point-to-point links are counted by search
 _FIELDS = (
     "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
-    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "source", "notes",
+    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "gpus_per_host_link", "source", "notes",
 )  # fmt: skip
 # least and most that any node has, several times over: outside, a figure is in another unit
 _RANGES = {
     "gpus_per_node": (1.0, 1024.0),
     "island": (1.0, 1024.0),
     "adapters": (1.0, 1024.0),
+    "gpus_per_host_link": (1.0, 64.0),
     "link_gbs": (0.1, 20_000.0),
     "host_gbs": (0.1, 20_000.0),
     "network_gbs_per_gpu": (0.01, 20_000.0),
@@ -42,7 +43,8 @@ class Topology:
     `link_bandwidth` is what one GPU can send over its fast links, which join `island` GPUs at a time (a whole node
     behind NVSwitch, two with bridges, one when there is only PCIe); GPUs of different islands talk at
     `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory. `links` lists
-    point-to-point links (GPU, GPU, how many) where there is no switch. A node has `adapters` network adapters of
+    point-to-point links (GPU, GPU, how many) where there is no switch. `gpus_per_host_link` GPUs are behind one PCIe
+    switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
     `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide.
     """
 
@@ -58,6 +60,7 @@ class Topology:
     links: Links = ()
     curves: str = ""
     peer_access: bool = True
+    gpus_per_host_link: int = 1
 
     def nodes_for(self, gpus: int) -> int:
         """How many nodes hold this many GPUs."""
@@ -86,7 +89,19 @@ class Topology:
         if ranks <= self.island:
             return self.link_bandwidth
         beyond = (ranks - self.island) / (ranks - 1)
-        return min(self.link_bandwidth, self.through_host(ranks) / beyond)
+        return min(self.link_bandwidth, self.through_host(ranks) / beyond, self._between_switches(ranks))
+
+    def _between_switches(self, ranks: int) -> float:
+        """What each of `ranks` GPUs can send to all when those behind one PCIe switch share the link that leaves it."""
+        sharers = self.gpus_per_host_link
+        near = max(sharers, self.island)  # reached without that link
+        if not self.peer_access or sharers == 1 or ranks <= near:
+            return self.link_bandwidth
+        return self.host_bandwidth / sharers * (ranks - 1) / (ranks - near)
+
+    def host_sharers(self, gpus: int) -> int:
+        """How many of `gpus` GPUs that all work copy over one host link."""
+        return min(gpus, self.gpus_per_host_link)
 
     def through_host(self, ranks: int) -> float:
         """What each of `ranks` GPUs can send beyond its island when all do."""
@@ -137,6 +152,7 @@ def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Top
         links=_links(key, table.get("links", []), gpus),
         curves=str(table.get("curves", "")),
         peer_access=_peer_access(key, table.get("peer_access", True)),
+        gpus_per_host_link=int(_figure(key, table, "gpus_per_host_link", 1, integer=True)),
     )
 
 

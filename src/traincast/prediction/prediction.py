@@ -50,7 +50,8 @@ def predict_step(
     """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r); every step
     begins `late` seconds late."""
     instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
-    costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
+    device = platform.device_among(len(workload.ranks))
+    costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
     costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
     host = host or load_host_profile(platform.device.host)
     walked = walk_step(

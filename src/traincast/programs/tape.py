@@ -247,7 +247,8 @@ class Tape:
         stream: int = 0,
     ) -> int:
         """A collective as ProcessGroupNCCL runs it: on its communicator's stream, after what `stream` has so far;
-        gives the event of its end, which whoever uses the result waits for. `details` are its further scalars."""
+        gives the event of its end, which whoever uses the result waits for. `name` is an op of c10d, or has a namespace
+        of its own; `details` are its further scalars."""
         runs_on = self._streams.setdefault(group.number, len(self._streams) + 1)
         around = "" if forward >= 0 else module
         self.wait(self.record(stream, module=around), runs_on, module=around)
@@ -255,7 +256,8 @@ class Tape:
             ("collective", kind), ("group", group.ranks), ("communicator", group.number), ("bytes", nbytes),
             *details, ("async_op", True),
         ]  # fmt: skip
-        self.op(f"c10d::{name}", arguments, [output], scalars, module=module, forward=forward, stream=runs_on)
+        full = name if "::" in name else f"c10d::{name}"
+        self.op(full, arguments, [output], scalars, module=module, forward=forward, stream=runs_on)
         return self.record(runs_on, module=around)
 
     def all_reduce(self, group: Communicator, flat: Ref, *, stream: int = 0) -> int:

@@ -35,8 +35,8 @@ class Task:
 
     @property
     def device(self) -> Device:
-        """One GPU."""
-        return self.platform.device
+        """One GPU, while the others work too."""
+        return self.platform.device_among(self.gpus)
 
     @property
     def gpus_per_node(self) -> int:

@@ -17,6 +17,7 @@ class Route(Enum):
     RING_OR_TREE = "ring or tree"  # likewise, or up and down a tree where that is faster
     PEERS = "peers"  # from every rank to every other one, side by side
     PAIR = "pair"  # from one rank to one other
+    DIRECT = "direct"  # kernels use the memory of node mates, host threads write to that of other nodes: no NCCL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,10 @@ class CollectiveKind:
     """One collective. Names are without namespaces.
 
     `ops` are PyTorch's ops of namespace c10d, `functional_ops` those of _c10d_functional; the first of `ops` is the one
-    that a traced call becomes. `kernel` is the word in NCCL's kernel names and `traced` how the names begin that
-    profilers give it (lower case, no underscores); both are empty where there are none. `made_of` is the collective
-    whose kernel NCCL runs for one that has no kernel of its own.
+    that a traced call becomes. `library_ops` are ops of other libraries, with their namespaces. `kernel` is the word in
+    NCCL's kernel names and `traced` how the names begin that profilers give it (lower case, no underscores); both are
+    empty where there are none. `made_of` is the collective whose kernel NCCL runs for one that has no kernel of its
+    own.
 
     The busiest link of a node carries `bus_whole + bus_share * (ranks - 1) / ranks` times the message. `like` is the
     collective whose measurements stand for one without any; `uneven_form_of` the one that sends all ranks alike.
@@ -38,6 +40,7 @@ class CollectiveKind:
     name: str
     ops: tuple[str, ...] = ()
     functional_ops: tuple[str, ...] = ()
+    library_ops: tuple[str, ...] = ()
     kernel: str = ""
     traced: str = ""
     made_of: str = ""
@@ -100,6 +103,14 @@ _RECORDS = (
         name="barrier", traced="barrier", route=Route.RING_OR_TREE, bus_share=2.0, like="all_reduce", in_place=True,
         chakra=9, ops=("barrier",),
     ),
+    CollectiveKind(
+        name="one_shot_all_reduce", route=Route.DIRECT, bus_share=2.0, like="all_reduce", in_place=True, one_size=True,
+        library_ops=("hugectr::one_shot_all_reduce",),
+    ),
+    CollectiveKind(
+        name="node_first_all_to_all", route=Route.DIRECT, like="all_to_all", one_size=True,
+        library_ops=("hugectr::node_first_all_to_all",),
+    ),
     CollectiveKind(name="gather", traced="gather", made_of="all_to_all_v", rooted=True, chakra=3, ops=("gather_",)),
     CollectiveKind(name="scatter", traced="scatter", made_of="all_to_all_v", rooted=True, chakra=4, ops=("scatter_",)),
 )  # fmt: skip
@@ -123,6 +134,9 @@ COLLECTIVE_OPS = {
     for op in ops
 }
 """The collective of every op, by its full name."""
+
+LIBRARY_OPS = {op: record for record in _RECORDS for op in record.library_ops}
+"""The collective of every op of a library other than PyTorch, by its full name."""
 
 # the longest names first: "reduce_scatter" begins like "reduce"
 _TRACED = sorted((record for record in _RECORDS if record.traced), key=lambda record: -len(record.traced))

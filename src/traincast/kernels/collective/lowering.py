@@ -12,11 +12,11 @@ from traincast.kernels.collective import COLLECTIVE
 from traincast.kernels.operands import compute_of
 from traincast.kernels.registry import Item, LoweringContext, lowers
 from traincast.kernels.streaming.launches import memcpy
-from traincast.workload.collectives import COLLECTIVE_OPS, COLLECTIVES, Route
+from traincast.workload.collectives import COLLECTIVE_OPS, COLLECTIVES, LIBRARY_OPS, Route
 from traincast.workload.ops import Scalar, Signature
 
 
-@lowers(*COLLECTIVE_OPS)
+@lowers(*COLLECTIVE_OPS, *LIBRARY_OPS)
 def collective(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for the group; alone in its group, a rank copies its input to the output, if they differ."""
     kind, group, size = (signature.scalar(name) for name in ("collective", "group", "bytes"))

@@ -209,7 +209,8 @@ class MemcpyModel(StreamingModel):
         link = calls.is_kind("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable")
         pageable = calls.is_kind("h2d_pageable", "d2h_pageable")
         generation = min(max(device.pcie_gen, 3), 5)
-        pinned, staged = self._PINNED_RATE[generation], self._PAGEABLE_RATE[generation]
+        pinned = self._PINNED_RATE[generation] / device.host_sharers
+        staged = min(self._PAGEABLE_RATE[generation], pinned)
         size = calls["bytes"]
         late = np.where(pageable, np.maximum(size - self._STAGED_BYTES, 0.0), 0.0)
         crossing = 1.5e-6 + (size - late) / pinned + late / staged

@@ -23,11 +23,10 @@ from traincast.workload.workload import Workload
 
 
 def write(sizes: Mapping[str, Any], run: Run) -> Workload:
-    """One training step; `cross` of `sizes` stands for DCNv2, else `hybrid` says whether its embedding is hybrid, and
-    `overlap` whether that runs beside the dense part."""
-    programs, ranks = (
-        write_dcn(run) if sizes["cross"] else write_dlrm(run, hybrid=sizes["hybrid"], overlap=sizes["overlap"])
-    )
+    """One training step; `cross` of `sizes` stands for DCNv2, else `hybrid` says whether its embedding is hybrid,
+    `overlap` whether that runs beside the dense part, and `early` that it is MLPerf 1.0's."""
+    chosen = {name: sizes[name] for name in ("hybrid", "overlap", "early")} if not sizes["cross"] else {}
+    programs, ranks = write_dlrm(run, **chosen) if chosen else write_dcn(run)
     graph = with_graphs(programs[0], np.ones(programs[0].num_scopes, dtype=np.bool_))
     graphs = [replace(graph, sizes=program.sizes) for program in programs]  # they differ in sizes only
     return Workload(name="hugectr", programs=tuple(share_templates(graphs)), ranks=ranks, mode="training")

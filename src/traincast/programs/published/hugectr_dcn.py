@@ -16,7 +16,6 @@ from traincast.embeddings.load import Part, total_load
 from traincast.programs.dlrm.cross_config import DLRM_V2
 from traincast.programs.published.hugectr_dense import DIM, DenseStep
 from traincast.programs.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
-from traincast.programs.published.node_exchanges import NodeExchanges
 from traincast.programs.published.nvidia_dlrm import SKEW
 from traincast.programs.published.run import Run
 from traincast.programs.rank_tape import RankTape
@@ -131,7 +130,6 @@ class _Step(DenseStep):
         # columns of the results that come from each rank that this one exchanges with
         group = tape.across if self.several else tape.world
         self.group, self.columns = group, [held[rank].columns for rank in group.ranks]
-        self.exchanges = NodeExchanges(tape, several_nodes=self.several, stream=_EMBEDDING)
         self.copied_rows = _height(self.held.copied) if self.held.copied else 0
 
     def program(self) -> Program:
@@ -191,7 +189,7 @@ class _Step(DenseStep):
         if self.held.parts:
             pooled = self._look_up(self.held.parts, self.whole)
             if self.several:
-                pooled = self.exchanges.within("_reduce_scatter_base_", "reduce_scatter", pooled, self._rail_shape())
+                pooled = self._within("_reduce_scatter_base_", "reduce_scatter", pooled, self._rail_shape())
         else:
             pooled = tape.new((0, 0), self.dtype)
         received = [self._exchange(pooled, forward=True) if tape.world_size > 1 else pooled]
@@ -212,6 +210,16 @@ class _Step(DenseStep):
         tape.wait(tape.all_to_all(self.group, flat, received, send, receive, stream=_EMBEDDING), _EMBEDDING)
         rows = self.local if forward else self.local * ranks
         return tape.view(received, (rows, sum(receive) // rows))
+
+    def _within(self, name: str, kind: str, source: Ref, shape: tuple[int, int]) -> Ref:
+        """A collective between the GPUs of a node that gives a tensor of this shape."""
+        tape = self.tape
+        result = tape.new(shape, self.dtype)
+        largest = max(source.spec.nbytes, result.spec.nbytes)
+        arguments = [("output", result), ("input", source)]
+        event = tape.collective(name, kind, tape.within, arguments, result, nbytes=largest, stream=_EMBEDDING)
+        tape.wait(event, _EMBEDDING)
+        return result
 
     def _update_rows(self, grad: Ref) -> None:
         """Gradients repeated for every part, sent to the tables, summed by row and applied."""
@@ -234,7 +242,7 @@ class _Step(DenseStep):
         if not self.held.parts:
             return
         if self.several:
-            grad = self.exchanges.within("_allgather_base_", "all_gather", grad, (self.whole, self.held.columns))
+            grad = self._within("_allgather_base_", "all_gather", grad, (self.whole, self.held.columns))
         grad = tape.view(grad, (self.whole, self.held.columns))
         arguments = [("grad_output", grad), ("weights", self._weights(self.held.parts)),
                      ("indices", self._keys(self.held.parts, self.whole))]  # fmt: skip

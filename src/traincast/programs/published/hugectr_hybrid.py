@@ -17,8 +17,11 @@ from traincast.embeddings.access import row_classes
 from traincast.programs.published.run import Run
 
 _DUPLICATES = 0.03  # on one node: the most that a row may be wanted twice by one GPU's samples (HybridEmbeddingParam)
-# on several nodes: bandwidths of all-to-all and all-reduce, and their ratio's efficiency (HybridEmbeddingParam)
-_ALL_TO_ALL, _ALL_REDUCE, _EFFICIENCY = 23.75e9, 1.3e11, 0.5
+# on several nodes: bandwidths of all-reduce and all-to-all, and their ratio's efficiency (HybridEmbeddingParam)
+_ALL_REDUCE = 1.3e11
+_ALL_TO_ALL = 23.75e9  # as configured from MLPerf 1.1 on
+_DEFAULT_ALL_TO_ALL = 1.9e11  # the library's default, with which MLPerf 1.0 was run
+_EFFICIENCY = {14: 0.5}  # by nodes, as configured; else 1.0, the library's default and what 4 and 8 nodes were run with
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +34,20 @@ class HybridRows:
     infrequent_share: float
 
 
-def frequent_count(run: Run) -> float:
-    """How often a step's samples must want a row that is to be on every GPU."""
+def frequent_count(run: Run, *, by_default: bool = False) -> float:
+    """How often a step's samples must want a row that is to be on every GPU; `by_default`: with the library's
+    bandwidths and efficiency instead of the configured ones."""
     nodes = -(-run.gpus // run.gpus_per_node)
     if nodes == 1:
         local = run.global_batch / run.gpus
         return run.global_batch * sqrt(2.0 * _DUPLICATES / (local * max(local - 1.0, 1.0)))
-    return nodes * _ALL_TO_ALL / _ALL_REDUCE * _EFFICIENCY * nodes / (nodes - 1.0)
+    ratio = _DEFAULT_ALL_TO_ALL if by_default else _ALL_TO_ALL * _EFFICIENCY.get(nodes, 1.0)
+    return nodes * ratio / _ALL_REDUCE * nodes / (nodes - 1.0)
 
 
-def hybrid_rows(tables: Sequence[Table], run: Run) -> HybridRows:
-    """Frequent rows of these tables, and who wants them."""
-    least, local = frequent_count(run), run.global_batch // run.gpus
+def hybrid_rows(tables: Sequence[Table], run: Run, *, by_default: bool = False) -> HybridRows:
+    """Frequent rows of these tables, and who wants them; `by_default` as for `frequent_count`."""
+    least, local = frequent_count(run, by_default=by_default), run.global_batch // run.gpus
     frequent = touched = others = lookups = 0.0
     for table in tables:
         classes = row_classes(table.access, table.rows)
