@@ -27,6 +27,7 @@ from traincast.api import (
     self_check,
     shard,
     trace,
+    write_report,
 )
 from traincast.version import __version__
 
@@ -52,4 +53,5 @@ __all__ = [
     "self_check",
     "shard",
     "trace",
+    "write_report",
 ]

@@ -19,6 +19,7 @@ from traincast.machine import self_check as self_check
 if TYPE_CHECKING:
     from traincast.evaluation.suites import Evaluation, MachineOptions
     from traincast.host.profile import HostProfile
+    from traincast.pages.written import WrittenPage
     from traincast.platform.platform import Platform
     from traincast.prediction.result import Prediction
     from traincast.prediction.scaling import ScalingCurve
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from traincast.questions.platforms import PlatformList
     from traincast.questions.variant import VariantOptions
     from traincast.replay.results import TraceReport
+    from traincast.results import Result
     from traincast.sharding.result import ShardingAnswer
     from traincast.training.layout import Layout
     from traincast.training.plan import Plan
@@ -289,6 +291,14 @@ def load_trace(*files: str | Path, step: int | None = None) -> Workload:
 
     name = Path(files[0]).name.partition(".")[0] if files else ""
     return trace_workload(trace(*files), name=name, step=step)
+
+
+def write_report(answer: Result, out: str | Path, *, price: float | None = None) -> WrittenPage:
+    """Writes any answer of these calls as one self-contained HTML file (`out`): the number and its evidence, why, the
+    timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour."""
+    from traincast.pages.written import write_page
+
+    return write_page(answer, Path(out), price)
 
 
 def models() -> ModelList:

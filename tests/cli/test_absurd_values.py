@@ -70,6 +70,7 @@ SOUND = {
     ],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0.1"],
+    "report": ["dlrm-ddp --on v100 --batch-size 64 -o out.html", "trace.json -o out.html"],
     "models": [""],
     "platforms": [""],
     "capture": ["step.py:make_step -o step.tc"],

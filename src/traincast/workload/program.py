@@ -236,19 +236,31 @@ def _touched(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Ar
 
 def peak_memory(program: Program) -> Memory:
     """Peak of the live device storages over the step, each rounded up to the allocator's 512-byte blocks."""
-    c = program.columns
-    blocks = np.where(program.storages.on_host, 0, (program.storage_nbytes + 511) // 512 * 512)
-    if blocks.sum(dtype=np.float64) > 2.0**62:
-        raise TraincastError(f"the storages of this step at batch size {program.batch_size} exceed 64 bits of bytes")
-    steps = program.num_ops + 2
-    change = np.zeros(steps + 1, dtype=np.int64)
-    born = np.maximum(c.storage_alloc, -1) + 1
-    gone = np.minimum(c.storage_free, program.num_ops) + 2
-    np.add.at(change, born, blocks)
-    np.subtract.at(change, np.minimum(gone, steps), blocks)
-    live = np.cumsum(change[:steps])
+    blocks, born, gone = _lives(program)
+    live = live_bytes(program)
     moment = int(np.argmax(live))
     alive = (born <= moment) & (gone > moment)
     sums = np.zeros(len(_USES), dtype=np.int64)
     np.add.at(sums, program.storages.use[alive], blocks[alive])
     return Memory(int(live[moment]), {use: total for use, total in zip(_USES, sums.tolist(), strict=True) if total})
+
+
+def live_bytes(program: Program) -> IntArray:
+    """Device bytes alive before the first op (entry 0), while op i runs (entry i + 1), and after the last one."""
+    blocks, born, gone = _lives(program)
+    steps = program.num_ops + 2
+    change = np.zeros(steps + 1, dtype=np.int64)
+    np.add.at(change, born, blocks)
+    np.subtract.at(change, np.minimum(gone, steps), blocks)
+    return np.asarray(np.cumsum(change[:steps]))
+
+
+def _lives(program: Program) -> tuple[IntArray, IntArray, IntArray]:
+    """Bytes of every storage on the device, and from which entry of `live_bytes` to before which it is there."""
+    c = program.columns
+    blocks = np.where(program.storages.on_host, 0, (program.storage_nbytes + 511) // 512 * 512)
+    if blocks.sum(dtype=np.float64) > 2.0**62:
+        raise TraincastError(f"the storages of this step at batch size {program.batch_size} exceed 64 bits of bytes")
+    born = np.maximum(c.storage_alloc, -1) + 1
+    gone = np.minimum(c.storage_free, program.num_ops) + 2
+    return blocks, born, gone

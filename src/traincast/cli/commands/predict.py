@@ -21,23 +21,25 @@ A Transformer by its description (llama3-8b, a short YAML, a Hugging Face config
 from __future__ import annotations
 
 import argparse
-from functools import partial
 
 from traincast.api import predict, predict_here, predict_training, scaling
 from traincast.calibration.step import SerialPrediction
 from traincast.cli.arguments import file_path, variant_options, whole_numbers
 from traincast.cli.layouts import add_layout_arguments, has_layout, layout_of
-from traincast.cli.output import check_outputs, print_result
+from traincast.cli.output import check_outputs, print_json, print_text
+from traincast.cli.verbs import OK
 from traincast.errors import TraincastError
 from traincast.files.writing import write_json
 from traincast.prediction.places import PLACES
-from traincast.prediction.scaling import SCALINGS
+from traincast.prediction.result import Prediction
+from traincast.prediction.scaling import SCALINGS, ScalingCurve
 from traincast.questions.here import is_here
 from traincast.questions.loading import Loader
 from traincast.questions.programs import PROGRAMS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_text
+from traincast.training.result import TrainingPrediction
 from traincast.walk.uneven import Unevenness
 
 
@@ -45,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("workload", metavar="WORKLOAD")
     parser.add_argument("--on", metavar="PLATFORM", required=True)
+    add_prediction_options(parser)
+    parser.add_argument("--by", choices=PLACES, help="shows kernel time by module, layer or op too")
+    parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
+    add_layout_arguments(parser)
+
+
+def add_prediction_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say what is to be predicted."""
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples per GPU")
     parser.add_argument("--seq-len", type=int, metavar="N", help="tokens per sample (Transformers)")
     parser.add_argument("--gpus", metavar="N[,N...]", help="how many GPUs; several numbers give a scaling curve")
@@ -67,14 +77,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
     parser.add_argument("--jitter", type=float, default=0.0, metavar="X", help="ranks take longer by a share at random")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --skew-ms and --jitter")
-    parser.add_argument("--by", choices=PLACES, help="shows kernel time by module, layer or op too")
-    parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="timeline for Perfetto (Chrome trace JSON)")
-    add_layout_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
     check_outputs(args.trace_out, inputs=[args.workload, args.on])
+    answer = answered(args)
+    if args.trace_out:
+        assert isinstance(answer, Prediction), "other answers have refused a timeline"
+        write_json(args.trace_out, chrome_trace(answer))
+    if args.json:
+        print_json(answer.to_dict())
+    else:
+        print_text(_text(answer, args.by))
+    return OK
+
+
+Answer = Prediction | ScalingCurve | TrainingPrediction | SerialPrediction
+"""What the options may ask for."""
+
+
+def answered(args: argparse.Namespace) -> Answer:
+    """The prediction, scaling curve, laid-out Transformer or step on this machine that the options ask for."""
     if is_here(args.on):
         return _here(args)
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
@@ -87,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         if uneven:
             raise TraincastError("--skew-ms and --jitter are for one prediction; give one number of --gpus")
         return _curve(args, gpus or [1])
-    answer = predict(
+    return predict(
         args.workload,
         on=args.on,
         gpus=gpus[0] if gpus else None,
@@ -99,10 +123,21 @@ def run(args: argparse.Namespace) -> int:
         loader=_loader(args),
         **variant_options(args),
     )
-    if args.trace_out:
-        write_json(args.trace_out, chrome_trace(answer))
-    print_result(answer, partial(prediction_text, by=args.by), as_json=args.json)
-    return 0
+
+
+def _text(answer: Answer, by: str | None) -> str:
+    """The answer for the terminal."""
+    if isinstance(answer, Prediction):
+        return prediction_text(answer, by=by)
+    if isinstance(answer, ScalingCurve):
+        from traincast.report.scaling import scaling_text
+
+        return scaling_text(answer)
+    if isinstance(answer, TrainingPrediction):
+        from traincast.report.training import training_text
+
+        return training_text(answer)
+    return answer.headline()
 
 
 def _loader(args: argparse.Namespace) -> Loader | None:
@@ -110,25 +145,21 @@ def _loader(args: argparse.Namespace) -> Loader | None:
     return None if loader == Loader() else loader
 
 
-def _here(args: argparse.Namespace) -> int:
+def _here(args: argparse.Namespace) -> SerialPrediction:
     for option in ("gpus", "scaling", "clock_mhz", "host", "trace_out", "compiled", "by"):
-        if getattr(args, option):
+        if getattr(args, option, None):
             raise TraincastError(f"--{option.replace('_', '-')} is for GPUs; leave it out with '--on {args.on}'")
-    answer = predict_here(args.workload, on=args.on, **variant_options(args))
-    print_result(answer, SerialPrediction.headline, as_json=args.json)
-    return 0
+    return predict_here(args.workload, on=args.on, **variant_options(args))
 
 
-def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
-    from traincast.report.scaling import scaling_text
-
-    if args.trace_out:
+def _curve(args: argparse.Namespace, gpus: list[int]) -> ScalingCurve:
+    if getattr(args, "trace_out", None):
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
-    if args.by:
+    if getattr(args, "by", None):
         raise TraincastError("--by shows the kernel time of one prediction; give one number of --gpus")
     if _loader(args):
         raise TraincastError("--loader-ms, --workers and --pageable are for one prediction; give one number of --gpus")
-    curve = scaling(
+    return scaling(
         args.workload,
         on=args.on,
         gpus=gpus,
@@ -139,23 +170,17 @@ def _curve(args: argparse.Namespace, gpus: list[int]) -> int:
         cuda_graph=args.cuda_graph,
         **variant_options(args),
     )
-    print_result(curve, scaling_text, as_json=args.json)
-    return 0
 
 
-def _laid_out(args: argparse.Namespace, gpus: list[int]) -> int:
+def _laid_out(args: argparse.Namespace, gpus: list[int]) -> TrainingPrediction:
     """A Transformer laid over GPUs."""
-    from traincast.report.training import training_text
-
     if len(gpus) > 1 or args.scaling:
         raise TraincastError("a layout is for one number of GPUs; give one number of --gpus")
     for option in ("trace_out", "attention", "embedding", "skew_ms", "jitter", "by"):
-        if getattr(args, option):
+        if getattr(args, option, None):
             raise TraincastError(f"--{option.replace('_', '-')} does not go with a layout of GPUs; leave it out")
     if args.mode == "inference":
         raise TraincastError("--mode inference has no layout of GPUs; leave one of them out")
-    answer = predict_training(
+    return predict_training(
         args.workload, on=args.on, layout=layout_of(args, gpus[0]), clock_mhz=args.clock_mhz, host=args.host
     )
-    print_result(answer, training_text, as_json=args.json)
-    return 0

@@ -1,0 +1,122 @@
+"""Pieces of HTML. Data in, HTML out; every string that is not `Html` already is escaped, since names come from files of
+strangers. No piece carries a style or a script of its own: the page's policy would refuse it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+SLOTS = 8
+"""So many colours, each with a texture of its own, tell parts apart."""
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def safe(value: str) -> Html:
+    """The value as HTML: escaped, unless it is HTML already."""
+    return value if isinstance(value, Html) else Html(escape(value))
+
+
+def joined(pieces: Iterable[str]) -> Html:
+    """Pieces one after the other."""
+    return Html("".join(safe(piece) for piece in pieces))
+
+
+def paragraph(text: str, kind: str = "") -> Html:
+    """A paragraph; `kind` is its class."""
+    return Html(f"<p{_class(kind)}>{safe(text)}</p>")
+
+
+def heading(text: str) -> Html:
+    """A heading inside of a section."""
+    return Html(f"<h3>{safe(text)}</h3>")
+
+
+def items(lines: Iterable[str], kind: str = "") -> Html:
+    """A list, or nothing where there are no lines."""
+    entries = "".join(f"<li>{safe(line)}</li>" for line in lines)
+    return Html(f"<ul{_class(kind)}>{entries}</ul>" if entries else "")
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Html:
+    """Labels and their values."""
+    entries = "".join(f"<div><dt>{safe(label)}</dt><dd>{safe(value)}</dd></div>" for label, value in pairs)
+    return Html(f"<dl>{entries}</dl>")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), caption: str) -> Html:
+    """A table in a box that scrolls sideways where it is wide; columns in `right` are right-aligned."""
+    numbers = set(right)
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        classes = [' class="n"' if column in numbers else "" for column in range(len(header))]
+        scope = ' scope="col"' if tag == "th" else ""
+        body = (f"<{tag}{kind}{scope}>{safe(cell)}</{tag}>" for cell, kind in zip(cells, classes, strict=True))
+        return f"<tr>{''.join(body)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return Html(
+        f'<div class="wide" tabindex="0" role="region" aria-label="{safe(caption)}"><table>'
+        f"<caption>{safe(caption)}</caption><thead>{line(header, 'th')}</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def folded(title: str, content: str) -> Html:
+    """HTML under a title that opens and closes; it begins closed."""
+    return Html(f"<details><summary>{safe(title)}</summary>{safe(content)}</details>")
+
+
+def bar(share: float, slot: int = 0) -> Html:
+    """A bar as long as a share (0 to 1) of its cell; its figure stands beside it, so it says nothing to a reader."""
+    width = min(max(100.0 * share, 0.0), 100.0)
+    return Html(
+        f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="s{slot % SLOTS}" width="{width:.2f}" height="10"/></svg>'
+    )
+
+
+def stack(parts: Sequence[tuple[str, float, str]], label: str) -> Html:
+    """Parts of a whole side by side, each with its texture: (name, share, figure); the legend below names them all."""
+    shown = [(number, *part) for number, part in enumerate(parts) if part[1] > 0]
+    whole = sum(share for _, _, share, _ in shown) or 1.0
+    at, pieces = 0.0, []
+    for number, _, share, _ in shown:
+        width = 1000.0 * share / whole
+        slot = number % SLOTS
+        pieces.append(f'<rect class="s{slot}" x="{at:.1f}" width="{width:.1f}" height="44"/>')
+        pieces.append(f'<rect fill="url(#t{slot})" x="{at:.1f}" width="{width:.1f}" height="44"/>')
+        at += width
+    legend = "".join(
+        f"<li>{_swatch(number)}<b>{safe(name)}</b> {safe(figure)}</li>" for number, name, _, figure in shown
+    )
+    words = ", ".join(f"{name} {figure}" for _, name, _, figure in shown)
+    return Html(
+        f'<figure class="stack"><svg viewBox="0 0 1000 44" preserveAspectRatio="none" role="img" '
+        f'aria-label="{safe(f"{label}: {words}")}">{"".join(pieces)}</svg><ul class="legend">{legend}</ul></figure>'
+    )
+
+
+def _swatch(number: int) -> str:
+    slot = number % SLOTS
+    box = 'width="16" height="16"'
+    return (
+        f'<svg class="swatch" viewBox="0 0 16 16" aria-hidden="true"><rect class="s{slot}" {box}/>'
+        f'<rect fill="url(#t{slot})" {box}/></svg>'
+    )
+
+
+def chart(key: str, label: str, note: str = "") -> Html:
+    """The place of a chart whose data the page has under `key`; `label` is what a screen reader says."""
+    below = f"<figcaption>{safe(note)}</figcaption>" if note else ""
+    return Html(
+        f'<figure class="chart" data-chart="{safe(key)}"><div class="plot" role="img" aria-label="{safe(label)}"></div>'
+        f"{below}</figure>"
+    )
+
+
+def _class(kind: str) -> str:
+    return f' class="{safe(kind)}"' if kind else ""

@@ -1,0 +1,73 @@
+"""Any answer as a page, and the file that it is written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import TraincastError
+from traincast.files.reading import shown_path
+from traincast.files.writing import write_bytes
+from traincast.pages.measured import trace_page
+from traincast.pages.page import MOST_BYTES, Page, Section, page_html
+from traincast.pages.parts import folded_records
+from traincast.pages.predicted import prediction_page
+from traincast.pages.provenance import software_section
+from traincast.prediction.result import Prediction
+from traincast.replay.results import TraceReport
+from traincast.results import Result
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class WrittenPage(Result):
+    """A page that was written: its `file`, its size in `bytes`, its title and the keys of its sections."""
+
+    file: Path
+    bytes: int
+    title: str
+    sections: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data."""
+        return {"file": str(self.file), "bytes": self.bytes, "title": self.title, "sections": list(self.sections)}
+
+    def headline(self) -> str:
+        """The file, its size and what is in it."""
+        parts = ", ".join(self.sections)
+        return f"{self.title}\nwrote {shown_path(self.file)} ({self.bytes / 1e3:,.0f} kB): {parts}"
+
+
+_PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
+    Prediction: prediction_page,
+    TraceReport: trace_page,
+}
+
+
+def page_of(answer: Result, price: float | None = None) -> Page:
+    """The page of any answer; `price` is dollars of a GPU and hour. Answers without a page of their own get tables."""
+    if price is not None and not 0 <= price < 1e6:
+        raise TraincastError(f"`price` {price:g}: give dollars of one GPU for an hour, 0 or more")
+    make = _PAGES.get(type(answer))
+    return make(answer, price) if make else _plain_page(answer)
+
+
+def _plain_page(answer: Result) -> Page:
+    title, _, rest = answer.headline().partition("\n")
+    html = folded_records(answer.records())
+    return Page(title=title, subtitle=rest, sections=[
+        Section(key="answer", title=type(answer).__name__, html=html), software_section([])])  # fmt: skip
+
+
+def write_page(answer: Result, out: Path, price: float | None = None) -> WrittenPage:
+    """Writes the page of an answer, whole or not at all."""
+    page = page_of(answer, price)
+    data = page_html(page).encode()
+    if len(data) > MOST_BYTES:
+        raise TraincastError(
+            f"the report would be {len(data) / 1e6:.1f} MB, more than {MOST_BYTES / 1e6:.0f}; give fewer GPUs or a "
+            "shorter trace"
+        )
+    write_bytes(out, data)
+    return WrittenPage(file=out, bytes=len(data), title=page.title, sections=tuple(s.key for s in page.sections))
