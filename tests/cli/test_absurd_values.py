@@ -70,7 +70,7 @@ SOUND = {
     ],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0.1"],
-    "report": ["dlrm-ddp --on v100 --batch-size 64 -o out.html", "trace.json -o out.html"],
+    "report": ["trace.json -o out.html"],
     "models": [""],
     "platforms": [""],
     "capture": ["step.py:make_step -o step.tc"],
@@ -87,11 +87,15 @@ SOUND = {
 
 def absurd_commands(verb: str, sound: str) -> list[list[str]]:
     """The sound command with one option or positional at a time set to each absurd value."""
-    _, made = parsers([verb])
+    _, made = parsers({verb, "predict"})
     words = sound.split()
     commands = []
+    # those of a prediction are tried with predict, where an answer costs no page
+    known = {action.dest for action in made["predict"]._actions} - {"on"} if verb == "report" else set()
     for action in made[verb]._actions:
         if isinstance(action, argparse._HelpAction) or (action.option_strings and action.nargs == 0):
+            continue
+        if action.dest in known:
             continue
         for value in ABSURD_NAMES if action.dest in NAMES else ABSURD:
             if action.option_strings:

@@ -39,7 +39,7 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path
         kind = "a folder" if stat.S_ISDIR(state.st_mode) else "no regular file"
         raise TraincastError(f"cannot write '{where}': it is {kind}; give the path of a file")
     for source in inputs:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # what no file can be called is no file
             if state is not None and os.path.samestat(state, Path(source).stat()):
                 raise TraincastError(f"cannot write '{where}': it is also read; give another path")
     if not target.parent.is_dir():

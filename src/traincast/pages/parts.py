@@ -9,7 +9,7 @@ from traincast.display.text import milliseconds
 from traincast.pages.elements import Html, bar, folded, items, joined, paragraph, safe, stack, table
 
 _INSIDE, _MOSTLY = 0.05, 0.5  # shares of kernel time outside of measurements: below the first none to speak of
-_MOST_ROWS = 200  # of a table of records: a page is for reading; `--json` has them all
+_MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all
 
 NO_PRICE = "No price of a GPU was given, so there are no dollars here."
 
