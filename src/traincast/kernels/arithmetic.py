@@ -37,7 +37,7 @@ def _convolution(calls: Calls) -> FloatArray:
 
 def _attention(calls: Calls) -> FloatArray:
     """A causal mask skips half of the pairs."""
-    per_pair = np.array([_ATTENTION_FLOPS[kind] for kind in calls.family.kinds])[calls.kind]
+    per_pair = np.array([_ATTENTION_FLOPS[kind.rpartition("_")[2]] for kind in calls.family.kinds])[calls.kind]
     pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
     return np.asarray(per_pair * pairs * calls["head_dim"])
 

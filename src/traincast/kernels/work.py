@@ -1,6 +1,7 @@
 """What kernel calls have to do, whatever the device: operations, and bytes that must move at least once.
 
-Products, convolutions and attention count as in `arithmetic`; streaming kernels one an element, since what they do with it hardly matters.
+Products, convolutions and attention count as in `arithmetic`; streaming kernels one operation an element, since what
+they do with it hardly matters.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _conv(calls: Calls) -> Work:
 
 def _attention(calls: Calls) -> Work:
     rows = calls["batch"] * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
-    passes = np.where(calls.is_kind("backward"), 4.0, 2.0)
+    passes = np.where(calls.is_kind("backward", "efficient_backward"), 4.0, 2.0)
     return counted_flops(calls), passes * rows * calls["head_dim"] * calls.item_bytes()
 
 

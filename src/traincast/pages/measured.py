@@ -21,6 +21,7 @@ _WORDS = {
     "synchronised": "idle: the host had waited for the device",
     "event_wait": "idle: streams wait for each other",
     "launch_latency": "idle: launched, not begun",
+    "graph_nodes": "idle: between nodes of a graph",
 }
 _MOST_GAINS = 15
 
@@ -96,7 +97,7 @@ def why_section(report: TraceReport) -> Section:
     """The median step of the slowest rank by what it was spent on, its critical path, kernels by family and op."""
     rank = slowest_rank(report)
     step = rank.median_step
-    parts = [(_WORDS[name], float(getattr(step, name))) for name in PARTS]
+    parts = [(_WORDS.get(name, name.replace("_", " ")), float(getattr(step, name))) for name in PARTS]
     pieces = [
         step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}"),
         heading("What holds the step up"),
