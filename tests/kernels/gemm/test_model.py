@@ -188,7 +188,7 @@ def test_a_stopwatch_shows_the_floor_for_short_kernels_and_the_sum_for_long_ones
     assert as_timed(np.array([1e-2]), floor, offset)[0] == pytest.approx(1.002e-2, rel=1e-3)
 
 
-def synthetic(n=700):
+def synthetic(n=300):
     v100 = load_device("v100-pcie")
     calls = products(random_sizes(n, seed=5, most=4096))
     physical, _ = describe(ENGINES["simt"], Problem.of(calls, v100, "fp32", 4.0))
