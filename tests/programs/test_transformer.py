@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.zoo.captured import capture_once
 from traincast.kernels.lowered import lower_program
 from traincast.kernels.registry import LoweringContext
-from traincast.programs.transformer.step import layer_piece, transformer_workload
+from traincast.programs.transformer.step import head_piece, layer_piece, transformer_workload
 from traincast.programs.transformer.style import Shard, Style
 from traincast.transformers.reading import described
 from traincast.workload.ops import Phase
@@ -156,3 +156,35 @@ def test_experts_see_each_token_top_k_times() -> None:
     grouped = {values[:4]: n for (_, kind, _, values), n in kernels.items() if kind == "bmm"}
     # 64 tokens to 2 experts each: 2 local experts with 64 rows; gate and up together, then down
     assert grouped == {(2.0, 64.0, 64.0, 64.0): 1, (2.0, 64.0, 64.0, 32.0): 1}
+
+
+def _computes(program: Program, phase: Phase) -> Counter:
+    return Counter(compute for (_, _, compute, _), n in _kernels(program, phase, ("gemm",)).items() for _ in range(n))
+
+
+def test_the_head_stays_in_16_bits_and_so_may_gradients_of_weights() -> None:
+    shard = Shard(batch=2, seq_len=32)
+    head = head_piece(LLAMA, shard, Style(precision="fp8")).program
+    assert _computes(head, Phase.FORWARD) == {"bf16": 1} and _computes(head, Phase.BACKWARD) == {"bf16": 2}
+    layer = layer_piece(LLAMA, shard, Style(precision="fp8", joined=False), experts=False).program
+    assert _computes(layer, Phase.BACKWARD) == {"fp8": 14}
+    mixed = layer_piece(LLAMA, shard, Style(precision="fp8", joined=False, wide_gradients=True), experts=False).program
+    assert _computes(mixed, Phase.FORWARD) == {"fp8": 7}
+    assert _computes(mixed, Phase.BACKWARD) == {"fp8": 7, "bf16": 7}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_megatrons_softmax_takes_four_matrices_at_a_time(batch: int) -> None:
+    narrow = described("gpt", {"layers": 1, "hidden": 64, "heads": 2, "ffn": 96, "vocab": 9, "seq_len": 32})
+    style = Style(attention="unfused", fused=True)
+    piece = layer_piece(narrow, Shard(batch=batch, seq_len=32), style, experts=False)
+    casts = [op.name for op in piece.program.ops].count("aten::_to_copy")
+    assert casts == (0 if batch * 2 % 4 == 0 else 4)  # two each way
+
+
+def test_megatrons_first_loss_passes_over_fp32_logits() -> None:
+    shard = Shard(batch=2, seq_len=32)
+    fused = head_piece(LLAMA, shard, Style(fused=True))
+    by_ops = head_piece(LLAMA, shard, Style(fused=True, loss_by_ops=True))
+    assert by_ops.program.num_ops - fused.program.num_ops == 6  # 6 forward instead of 1, 2 backward instead of 1
+    assert by_ops.saved_bytes > fused.saved_bytes  # the shares of all words, in fp32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from traincast.platform.platform import load_platform
 from traincast.prediction.prediction import predict_step
 from traincast.programs.transformer.step import transformer_workload
 from traincast.programs.transformer.style import Style
-from traincast.training.constants import Constants
+from traincast.training.constants import SHARED
 from traincast.training.layout import Layout
 from traincast.training.predict import predict_training
 from traincast.transformers.reading import described, load_transformer
@@ -28,7 +29,7 @@ def predicted(**options):
 
 def test_one_gpu_agrees_with_the_walk_over_the_whole_program() -> None:
     layout = Layout(gpus=1, micro_batch=4, kernels="eager", joined=False, optimizer="none")
-    cold = Constants(sustained={}, module_us=0.0)  # the walk knows nothing of long steps
+    cold = replace(SHARED, sustained={}, module_us=0.0)  # the walk knows nothing of long steps
     answer = predict_training(SMALL, load_platform("h100"), layout, constants=cold)
     workload = transformer_workload(SMALL, batch_size=4, seq_len=2048, style=Style(joined=False), optimizer="none")
     walked = predict_step(workload, load_platform("h100"))
@@ -90,6 +91,47 @@ def test_mixtures_exchange_tokens_and_hold_their_share_of_experts() -> None:
     shared = predicted(model="mixtral-8x7b", gpus=8, ep=8, global_batch=8, sharding="zero1")
     assert shared.parts.exposed["ep"] > 0 and "ep" not in alone.parts.exposed
     assert shared.memory["parameters"] < 0.3 * alone.memory["parameters"]
+
+
+def test_a_token_leaves_once_for_a_node_or_for_each_expert() -> None:
+    def exposed(**options) -> float:
+        answer = predicted(model="deepseek-v3", gpus=64, global_batch=64, sharding="zero1", **options)
+        return answer.parts.exposed["ep"]
+
+    stands = exposed(ep=8) - exposed(ep=8, kernels="graph")
+    assert stands > 0  # counts of tokens reach the host
+    each, once = (exposed(ep=64, kernels="graph", dispatch=way) for way in ("each", "once"))
+    # 8 experts of a token on 8 nodes: 8 * (1 - (7/8)^8) = 5.25 nodes hold any of them
+    assert 5.0 / 8 < once / each < 0.9
+
+
+def test_experts_with_a_capacity_wait_for_no_counts() -> None:
+    model = load_transformer("mixtral-8x7b")
+    even = replace(model, experts=replace(model.experts, capacity=1.0))
+    shared = {"gpus": 8, "ep": 8, "global_batch": 8, "sharding": "zero1"}
+    waiting, straight = (predicted(model=some, **shared).parts.exposed["ep"] for some in (model, even))
+    assert waiting - straight == pytest.approx(model.layers * 1e-6 * SHARED.routing_us)
+
+
+def test_pytorchs_ring_merges_parts() -> None:
+    shared = {"model": "llama3-8b", "gpus": 8, "cp": 4, "seq_len": 65536, "global_batch": 2, "sharding": "zero3"}
+    ring, fused = (predicted(**shared, kernels=name).parts.attention for name in ("compiled", "fused"))
+    assert ring == pytest.approx(SHARED.ring * fused)
+
+
+def test_eight_bit_rows_with_wide_gradients_lie_between() -> None:
+    shared = {"model": "llama3-8b", "gpus": 8, "global_batch": 8, "sharding": "zero3", "kernels": "compiled"}
+    narrow = predicted(**shared, precision="fp8").parts.gemm
+    mixed = predicted(**shared, precision="fp8", wide_gradients=True).parts.gemm
+    wide = predicted(**shared).parts.gemm
+    assert narrow < mixed < wide
+    assert (mixed - narrow) / (wide - narrow) == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_amds_products_take_longer_where_nobody_tuned_them() -> None:
+    shared = {"model": "llama3-8b", "on": "mi300x-platform", "gpus": 8, "global_batch": 8, "joined": False}
+    tuned, plain = (predicted(**shared, kernels=name).parts.gemm for name in ("fused", "compiled"))
+    assert plain == pytest.approx(SHARED.untuned * tuned, rel=0.02)
 
 
 def test_every_built_in_model_has_a_step() -> None:

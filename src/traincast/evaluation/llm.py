@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from traincast.evaluation.cases import Case, LeftOut, Outcome, outcomes_row
+from traincast.evaluation.llm_presets import with_presets
 from traincast.evaluation.llm_rows import is_fitted, question_of, vtrain_question
-from traincast.evaluation.published import Row, cases_of
+from traincast.evaluation.published import Row, cases_of, rows_of
 from traincast.measurements.metrics import ErrorRow, error_row
 
 _FITTED, _HELD = "half that constants were fitted on", "held-out half"
@@ -17,10 +18,16 @@ _MIXTURES = ("DeepSeek", "GPT OSS", "Kimi", "Qwen3", "Nemotron", "deepseek")
 def llm_cases(data: Path) -> list[Case | LeftOut]:
     """Every step of both tables, in their order."""
     folder = data / "iterations"
-    return [*cases_of(folder / "llm_training.csv", _case), *cases_of(folder / "gpt_megatron_a100.csv", _vtrain_case)]
+    published = folder / "llm_training.csv"
+    filled = with_presets(rows_of(published))
+    return [
+        *cases_of(published, lambda row: _case(row, filled[row.number])),
+        *cases_of(folder / "gpt_megatron_a100.csv", _vtrain_case),
+    ]
 
 
-def _case(row: Row) -> Case:
+def _case(row: Row, filled: Row) -> Case:
+    """The case of a row; `filled` has the settings of another release where it leaves them out."""
     kind = ""
     if row["set"] == "megatron_bridge_perf":
         kind = " mixtures" if any(word in row["model"] for word in _MIXTURES) else " dense"
@@ -31,7 +38,7 @@ def _case(row: Row) -> Case:
     return Case(
         name=_name(row),
         group=f"{row['set']}{kind}, tier {row['tier']}",
-        question=question_of(row),
+        question=question_of(filled),
         measured_ms=measured,
         measured_memory_gb=float(row["memory_gb"]) if row["memory_gb"] else None,
         fitted=is_fitted(row),

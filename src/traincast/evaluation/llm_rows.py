@@ -75,6 +75,8 @@ def model_of(row: Row) -> Transformer:
         changed["head_dim"] = changed.get("hidden", base.hidden) // changed.get("heads", base.heads)
     if name.startswith("kimi"):
         changed["experts"] = replace(_experts(base), count=384, dense_layers=1)
+    if "tokendrop" in name:  # tokens beyond an expert's even share are dropped, and places without one are padded
+        changed["experts"] = replace(_experts(base), capacity=1.0)
     if base.latent is not None:
         changed["kv_heads"] = changed.get("heads", base.heads)
     return replace(base, name=row.label("model"), **changed)
@@ -139,6 +141,7 @@ def _titan(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
         "kernels": "compiled" if row["compile"] == "yes" else "eager",
         "reshard": pp == 1, "reduce_bytes": 4, "overlap_tp": "all" if asynchronous else "none",
         "scaling": "row" if "rowwise" in row["precision"] else "tensor",
+        "wide_gradients": "gw_hp" in row["precision"],
         "quantised_tokens": "tensorwise" in row["precision"],
         "quantised_gather": "fp8 FSDP" in row["precision"] or "fp8 all-gather" in row["precision"],
         "vp": _TITAN_CHUNKS if "interleaved" in notes else 1,
@@ -161,7 +164,8 @@ def _nvidia(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     micro = row.count("micro_batch") if row["micro_batch"] else 1
     return {
         "micro_batch": micro, "sharding": "zero1", "kernels": "graph" if graph else "fused", "reduce_bytes": 2,
-        "overlap_tp": "all", "overlap_ep": "a2a_overlap" in notes, **chunks,
+        "overlap_tp": "all", "overlap_ep": "a2a_overlap" in notes,
+        "dispatch": "once" if "dispatcher=" in notes else "each", **chunks,
     }  # fmt: skip
 
 

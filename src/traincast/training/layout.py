@@ -13,7 +13,10 @@ SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
 CHECKPOINTS = ("none", "light", "selective", "full")
 TENSOR_OVERLAPS = ("none", "backward", "all")
 LAUNCHES = ("eager", "fused", "compiled", "graph")
+PYTORCH = ("eager", "compiled")
+"""Those of `LAUNCHES` that are PyTorch's own, not a vendor's."""
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
+DISPATCHES = ("each", "once")
 SCALINGS = ("tensor", "row", "block")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 MAX_GPUS = 1 << 20
@@ -32,7 +35,8 @@ class Layout:
     hybrid sharding). `reshard`: gathered parameters are given back after the forward pass. `reduce_bytes` and
     `gather_bytes` are the sizes of an element of gradients and of parameters on the wire.
 
-    `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row" or a "block". `quantised_gather` and
+    `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row" or a "block"; `wide_gradients`: gradients of
+    weights are made in 16 bits nevertheless. `quantised_gather` and
     `quantised_tokens` gather parameters, and tokens of tensor-parallel ranks, in eight bits.
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
@@ -40,7 +44,7 @@ class Layout:
     launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
     CUDA graph. `overlap_*` lets exchanges of gradients, of parameters, of expert-parallel ranks and of stages run
     beside kernels; those of tensor-parallel ranks "none" of the time, in the "backward" pass (as Megatron does) or in
-    "all" products.
+    "all" products. `dispatch` sends a token to "each" of its experts, or "once" to every node (DeepEP).
     """
 
     gpus: int
@@ -69,6 +73,7 @@ class Layout:
     dropout: bool = False
     precision: str = "bf16"
     scaling: str = "tensor"
+    wide_gradients: bool = False
     quantised_gather: bool = False
     quantised_tokens: bool = False
     optimizer: str = "adam"
@@ -76,6 +81,7 @@ class Layout:
     overlap_parameters: bool = True
     overlap_tp: str = "backward"
     overlap_ep: bool = False
+    dispatch: str = "each"
     overlap_pp: bool = True
     adapter_rank: int = 0
 
@@ -118,6 +124,7 @@ def completed(layout: Layout, model: Transformer) -> Layout:
         ("way to launch kernels", layout.kernels, LAUNCHES),
         ("precision", layout.precision, PRECISIONS),
         ("attention", layout.attention, ATTENTIONS),
+        ("way to send tokens to experts", layout.dispatch, DISPATCHES),
         ("scaling of 8-bit products", layout.scaling, SCALINGS),
         ("overlap of tensor-parallel exchanges", layout.overlap_tp, TENSOR_OVERLAPS),
     ):

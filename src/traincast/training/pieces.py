@@ -34,7 +34,8 @@ _OUT_OF_DOMAIN_SIGMA = 0.1  # log-sigma added to kernels outside of what their m
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One way through a piece: seconds of its kernels and of the host that launches them. `gemm` (of them `grouped` in
-    stacks) and `attention` are parts of `device`; `arithmetic` is the work of attention in operations."""
+    stacks, `narrow` in eight bits) and `attention` are parts of `device`; `arithmetic` is the work of attention in
+    operations."""
 
     device: float = 0.0
     host: float = 0.0
@@ -45,6 +46,7 @@ class Pass:
     attention: float = 0.0
     unknown: float = 0.0  # seconds of kernels outside of what was measured
     arithmetic: float = 0.0
+    narrow: float = 0.0
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
         """Both one after the other, the other so many times."""
@@ -58,6 +60,7 @@ class Pass:
             self.attention + times * other.attention,
             self.unknown + times * other.unknown,
             self.arithmetic + times * other.arithmetic,
+            self.narrow + times * other.narrow,
         )
 
 
@@ -130,6 +133,7 @@ def _passes(program: Program, device: Device, host: HostProfile, *, roofline_onl
     sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
     family = np.array([item.family.name for item in lowered.calls])
     kind = np.array([item.kind for item in lowered.calls])
+    compute = np.array([item.compute for item in lowered.calls])
     passes = []
     for chosen in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,), (Phase.OPTIMIZER,)):
         mine = call[np.isin(phase, chosen)]
@@ -144,6 +148,7 @@ def _passes(program: Program, device: Device, host: HostProfile, *, roofline_onl
                 grouped=float(seconds[kind[mine] == "bmm"].sum()),
                 attention=float(seconds[family[mine] == "attention"].sum()),
                 unknown=float(seconds[~costs.in_domain[mine]].sum()),
+                narrow=float(seconds[compute[mine] == "fp8"].sum()),
                 arithmetic=sum(_attention_flops(lowered.calls[i]) for i in mine.tolist()),
             )
         )

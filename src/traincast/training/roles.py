@@ -8,9 +8,9 @@ from traincast.platform.device import Device
 from traincast.programs.transformer.style import Shard, Style
 from traincast.training.constants import HALF, NARROW, Constants
 from traincast.training.exchanges import Exchanges, Price
-from traincast.training.layout import Layout
+from traincast.training.layout import PYTORCH, Layout
 from traincast.training.pieces import Pass, Pieces, Priced
-from traincast.transformers.description import Transformer
+from traincast.transformers.description import Experts, Transformer
 from traincast.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
 
 _HALF = 2  # bytes of an activation on the wire
@@ -63,12 +63,8 @@ class Roles:
             etp=layout.etp,
         )
         self.style = _style(layout)
-        bits = NARROW if layout.precision == "fp8" else HALF
-        wide = layout.precision in ("fp32", "tf32")
-        self.throttled = 1.0 if wide else c.sustained.get(f"{pieces.device.arch} {bits}", 1.0)
-        if layout.precision == "fp8" and layout.scaling == "row":
-            self.throttled *= c.rowwise
-        self.throttled_attention = 1.0 if wide else c.sustained.get(f"{pieces.device.arch} attention", 1.0)
+        self.slowdown = _slowdown(layout, pieces.device, c)
+        self.throttled = self.slowdown[NARROW if layout.precision == "fp8" else HALF]
         self._layers: dict[tuple[bool, int, bool, bool], Unit] = {}
 
     def layer(self, number: int, *, encoder: bool = False) -> Unit:
@@ -134,14 +130,15 @@ class Roles:
         host = 0.0 if layout.kernels == "graph" else kernels.host
         if layout.kernels in ("eager", "fused"):
             host += 1e-6 * c.module_us * kernels.kernels
-        stacked = kernels.grouped if layout.attention != "unfused" else 0.0
-        gemm = (kernels.gemm - stacked) * self.throttled + stacked * (
-            c.grouped_narrow if layout.precision == "fp8" else c.grouped
-        )
-        attention = kernels.attention * self.throttled_attention
+        slower = self.slowdown
+        gemm = (kernels.gemm - kernels.grouped - kernels.narrow) * slower[HALF]
+        gemm += kernels.narrow * slower[NARROW] + kernels.grouped * slower["grouped"]
+        attention = kernels.attention * slower["attention"]
         share = {"triton": c.triton, "flash2": c.flash2}.get(layout.attention)
         if share is not None:
             attention = max(attention, kernels.arithmetic / (share * _matrix_rate(self.pieces.device)))
+        if layout.cp > 1 and layout.kernels in PYTORCH:
+            attention *= c.ring
         device = kernels.device + gemm - kernels.gemm + attention - kernels.attention
         return replace(kernels, device=device, gemm=gemm, attention=attention, host=host)
 
@@ -207,7 +204,8 @@ class Roles:
         if layout.overlap_tp == "all":
             for i, way in enumerate((priced.forward, priced.backward)):
                 # products in as many parts as there are ranks: all but the first part of an exchange can hide
-                hidden[i] = min(each[i] * (1 - 1 / layout.tp), self.throttled * way.gemm)
+                share = self.constants.async_tp if layout.kernels in PYTORCH else 1 - 1 / layout.tp
+                hidden[i] = min(each[i] * share, self.throttled * way.gemm)
         elif layout.overlap_tp == "backward":
             parts = each[1] * (2 / 3 if self.shard.sequence else 1.0)
             hidden[1] = min(parts, 0.5 * self.throttled * priced.backward.gemm)
@@ -251,17 +249,47 @@ class Roles:
         if layout.ep * layout.etp == 1 or experts is None:
             return None
         narrow = 0.75 if layout.precision == "fp8" else 1.0  # 8-bit tokens out, 16-bit results back
-        sent = float(self.shard.rows * experts.top_k * self.model.hidden * _HALF)
+        sent = float(self.shard.rows * self._copies(experts) * self.model.hidden * _HALF)
         out, sigma = self.exchanges.experts("all_to_all", sent)
         total = 2 * narrow * out
         ways = []
         for kernels in (priced.forward, priced.backward):
             hidden = min(total, 0.5 * kernels.device) if layout.overlap_ep else 0.0
             shown = total - hidden + self.constants.beside * hidden + self._stalled(0 if layout.overlap_ep else 2)
-            if kernels is priced.forward and layout.kernels != "graph":
-                shown += 1e-6 * self.constants.routing_us
+            if kernels is priced.forward:
+                shown += self._routing(experts)
             ways.append((shown, 2, total * sigma))
         return ways
+
+    def _copies(self, experts: Experts) -> float:
+        """Copies of a token that leave for experts: one for each, or ("once") one for each node, or for each rank where
+        all are on one node, that holds any of them; experts are drawn evenly."""
+        if self.layout.dispatch == "each":
+            return float(experts.top_k)
+        nodes = self.exchanges.expert_nodes()
+        places = nodes if nodes > 1 else self.layout.ep
+        return places * (1 - (1 - 1 / places) ** experts.top_k)
+
+    def _routing(self, experts: Experts) -> float:
+        """Seconds that the device stands still while a layer's counts of tokens reach the host. Nothing waits where
+        experts have a fixed capacity, or where a graph was launched before."""
+        waits = self.layout.kernels != "graph" and not experts.capacity
+        return 1e-6 * self.constants.routing_us if waits else 0.0
+
+
+def _slowdown(layout: Layout, device: Device, c: Constants) -> dict[str, float]:
+    """How much longer products of each width, stacks of them and attention take in this step than in a benchmark."""
+    if layout.precision in ("fp32", "tf32"):
+        return {HALF: 1.0, NARROW: 1.0, "attention": 1.0, "grouped": 1.0}
+    slower = {kind: c.sustained.get(f"{device.arch} {kind}", 1.0) for kind in (HALF, NARROW, "attention")}
+    slower["grouped"] = c.grouped_narrow if layout.precision == "fp8" else c.grouped
+    if layout.attention == "unfused":
+        slower["grouped"] = c.batched
+    if layout.scaling == "row":
+        slower[NARROW] *= c.rowwise
+    if device.arch.startswith("cdna") and layout.kernels in PYTORCH:
+        slower |= {bits: c.untuned * slower[bits] for bits in (HALF, NARROW)}
+    return slower
 
 
 def _matrix_rate(device: Device) -> float:
@@ -281,7 +309,9 @@ def _style(layout: Layout) -> Style:
         dropout=layout.dropout,
         accumulate="epilogue" if layout.kernels in ("fused", "graph") else "first",
         compiled_loss=layout.kernels == "compiled",
+        loss_by_ops=layout.kernels == "fused" and layout.attention == "unfused",  # Megatron before 2023
         exact_gradients=layout.reduce_bytes == 4,
+        wide_gradients=layout.wide_gradients,
         quantised_weights=layout.precision == "fp8" and layout.sharding == "zero3",
         frozen=layout.adapter_rank > 0,
         adapter_rank=layout.adapter_rank,

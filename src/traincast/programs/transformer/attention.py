@@ -10,6 +10,8 @@ from traincast.programs.transformer.parts import dropout, linear, norm, rotary
 from traincast.programs.transformer.style import Shard
 from traincast.transformers.description import LatentAttention, Transformer
 
+_MATRICES_AT_ONCE = 4  # of scores, by Megatron's fused softmax: FusedScaleMaskSoftmax.is_kernel_available
+
 
 @dataclass(frozen=True, slots=True)
 class Heads:
@@ -187,22 +189,9 @@ def _unfused(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard
     scores = graph.new(stack, local, local)
     turned = tape.view(key, (stack, width, local), (local * width, 1, width))
     _stacked(graph, (query, tape.view(query, (stack, local, width))), (key, turned), (scores, scores))
-    graph.scope("aten::softmax")
-    shares = graph.new(stack, local, local)
-    # Megatron's fused softmax reads and writes no more than what the mask leaves: half of each matrix
-    kept_columns = max(1, local // 2) if heads.causal and graph.style.fused else local
-    seen, written = (tape.view(ref, (stack, local, kept_columns)) for ref in (scores, shares))
-    graph.op("aten::_softmax", [("self", seen)], [written], [("dim", -1), ("half_to_float", False)])
-
-    def backward(grads: Gradients) -> Gradients:
-        (grad,) = grads
-        assert grad is not None
-        below = graph.new(stack, local, local)
-        arguments = [("grad_output", tape.view(grad, written.shape)), ("output", written)]
-        graph.op("aten::_masked_softmax_backward", arguments, [tape.view(below, written.shape)], [("dim", -1)])
-        return [below]
-
-    graph.node("SoftmaxBackward0", [scores], [shares], [shares], backward)
+    # Megatron's kernel takes four matrices at a time; otherwise it falls back to ops of PyTorch
+    by_ops = graph.style.fused and stack % _MATRICES_AT_ONCE > 0
+    shares = _softmax_by_ops(graph, scores) if by_ops else _softmax(graph, scores, causal=heads.causal)
     graph.drop(scores)
     kept = dropout(graph, shares) if graph.style.dropout else shares
     result = graph.new(shard.tokens, heads.queries * width)
@@ -210,6 +199,64 @@ def _unfused(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard
     _stacked(graph, (kept, kept), (value, tape.view(value, (stack, local, width))), (result, mixed))
     graph.drop(kept)
     return result
+
+
+def _softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
+    """One kernel each way."""
+    tape, (stack, local, columns) = graph.tape, scores.shape
+    graph.scope("aten::softmax")
+    shares = graph.new(stack, local, columns)
+    # Megatron's fused softmax reads and writes no more than what the mask leaves: half of each matrix
+    kept_columns = max(1, columns // 2) if causal and graph.style.fused else columns
+    seen, written = (tape.view(ref, (stack, local, kept_columns)) for ref in (scores, shares))
+    graph.op("aten::_softmax", [("self", seen)], [written], [("dim", -1), ("half_to_float", False)])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(stack, local, columns)
+        arguments = [("grad_output", tape.view(grad, written.shape)), ("output", written)]
+        graph.op("aten::_masked_softmax_backward", arguments, [tape.view(below, written.shape)], [("dim", -1)])
+        return [below]
+
+    graph.node("SoftmaxBackward0", [scores], [shares], [shares], backward)
+    return shares
+
+
+def _softmax_by_ops(graph: Graph, scores: Ref) -> Ref:
+    """Scores to fp32, masked, their softmax, and back to 16 bits: a kernel for each, and for each one backward."""
+    shape, element = scores.shape, graph.style.element
+    wide, masked, exact = (graph.new(*shape, dtype="float32") for _ in range(3))
+    shares = graph.new(*shape)
+
+    def cast(source: Ref, target: Ref) -> None:
+        graph.op("aten::_to_copy", [("self", source)], [target], [("dtype", target.spec.dtype)])
+
+    graph.scope("aten::to")
+    cast(scores, wide)
+    graph.scope("aten::masked_fill_")
+    graph.fused([wide], [masked])
+    graph.scope("aten::softmax")
+    graph.op("aten::_softmax", [("self", masked)], [exact], [("dim", -1), ("half_to_float", False)])
+    graph.scope("aten::to")
+    cast(exact, shares)
+    graph.drop(wide, masked)
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        raised, through, unmasked = (graph.new(*shape, dtype="float32") for _ in range(3))
+        below = graph.new(*shape, dtype=element)
+        cast(grad, raised)
+        graph.op("aten::_softmax_backward_data", [("grad_output", raised), ("output", exact)], [through], [("dim", -1)])
+        graph.fused([through], [unmasked])
+        cast(unmasked, below)
+        graph.drop(raised, through, unmasked)
+        return [below]
+
+    graph.node("SoftmaxBackward0", [scores], [shares], [exact], backward)
+    graph.drop(exact)
+    return shares
 
 
 def _stacked(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result: tuple[Ref, Ref]) -> None:

@@ -110,7 +110,8 @@ def head(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, table: Ref |
     whole = gathered(graph, normed, shard)
     if model.patch_inputs:
         whole = _seen(graph, whole, shard.batch)
-    logits = linear(graph, whole, max(1, model.vocab // shard.tp), weight=table)
+    # Transformer Engine and torchao both leave this product in 16 bits
+    logits = linear(graph, whole, max(1, model.vocab // shard.tp), weight=table, narrow=False)
     graph.drop(normed)
     return cross_entropy(graph, logits)
 
@@ -121,6 +122,8 @@ def cross_entropy(graph: Graph, logits: Ref) -> Ref:
     told = graph.tape.resident((rows,), StorageKind.INPUT, "int64")
     loss = graph.new(1, dtype="float32")
     graph.scope("aten::cross_entropy_loss")
+    if graph.style.loss_by_ops:
+        return _parallel_cross_entropy(graph, logits, told, loss)
     if graph.style.fused:
         shares = graph.new(rows, words, dtype="float32") if graph.style.compiled_loss else logits
         graph.fused([logits, told], [loss, shares] if graph.style.compiled_loss else [loss])
@@ -154,4 +157,29 @@ def cross_entropy(graph: Graph, logits: Ref) -> Ref:
 
     graph.node("CrossEntropyBackward0", [logits], [loss], [shares], backward)
     graph.drop(*{ref.storage: ref for ref in (logits, shares)}.values())
+    return loss
+
+
+def _parallel_cross_entropy(graph: Graph, logits: Ref, told: Ref, loss: Ref) -> Ref:
+    """Megatron's loss over parts of the vocabulary before it was fused: fp32 logits, less their maximum, their
+    exponentials, those divided by their sum, each a pass over all of them; backward scales and rounds them."""
+    rows, words = logits.shape
+    wide, shares = (graph.new(rows, words, dtype="float32") for _ in range(2))
+    largest, total = (graph.new(rows, dtype="float32") for _ in range(2))
+    graph.op("aten::_to_copy", [("self", logits)], [wide], [("dtype", "float32")])
+    graph.fused([wide], [largest])
+    graph.fused([wide, largest], [wide])
+    graph.fused([wide], [shares])
+    graph.fused([shares], [total])
+    graph.fused([shares, total, told], [shares, loss])
+    graph.drop(wide, largest, total)
+
+    def backward(_: Gradients) -> Gradients:
+        below = graph.new(rows, words)
+        graph.fused([shares, told], [shares])
+        graph.op("aten::_to_copy", [("self", shares)], [below], [("dtype", graph.style.element)])
+        return [below]
+
+    graph.node("CrossEntropyBackward0", [logits], [loss], [shares], backward)
+    graph.drop(logits, shares)
     return loss

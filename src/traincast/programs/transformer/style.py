@@ -17,10 +17,12 @@ class Style:
     `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and value are one
     product, and so are gate and up (Megatron, MPT; not torchtitan). `dropout`: after attention and both projections.
     `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is none), "add" (a kernel of its
-    own) or "epilogue" (in the product; in fp32 with `exact_gradients`). `quantised_weights`: 8-bit copies of weights
-    are made anew for every micro-batch. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`:
-    the loss is fused but keeps fp32 copies of logits and of their gradients. `frozen`: weights get no gradient;
-    low-rank adapters of rank `adapter_rank` beside them do.
+    own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
+
+    `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
+    weights are 16-bit products. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
+    is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
+    `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` beside them do.
     """
 
     precision: str = "bf16"
@@ -32,8 +34,10 @@ class Style:
     accumulate: str = "first"
     exact_gradients: bool = True
     quantised_weights: bool = False
+    wide_gradients: bool = False
     autocast: bool = False
     compiled_loss: bool = False
+    loss_by_ops: bool = False
     frozen: bool = False
     adapter_rank: int = 0
 

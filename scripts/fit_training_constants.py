@@ -1,0 +1,70 @@
+"""Fits the shared constants of training steps anew: `python scripts/fit_training_constants.py --data DIR`.
+
+Half of the published steps decide, told by a hash of their configurations; both halves are printed before and after.
+`--write` puts the numbers into src/traincast/training/data/constants.toml. Needed whenever a kernel or collective model
+changes. The same data and models give the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from traincast.errors import TraincastError
+from traincast.evaluation.cases import LeftOut
+from traincast.evaluation.llm import llm_cases
+from traincast.evaluation.llm_fit import ConstantsFit, answerable, halves
+from traincast.files.writing import write_bytes
+from traincast.training.constants import SHARED, Constants, shipped_tables
+
+FILE = Path(__file__).parent.parent / "src" / "traincast" / "training" / "data" / "constants.toml"
+HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in training/constants.py.\n"
+
+
+def table_text(constants: Constants, rows: int) -> str:
+    """The file of these constants, `rows` steps fitted on; which were measured, and from what, stays as it was."""
+    shipped, numbers = shipped_tables(), constants.named()
+    lines = [HEADER, "[provenance]", f"rows = {rows}"]
+    lines += [f'{name} = "{text}"' for name, text in shipped["provenance"].items() if name != "rows"]
+    for part in ("fitted", "measured"):
+        lines += ["", f"[{part}]"]
+        lines += [f"{_key(name)} = {float(numbers[name])!r}" for name in shipped[part]]
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return f'"{name}"' if " " in name else name
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of measurements")
+    parser.add_argument("--rounds", type=int, default=3, help="turns through all numbers (default 3)")
+    parser.add_argument("--write", action="store_true", help="put the numbers into the shipped file")
+    args = parser.parse_args()
+    try:
+        cases = [case for case in llm_cases(args.data) if not isinstance(case, LeftOut)]
+        cases = answerable(cases, SHARED)
+        fit = ConstantsFit(cases, SHARED, tuple(shipped_tables()["fitted"]))
+        after = fit.run(args.rounds, progress=print)
+    except TraincastError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for name, value in after.named().items():
+        if value != SHARED.named()[name]:
+            print(f"{name:22} {SHARED.named()[name]:9.4g} -> {value:.4g}")
+    print(f"{'MAPE %':34} {'fitted half':>16} {'held-out half':>16}")
+    for row in halves(cases, SHARED, after):
+        print(
+            f"{row.source:34} {row.fitted_before:6.1f} -> {row.fitted_after:5.1f} "
+            f"{row.held_before:8.1f} -> {row.held_after:5.1f}"
+        )
+    if args.write:
+        write_bytes(FILE, table_text(after, len(fit.cases)).encode())
+        print(f"wrote {FILE.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
