@@ -293,12 +293,15 @@ def load_trace(*files: str | Path, step: int | None = None) -> Workload:
     return trace_workload(trace(*files), name=name, step=step)
 
 
-def write_report(answer: Result, out: str | Path, *, price: float | None = None) -> WrittenPage:
+def write_report(
+    answer: Result, out: str | Path, *, price: float | None = None, against: TraceReport | None = None
+) -> WrittenPage:
     """Writes any answer of these calls as one self-contained HTML file (`out`): the number and its evidence, why, the
-    timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour."""
-    from traincast.pages.written import write_page
+    timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour; `against` is the traced run that
+    another one is to be compared with."""
+    from traincast.pages.written import page_of, write_page
 
-    return write_page(answer, Path(out), price)
+    return write_page(page_of(answer, price, against), Path(out))
 
 
 def models() -> ModelList:

@@ -14,7 +14,7 @@ from traincast.replay.results import RankReport, TraceReport
 from traincast.report.measured_chrome import measured_chrome_trace
 from traincast.traces.breakdown import PARTS
 
-_WORDS = {
+PART_WORDS = {
     "compute": "computing",
     "exposed_comm": "exposed communication",
     "host_bound": "idle: waiting for the host",
@@ -23,6 +23,7 @@ _WORDS = {
     "launch_latency": "idle: launched, not begun",
     "graph_nodes": "idle: between nodes of a graph",
 }
+"""The parts of a measured step in words."""
 _MOST_GAINS = 15
 
 
@@ -97,7 +98,7 @@ def why_section(report: TraceReport) -> Section:
     """The median step of the slowest rank by what it was spent on, its critical path, kernels by family and op."""
     rank = slowest_rank(report)
     step = rank.median_step
-    parts = [(_WORDS.get(name, name.replace("_", " ")), float(getattr(step, name))) for name in PARTS]
+    parts = [(PART_WORDS[name], float(getattr(step, name))) for name in PARTS]
     pieces = [
         step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}"),
         heading("What holds the step up"),

@@ -22,14 +22,24 @@ _MOST_KERNELS = 40
 def prediction_page(p: Prediction, price: float | None = None) -> Page:
     """The page of one predicted step; `price` is dollars of a GPU and hour."""
     title, subtitle, *_ = p.headline().split("\n")
-    sections = [answer_section(p), why_section(p), timeline_section(p), memory_section(p), money_section(p, price)]
-    sections += [*roofline_sections(p), provenance_section(p.by_family, p.platform, p.host_profile)]
+    sections = [answer_section(p), *detail_sections(p, price)]
     return Page(title=title, subtitle=subtitle.partition(":")[0], sections=sections)
+
+
+def detail_sections(p: Prediction, price: float | None) -> list[Section]:
+    """Everything below the answer: why, timeline, memory, money, kernels, provenance."""
+    sections = [why_section(p), timeline_section(p), memory_section(p), money_section(p, price)]
+    return [*sections, *roofline_sections(p), provenance_section(p.by_family, p.platform, p.host_profile)]
+
+
+def verdict_of(p: Prediction) -> Html:
+    """What the number rests on."""
+    kernels = sum(p.by_family.values()) or 1.0
+    return verdict_html(p.out_of_domain_seconds / kernels, p.estimated_seconds / kernels)
 
 
 def answer_section(p: Prediction) -> Section:
     """The number, its interval, what it rests on, and warnings."""
-    kernels = sum(p.by_family.values()) or 1.0
     terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
     known = [
         ("Throughput", p.throughput.text(p.platform.device.name, p.gpus)),
@@ -39,8 +49,7 @@ def answer_section(p: Prediction) -> Section:
     ]
     pieces = [
         number_html(p.iteration, p.interval),
-        verdict_html(p.out_of_domain_seconds / kernels, p.estimated_seconds / kernels),
-        facts(known), warnings_html(p.warnings), heading("Measured neighbours"), _neighbours(p),
+        verdict_of(p), facts(known), warnings_html(p.warnings), heading("Measured neighbours"), _neighbours(p),
     ]  # fmt: skip
     if p.out_of_domain_ops or p.estimated_ops:
         named = [(name, "outside of what was fitted") for name in p.out_of_domain_ops]

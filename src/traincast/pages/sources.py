@@ -11,7 +11,9 @@ from traincast.traces.formats import SUFFIXES
 from traincast.traces.source import ByteSource
 
 _SNIFFED = 1 << 16  # bytes: a configuration of a model names itself in its first lines
-_CONFIGURATION = re.compile(rb'"(?:model_type|architectures|hidden_size|hidden_act)"')  # of Hugging Face
+_EVALUATION = re.compile(rb'\s*\{\s*"summary"\s*:\s*\[')
+# configurations of Hugging Face, and what 'evaluate' writes
+_OTHER = re.compile(rb'"(?:model_type|architectures|hidden_size|hidden_act)"|\A' + _EVALUATION.pattern)
 
 
 def is_trace(source: str) -> bool:
@@ -20,18 +22,26 @@ def is_trace(source: str) -> bool:
         path = Path(source)
         if source.strip() and path.is_dir():
             return True
-        return source.endswith(SUFFIXES) and path.is_file() and not _is_configuration(path)
+        return source.endswith(SUFFIXES) and path.is_file() and not _OTHER.search(_begin(path))
     return False
 
 
-def _is_configuration(path: Path) -> bool:
+def is_evaluation(source: str) -> bool:
+    """Whether a name is that of a file which 'evaluate' wrote as JSON."""
+    with suppress(OSError, ValueError):
+        return (
+            source.endswith(".json") and Path(source).is_file() and _EVALUATION.match(_begin(Path(source))) is not None
+        )
+    return False
+
+
+def _begin(path: Path) -> bytes:
+    """The first bytes of a file, unpacked; what cannot be read has none, and its reader says what is wrong with it."""
     try:
         source = ByteSource(path)
-    except TraincastError:  # the reader of traces says what is wrong with it
-        return False
-    try:
-        return _CONFIGURATION.search(source.read(_SNIFFED)) is not None
+        try:
+            return source.read(_SNIFFED)
+        finally:
+            source.close()
     except TraincastError:
-        return False
-    finally:
-        source.close()
+        return b""

@@ -40,13 +40,14 @@ class _Words:
         return self.number.setdefault(word, len(self.number))
 
 
-def timeline_data(document: dict[str, Any], *, skipped: Sequence[str] = ()) -> dict[str, Any]:
+def timeline_data(document: dict[str, Any], *, skipped: Sequence[str] = (), most: int | None = None) -> dict[str, Any]:
     """The tracks of a Chrome trace document, with its critical path told apart; tracks of an origin in `skipped`
-    (such as "replayed") are left out. Times become nanoseconds from the first slice."""
+    (such as "replayed") are left out, and of more than `most` slices the shortest. Times become nanoseconds from the
+    first slice."""
     events = document["traceEvents"]
     tracks, path = _tracks(events, skipped)
     begin = min((s["ts"] for track in tracks for s in track.slices), default=0.0)
-    limit, left_out = _shortest_shown([s["dur"] for track in tracks for s in track.slices])
+    limit, left_out = _shortest_shown([s["dur"] for track in tracks for s in track.slices], most or MOST_SLICES)
     words, kinds = _Words(), _Words()
     shown = [_columns(track, begin, limit, words, kinds) for track in tracks]
     segments = _segments(path, tracks, begin, words)
@@ -83,11 +84,11 @@ def _tracks(events: Iterable[Event], skipped: Sequence[str]) -> tuple[list[_Trac
     return [track for _, track in order], path
 
 
-def _shortest_shown(lengths: Sequence[float]) -> tuple[float, int]:
+def _shortest_shown(lengths: Sequence[float], most: int) -> tuple[float, int]:
     """The length from which slices are shown, and how many are left out."""
-    if len(lengths) <= MOST_SLICES:
+    if len(lengths) <= most:
         return -1.0, 0
-    limit = float(np.partition(np.array(lengths), len(lengths) - MOST_SLICES)[len(lengths) - MOST_SLICES])
+    limit = float(np.partition(np.array(lengths), len(lengths) - most)[len(lengths) - most])
     return limit, sum(length < limit for length in lengths)
 
 

@@ -8,16 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from traincast.errors import TraincastError
+from traincast.evaluation.suites import Evaluation
 from traincast.files.reading import shown_path
 from traincast.files.writing import write_bytes
+from traincast.pages.against import against_page
+from traincast.pages.curves import scaling_page
+from traincast.pages.evaluated import evaluation_page
+from traincast.pages.layouts import layout_page, plan_page
 from traincast.pages.measured import trace_page
 from traincast.pages.page import MOST_BYTES, Page, Section, page_html
 from traincast.pages.parts import folded_records
 from traincast.pages.predicted import prediction_page
 from traincast.pages.provenance import software_section
+from traincast.pages.sharded import sharding_page
 from traincast.prediction.result import Prediction
+from traincast.prediction.scaling import ScalingCurve
 from traincast.replay.results import TraceReport
 from traincast.results import Result
+from traincast.sharding.result import ShardingAnswer
+from traincast.training.plan import Plan
+from traincast.training.result import TrainingPrediction
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,11 +52,21 @@ class WrittenPage(Result):
 _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
     Prediction: prediction_page,
     TraceReport: trace_page,
+    ScalingCurve: scaling_page,
+    TrainingPrediction: layout_page,
+    Plan: plan_page,
+    ShardingAnswer: sharding_page,
+    Evaluation: evaluation_page,
 }
 
 
-def page_of(answer: Result, price: float | None = None) -> Page:
-    """The page of any answer; `price` is dollars of a GPU and hour. Answers without a page of their own get tables."""
+def page_of(answer: Result, price: float | None = None, against: TraceReport | None = None) -> Page:
+    """The page of any answer; `price` is dollars of a GPU and hour, `against` the traced run before. Answers without a
+    page of their own get tables."""
+    if against is not None:
+        if not isinstance(answer, TraceReport):
+            raise TraincastError("`against` compares traced runs; give a trace")
+        return against_page(against, answer)
     if price is not None and not 0 <= price < 1e6:
         raise TraincastError(f"`price` {price:g}: give dollars of one GPU for an hour, 0 or more")
     make = _PAGES.get(type(answer))
@@ -60,9 +80,8 @@ def _plain_page(answer: Result) -> Page:
         Section(key="answer", title=type(answer).__name__, html=html), software_section([])])  # fmt: skip
 
 
-def write_page(answer: Result, out: Path, price: float | None = None) -> WrittenPage:
-    """Writes the page of an answer, whole or not at all."""
-    page = page_of(answer, price)
+def write_page(page: Page, out: Path) -> WrittenPage:
+    """Writes a page, whole or not at all."""
     data = page_html(page).encode()
     if len(data) > MOST_BYTES:
         raise TraincastError(

@@ -1,7 +1,10 @@
 """One HTML file to show: the number and its evidence, why, the timeline, memory, what-ifs, provenance.
 
 SOURCE is what 'traincast predict' takes (then give '--on' and the options of predict; '--gpus 1,2,4,8' makes a scaling
-curve), or measured traces as 'traincast trace' takes them (with '--on' they are predicted too).
+curve), or measured traces as 'traincast trace' takes them: with '--on' they are predicted too, with '--against' they
+are compared with another run. What 'traincast evaluate --json' printed (.json) is a SOURCE too.
+'--of plan' searches layouts of a Transformer as 'traincast plan' does, '--of sharding' a plan for embedding tables as
+'traincast shard' does.
 
 The file needs nothing else: no network, no server. '--price' is dollars of one GPU for an hour.
 """
@@ -11,41 +14,70 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traincast.api import trace, write_report
-from traincast.cli.arguments import file_path
+from traincast.api import plan, shard, trace, write_report
+from traincast.cli.arguments import file_path, whole_numbers
 from traincast.cli.commands.predict import add_prediction_options, answered
 from traincast.cli.layouts import add_layout_arguments
 from traincast.cli.output import check_outputs, print_result
+from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import OK
 from traincast.errors import TraincastError
-from traincast.pages.sources import is_trace
-from traincast.pages.written import WrittenPage
+from traincast.pages.evaluated import evaluation_file_page
+from traincast.pages.sources import is_evaluation, is_trace
+from traincast.pages.written import WrittenPage, write_page
 from traincast.results import Result
+
+KINDS = ("prediction", "plan", "sharding")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("sources", metavar="SOURCE", nargs="+")
     parser.add_argument("-o", "--out", type=file_path, metavar="FILE.html", required=True, help="where the report goes")
-    parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node; needed unless SOURCE is a trace")
+    parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node; needed unless SOURCE was measured")
+    parser.add_argument("--of", choices=KINDS, default="prediction", help="what to make of a workload")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
+    parser.add_argument("--against", metavar="TRACE", help="a traced run to compare a trace with")
     add_prediction_options(parser)
     add_layout_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Answers and writes."""
-    check_outputs(args.out, inputs=[*args.sources, args.on])
-    print_result(write_report(_answer(args), args.out, price=args.price), WrittenPage.headline, as_json=args.json)
+    check_outputs(args.out, inputs=[*args.sources, args.on, args.against])
+    print_result(_written(args), WrittenPage.headline, as_json=args.json)
     return OK
 
 
-def _answer(args: argparse.Namespace) -> Result:
+def _written(args: argparse.Namespace) -> WrittenPage:
     if all(is_trace(source) for source in args.sources):
-        return trace(*(Path(source) for source in args.sources), on=args.on, host=args.host)
+        before = None if args.against is None else trace(Path(args.against))
+        answer = trace(*(Path(source) for source in args.sources), on=args.on, host=args.host)
+        return write_report(answer, args.out, price=args.price, against=before)
+    if args.against is not None:
+        raise TraincastError("--against compares traced runs; give a trace as SOURCE")
     if len(args.sources) > 1:
         raise TraincastError("several SOURCES are for traces, and not all of these are; give one workload")
+    if is_evaluation(args.sources[0]):
+        return write_page(evaluation_file_page(Path(args.sources[0])), args.out)
+    return write_report(_answer(args), args.out, price=args.price)
+
+
+def _answer(args: argparse.Namespace) -> Result:
+    """What was asked of a workload: a prediction, a search for layouts, or one for places of tables."""
     if args.on is None:
         raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
     args.workload = args.sources[0]
-    return answered(args)
+    if args.of == "prediction":
+        return answered(args)
+    gpus = whole_numbers("--gpus", args.gpus or "1")
+    if len(gpus) > 1:
+        raise TraincastError(f"a {args.of} is for one number of GPUs; give one number of --gpus")
+    with progress_bar(args.of) as progress:
+        if args.of == "sharding":
+            size = {} if args.batch_size is None else {"batch_size": args.batch_size}
+            return shard(args.workload, on=args.on, gpus=gpus[0], **size, progress=progress)
+        return plan(
+            args.workload, on=args.on, gpus=gpus[0], global_batch=args.global_batch, seq_len=args.seq_len,
+            dtype=args.dtype or "bf16", price=args.price, progress=progress,
+        )  # fmt: skip
