@@ -71,7 +71,7 @@ def test_a_sample_holds_one_call_by_two_clocks():
 
 
 def test_measured_fitted_predicted(home, monkeypatch):
-    monkeypatch.setattr("traincast.questions.bench._host_steps", lambda *_: None)
+    monkeypatch.setattr("traincast.questions.bench._beside_ops", lambda *_: [])
     first = bench(budget="3s")
     again = bench(budget="4s")
     assert first.measured > 0 and again.total == first.measured + again.measured, "a run goes on where one stopped"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from traincast.benching.plans import plan
+from traincast.calibration.exchanges import Exchange, exchange_signature
 from traincast.calibration.features import Caches
 from traincast.calibration.samples import Sample
 
 CACHES = Caches(512e3, 12e6)
+REFERENCE = 1e-3
 IDENTITY = {"device": "cpu", "name": "made up", "threads": 1}
 
 
@@ -30,3 +34,27 @@ def samples(number=600, seed=0):
         seconds = drift * true_seconds(bare)
         made.append(replace(bare, wall=seconds, busy=seconds))
     return made
+
+
+def exchange_seconds(exchanges):
+    """200 us a call and 2 GB/s, on a machine that drifts."""
+    sent = [sum(exchange.sent) - exchange.sent[rank] for rank, exchange in enumerate(exchanges) if exchange.sent]
+    return 2e-4 + (sum(sent) if sent else exchanges[0].message_bytes) / 2e9
+
+
+def exchange_sample(exchanges, drift=1.0, spread=0.05):
+    seconds = drift * exchange_seconds(exchanges)
+    return Sample(
+        signature=exchange_signature(exchanges), cold=False, access="", wall=seconds, busy=0.5 * seconds,
+        reference_wall=drift * REFERENCE, reference_busy=drift * REFERENCE, spread=spread, ranks=len(exchanges),
+    )  # fmt: skip
+
+
+def exchange_samples(kind="all_reduce", number=30):
+    random = np.random.default_rng(0)
+    sizes = [4 * int(2 ** random.uniform(10, 22)) for _ in range(number)]
+    if kind == "all_to_all_v":
+        rows = [[Exchange(kind, size, (size, size)), Exchange(kind, size, (2 * size, 2 * size))] for size in sizes]
+    else:
+        rows = [[Exchange(kind, size)] * 2 for size in sizes]
+    return [exchange_sample(row, drift=1 + 0.1 * (number % 4)) for number, row in enumerate(rows)]

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("torch")
 
 import traincast
-from tests.calibration.made_up import IDENTITY, samples
+from tests.calibration.made_up import IDENTITY, exchange_samples, samples
 from traincast.calibration.fit import fit_profile
 from traincast.calibration.profile import save_profile
-from traincast.evaluation import here, here_setting
+from traincast.evaluation import here
 from traincast.evaluation.trial_runs import ISOLATED
 from traincast.trials.catalog import CNN, Trial, one_process_trials
 
@@ -28,7 +28,8 @@ TOGETHER = [Trial(group=CNN, name="plain-mini", batch_size=2, ranks=2)]
 def machine(tmp_path_factory):
     """A home with the profile of a machine whose speed is known."""
     folder = tmp_path_factory.mktemp("home")
-    profile, _ = fit_profile(samples(200), IDENTITY, "busy")
+    collectives = [one for kind in ("all_reduce", "broadcast") for one in exchange_samples(kind)]
+    profile, _ = fit_profile([*samples(200), *collectives], IDENTITY, "busy")
     save_profile(profile, folder / "here.toml")
     return folder
 
@@ -36,7 +37,6 @@ def machine(tmp_path_factory):
 def test_steps_are_predicted_written_down_run_and_compared(machine, monkeypatch):
     monkeypatch.setattr(here, "one_process_trials", lambda **_: SLICE)
     monkeypatch.setattr(here, "two_rank_trials", lambda **_: TOGETHER)
-    monkeypatch.setattr(here_setting, "gloo_jobs", lambda: _few_gloo_jobs())
 
     result = traincast.evaluate("here", data=machine, on=str(machine / "here.toml"), minutes=3)
 
@@ -56,9 +56,3 @@ def test_steps_are_predicted_written_down_run_and_compared(machine, monkeypatch)
 
     again = traincast.evaluate("here", data=machine, on=str(machine / "here.toml"), minutes=3)  # all is there already
     assert [o.case.measured_ms for o in again.outcomes] == [o.case.measured_ms for o in result.outcomes]
-
-
-def _few_gloo_jobs():
-    from traincast.trials.gloo import KINDS
-
-    return [{"collective": kind, "bytes": size, "seconds": 0.01} for kind in KINDS for size in (1 << 12, 1 << 20)]

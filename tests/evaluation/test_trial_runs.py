@@ -21,7 +21,7 @@ class Machine:
     def __init__(self, fail_after=None):
         self.ran, self.fail_after = [], fail_after
 
-    def __call__(self, jobs, ranks, *, each, seconds):
+    def __call__(self, jobs, ranks, *, each, seconds, module):
         for job in jobs:
             if self.fail_after is not None and len(self.ran) == self.fail_after:
                 raise KeyboardInterrupt

@@ -12,6 +12,7 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.benching.calls import OpCall
+from traincast.benching.copies import CopyCall, CopyTask
 from traincast.benching.device import Device, run_timed
 from traincast.benching.plans import Task
 from traincast.benching.store import Store
@@ -19,6 +20,7 @@ from traincast.benching.timing import Reference, run_series, summarise
 from traincast.calibration.samples import Sample, signature_text
 from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.draws import draw_rows
+from traincast.workload.ops import Signature
 
 ROTATED_BYTES = 128 << 20  # of operands before a set is used again: several times a core's share of the last cache
 _REPEATS = 7
@@ -67,6 +69,23 @@ def bench(
 def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
     """One microbenchmark: calls in a short loop, repeated beside the reference; medians."""
     call = OpCall(task.signature, device, rotated_bytes=ROTATED_BYTES if task.cold else 0, rows=_drawer(task.access))
+    return _measured(device, reference, call, task.signature, cold=task.cold, access=task.access)
+
+
+def measure_copy(device: Device, reference: Reference, task: CopyTask) -> Sample:
+    """One copy between host and device, its buffers from memory."""
+    return _measured(device, reference, CopyCall(task, device, ROTATED_BYTES), task.signature, cold=True)
+
+
+def _measured(
+    device: Device,
+    reference: Reference,
+    call: Callable[[], object],
+    signature: Signature,
+    *,
+    cold: bool,
+    access: str = "",
+) -> Sample:
     call()
     once = min(run_timed(device, call).busy for _ in range(2))
     inner = max(1, min(200, round(_LOOP_SECONDS / max(once, 1e-7))))
@@ -78,7 +97,7 @@ def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
 
     series = run_series(device, reference, loop, repeats=_REPEATS, seconds=_MOST_SECONDS)
     return Sample(
-        signature=task.signature, cold=task.cold, access=task.access,
+        signature=signature, cold=cold, access=access,
         wall=_corrected(series.wall, series.reference_wall) / inner,
         busy=_corrected(series.busy, series.reference_busy) / inner,
         reference_wall=float(np.median(series.reference_wall)),

@@ -8,8 +8,9 @@ from traincast.errors import unknown
 DEVICES = ("cpu", "cuda")
 
 
-def open_device(kind: str) -> Device:
-    """The device of this kind on this machine; a CPU runs with one thread. Needs torch."""
+def open_device(kind: str, index: int = 0) -> Device:
+    """The device of this kind on this machine, of several GPUs number `index`; a CPU runs with one thread. Needs
+    torch."""
     if kind == "cpu":
         from traincast.benching.cpu import CpuDevice
 
@@ -17,5 +18,5 @@ def open_device(kind: str) -> Device:
     if kind == "cuda":
         from traincast.benching.cuda import CudaDevice
 
-        return CudaDevice()
+        return CudaDevice(index)
     raise unknown("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from traincast.arrays import FloatArray
+from traincast.calibration.copies import fit_copies, is_copy
 from traincast.calibration.estimator import KindModel, fit_kind, non_negative
+from traincast.calibration.exchanges import fit_exchanges, is_exchange
 from traincast.calibration.features import OTHER, Caches, Features, describe, family_of
 from traincast.calibration.profile import Profile
 from traincast.calibration.samples import Sample, loop_operands
@@ -31,8 +33,9 @@ _HOST_WEIGHT = 0.1  # of that, against one for a tiny step
 
 def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
     """The profile of all samples, with the errors that a fit on four fifths of them makes on the others."""
-    steady = [sample for sample in samples if sample.spread < _DISTURBED]
-    ops = [sample for sample in steady if sample.signature is not None]
+    every = list(samples)
+    steady = [sample for sample in every if sample.spread < _DISTURBED and not is_exchange(sample.signature)]
+    ops = [sample for sample in steady if sample.signature is not None and not is_copy(sample.signature)]
     if len(ops) < 2 * _FEWEST:
         raise TraincastError(f"the store holds {len(ops)} steady samples; measure for longer with 'traincast bench'")
     reference = float(np.median([s.reference_busy if clock == "busy" else s.reference_wall for s in steady]))
@@ -41,9 +44,13 @@ def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: s
     errors = _errors(_models(kept, caches, reference, clock), held, caches, reference, clock)
     models = _models(ops, caches, reference, clock)
     steps = [sample for sample in steady if sample.signature is None]
+    exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
+    copies, copy_errors = fit_copies([s for s in steady if is_copy(s.signature)], reference, clock)
+    errors = [*errors, *exchange_errors, *copy_errors]
     profile = Profile(
         identity=identity, clock=clock, reference=reference, caches=caches, models=models, host={},
-        host_spread=_HOST_SPREAD, errors=tuple(_row(error) for error in errors), samples=len(steady),
+        host_spread=_HOST_SPREAD, errors=tuple(_row(error) for error in errors), samples=len(every),
+        exchanges=exchanges, copies=copies,
     )  # fmt: skip
     return _with_host(profile, steps), errors
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from traincast.calibration.estimator import KindModel
+from traincast.calibration.exchanges import ExchangeModels
 from traincast.calibration.features import OTHER, Caches, Features
 from traincast.errors import TraincastError
 from traincast.files.reading import parse_toml, read_text, shown_path
@@ -22,7 +23,8 @@ _MOST_BYTES = 32 << 20
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Profile:
     """Seconds on one machine. `reference` is how long its reference kernel took, by `clock`; `host` are seconds per
-    event of the host (`host_events`); `identity` is what was measured, `errors` what was held out said."""
+    event of the host (`host_events`); `identity` is what was measured, `errors` what was held out said. `exchanges` are
+    between ranks, `copies` between host and device by direction and memory."""
 
     identity: Mapping[str, Any]
     clock: str
@@ -33,6 +35,8 @@ class Profile:
     host_spread: float
     errors: tuple[Mapping[str, Any], ...]
     samples: int
+    exchanges: ExchangeModels = field(default_factory=ExchangeModels)
+    copies: Mapping[str, KindModel] = field(default_factory=dict)
 
     def seconds(self, features: Features) -> tuple[float, float, bool]:
         """Seconds of an op, the deviation of their logarithm, and whether its kind was measured."""
@@ -52,7 +56,10 @@ def save_profile(profile: Profile, path: str | Path) -> None:
         },
         "identity": dict(profile.identity),
         "host_seconds": dict(profile.host),
-        **{f"models.{json.dumps(name)}": model.to_dict() for name, model in profile.models.items()},
+        **_tables("models", profile.models),
+        **_tables("exchanges", profile.exchanges.seconds),
+        **_tables("exchanges_busy", profile.exchanges.busy),
+        **_tables("copies", profile.copies),
     }  # fmt: skip
     lines = ["# Fitted from microbenchmarks of one machine by 'traincast fit'; see identity."]
     for name, table in tables.items():
@@ -61,6 +68,15 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     for row in profile.errors:
         lines += ["\n[[errors]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items() if value is not None)]
     write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def _tables(title: str, models: Mapping[str, KindModel]) -> dict[str, dict[str, Any]]:
+    return {f"{title}.{json.dumps(name)}": model.to_dict() for name, model in models.items()}
+
+
+def _models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
+    """Models of a part that profiles of earlier versions do not have."""
+    return {name: KindModel.from_dict(data) for name, data in table.get(title, {}).items()}
 
 
 def is_profile(path: str | Path) -> bool:
@@ -84,11 +100,13 @@ def load_profile(path: str | Path) -> Profile:
             clock=str(table["clock"]),
             reference=float(table["reference_seconds"]),
             caches=Caches(float(table["l2_bytes"]), float(table["l3_bytes"])),
-            models={name: KindModel.from_dict(data) for name, data in table["models"].items()},
+            models=_models({"models": table["models"]}, "models"),
             host={name: float(value) for name, value in table["host_seconds"].items()},
             host_spread=float(table["host_spread"]),
             errors=tuple(table.get("errors", ())),
             samples=int(table["samples"]),
+            exchanges=ExchangeModels(_models(table, "exchanges"), _models(table, "exchanges_busy")),
+            copies=_models(table, "copies"),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TraincastError(f"{where} is damaged ({error!r}); fit it again with 'traincast fit'") from None

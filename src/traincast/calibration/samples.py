@@ -19,7 +19,8 @@ _HELD_OUT = 5  # one sample in so many takes no part in the fit that is reported
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """Seconds of one call by two clocks, and the reference beside it. `signature` is None for a whole tiny step, whose
-    `events` count what its host did and `ops` what it ran."""
+    `events` count what its host did and `ops` what it ran; it is of no op where it is a collective's or a copy's. As
+    many as `ranks` processes ran it at the same time."""
 
     signature: Signature | None
     cold: bool
@@ -31,6 +32,7 @@ class Sample:
     spread: float
     events: tuple[float, ...] = ()
     ops: tuple[Signature, ...] = ()
+    ranks: int = 1
 
     def ratio(self, clock: str) -> float:
         """Seconds in units of the reference."""
@@ -110,6 +112,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "spread": sample.spread,
         "events": json.dumps(sample.events),
         "ops": json.dumps([signature_text(op) for op in sample.ops]),
+        "ranks": sample.ranks,
     }
 
 
@@ -123,6 +126,7 @@ def parse_row(row: Mapping[str, Any]) -> Sample:
             **{name: float(row[name]) for name in ("wall", "busy", "reference_wall", "reference_busy", "spread")},
             events=tuple(float(value) for value in json.loads(row["events"])),
             ops=tuple(parse_signature(text) for text in json.loads(row["ops"])),
+            ranks=int(row.get("ranks") or 1),  # stores of earlier versions have no such column
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TraincastError(f"a sample of the store is damaged: {error!r}; measure it again") from None

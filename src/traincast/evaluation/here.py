@@ -97,7 +97,7 @@ def _run(
 ) -> tuple[tuple[Outcome, ...], tuple[LeftOut, ...], tuple[str, ...]]:
     from traincast.evaluation.here_setting import setting
 
-    here = setting(folder, options.on, gloo=any(trial.ranks > 1 for trial in trials))
+    here = setting(folder, options.on, ranks=any(trial.ranks > 1 for trial in trials))
     runs = Runs(
         name=name,
         folder=folder,

@@ -10,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from traincast.benching.ranks import run_ranks
 from traincast.errors import TraincastError
 from traincast.evaluation.cases import Case, LeftOut, Outcome
 from traincast.evaluation.here_files import Measured, Predicted, Record
 from traincast.questions.predict import Question
 from traincast.trials.catalog import Trial
-from traincast.trials.ranks import run_ranks
 
 Progress = Callable[[float], None]
 Predict = Callable[[Trial], Predicted]
 _STEP_SECONDS = 1.5  # spent on the repetitions of one step
+RANK_MODULE = "traincast.trials.rank"
+"""What a rank runs."""
 ISOLATED = "isolated ops summed"
 """The baseline: every op alone, in a warm cache, added up."""
 
@@ -89,7 +91,7 @@ class Runs:
                 progress(0.3 + 0.7 * len(record.measurements()) / count)
 
             if share > 0:
-                run_ranks(jobs, ranks, each=hear, seconds=share)
+                run_ranks(jobs, ranks, each=hear, seconds=share, module=RANK_MODULE)
 
     def _job(self, trial: Trial) -> dict[str, Any]:
         return {"trial": trial.to_dict(), "seconds": _STEP_SECONDS, "isolated": trial.ranks == 1}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
+_HOST_SHARE, _COPY_SHARE, _EXCHANGE_SHARE = 0.1, 0.03, 0.17  # of the time; single ops have the rest
 _SECONDS_PER_SAMPLE = 0.4  # allocation, seven repetitions and the reference beside them, on one core
 
 
@@ -110,9 +111,9 @@ def bench(
     started = time.monotonic()
     before = len(held)
     if workload is None:
-        _host_steps(opened, held, seed, 0.15 * seconds)
         coverage: tuple[tuple[float, float], ...] = ()
-        notes = _run(opened, held, (task for task, _ in tasks), started + seconds, progress)
+        notes = _beside_ops(opened, held, seed, started, seconds, progress)
+        notes += _run(opened, held, (task for task, _ in tasks), started, seconds, progress)
     else:
         coverage, notes = _cover(opened, held, tasks, started, seconds, progress)
     return Benched(
@@ -121,10 +122,29 @@ def bench(
     )  # fmt: skip
 
 
-def _run(
-    device: Device, store: Store, tasks: Iterator[Task], until: float, progress: Callable[[float], None]
+def _beside_ops(
+    device: Device, store: Store, seed: int, started: float, seconds: float, progress: Callable[[float], None]
 ) -> list[str]:
-    """Measures, and names the ops that could not be run alone."""
+    """What is no single op: the host's overheads, copies, collectives, each for its share of the time."""
+    from traincast.benching.parts import measure_copies, measure_exchanges, measure_host
+
+    def go_on() -> None:
+        progress(min(1.0, (time.monotonic() - started) / seconds))
+
+    measure_host(device, store, seed, _HOST_SHARE * seconds, go_on)
+    measure_copies(device, store, seed, _COPY_SHARE * seconds, go_on)
+    return measure_exchanges(device, store, seed, _EXCHANGE_SHARE * seconds, go_on)
+
+
+def _run(
+    device: Device,
+    store: Store,
+    tasks: Iterator[Task],
+    started: float,
+    seconds: float,
+    progress: Callable[[float], None],
+) -> list[str]:
+    """Measures until `seconds` after `started`, and names the ops that could not be run alone."""
     from traincast.benching.bench import bench as run
 
     failures: list[str] = []
@@ -132,7 +152,12 @@ def _run(
     def failed(task: Task, why: str) -> None:
         failures.append(f"{task.signature.name} cannot be measured alone: {why}")
 
-    run(device, store, tasks, seconds=max(until - time.monotonic(), 0.0), progress=progress, failed=failed)
+    gone = min(time.monotonic() - started, seconds)
+
+    def overall(share: float) -> None:
+        progress((gone + share * (seconds - gone)) / seconds)
+
+    run(device, store, tasks, seconds=seconds - gone, progress=overall, failed=failed)
     return failures
 
 
@@ -170,7 +195,7 @@ def _cover(
     for task, worth in tasks:
         if time.monotonic() - started >= seconds:
             break
-        failures = _run(device, store, iter([task]), started + seconds, lambda _: None)
+        failures = _run(device, store, iter([task]), started, seconds, lambda _: None)
         notes += failures
         share += 0.0 if failures else worth
         minutes = (time.monotonic() - started) / 60
@@ -189,18 +214,3 @@ def _planned(folder: Path, tasks: Iterator[tuple[Task, float]], seconds: float) 
         store=folder, identity=None, measured=0, total=0, seconds=min(seconds, kinds.total() * _SECONDS_PER_SAMPLE),
         planned=dict(kinds.most_common()),
     )  # fmt: skip
-
-
-def _host_steps(device: Device, store: Store, seed: int, seconds: float) -> None:
-    """Tiny steps for the host's overheads, a share of the budget."""
-    if device.kind != "cpu":
-        return
-    from traincast.benching.timing import Reference
-    from traincast.benching.tiny import measure_tiny, tiny_steps
-
-    reference, end = Reference(device), time.monotonic() + seconds
-    for tiny in tiny_steps(seed):
-        if time.monotonic() > end:
-            break
-        if tiny.key not in store:
-            store.append(tiny.key, measure_tiny(device, reference, tiny))

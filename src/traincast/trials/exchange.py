@@ -8,9 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# PyTorch 2.13 renamed both
-reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+from traincast.benching.collectives import all_gather, reduce_scatter
 
 
 class Exchanged(torch.autograd.Function):

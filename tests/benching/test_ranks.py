@@ -8,25 +8,34 @@ import pytest
 
 pytest.importorskip("torch")
 
+from traincast.benching.collectives import KINDS, exchange_job, exchange_jobs, exchange_plan
+from traincast.benching.ranks import run_ranks
 from traincast.errors import TraincastError
-from traincast.trials.catalog import CNN, Trial
-from traincast.trials.ranks import run_ranks
 
 
-def test_two_ranks_measure_a_collective_and_a_step():
-    trial = Trial(group=CNN, name="plain-mini", batch_size=1, ranks=2)
+def test_two_ranks_measure_every_collective():
     heard = []
-    jobs = [
-        {"collective": "all_reduce", "bytes": 65536, "seconds": 0.02},
-        {"trial": trial.to_dict(), "seconds": 0.02},
-    ]
+    jobs = exchange_jobs(2, len(KINDS), 0.02)
     run_ranks(jobs, 2, each=heard.append)
-    assert [job.get("collective") for job in heard] == ["all_reduce", None]
-    assert Trial.from_dict(heard[1]["trial"]) == trial
+    assert [job["collective"] for job in heard] == list(KINDS)
     for result in heard:
         times = [result[name] for name in ("step", "busy", "reference", "reference_busy")]
         assert len({len(values) for values in times}) == 1 and len(times[0]) >= 5
         assert all(value > 0 for values in times for value in values)
+
+
+def test_the_plan_is_seeded_and_covers_sizes_evenly():
+    first, again, other = (
+        [exchange_job(row, 1.0) for row, _ in zip(exchange_plan(2, seed), range(140), strict=False)]
+        for seed in (3, 3, 4)
+    )
+    assert first == again != other
+    for kind in KINDS:
+        sizes = [job["bytes"] for job in first if job["collective"] == kind]
+        assert len(sizes) == 20 and min(sizes) < 10_000 and max(sizes) > 16 << 20
+        assert sum(size < 370_000 for size in sizes) in (9, 10, 11), "half of them in each half of the logarithm"
+    uneven = [job["sent"] for job in first if job["collective"] == "all_to_all_v"]
+    assert all(row[0] == row[1] for rows in uneven for row in rows) and any(rows[0] != rows[1] for rows in uneven)
 
 
 def test_a_rank_that_fails_says_why():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from traincast.arrays import FloatArray
+from traincast.calibration.exchanges import Cost, Exchange
 from traincast.errors import TraincastError
 from traincast.workload.collectives import COLLECTIVE_OPS
 from traincast.workload.program import Program
@@ -19,23 +20,6 @@ _RECORD, _WAIT = "cuda::event_record", "cuda::stream_wait_event"
 _COMPUTES = 0  # the stream that a rank's own ops are captured on
 _MOST_TAKEN = 0.95  # of a core: the scheduler lets no thread starve
 _ROUNDING = 1e-12  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A collective as one rank calls it: its kind, the bytes of its message, and what this rank sends to each."""
-
-    kind: str
-    message_bytes: int
-    sent: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """A collective: seconds from the moment the last rank called it, and seconds of each core's time in it."""
-
-    seconds: float
-    busy: float
 
 
 @dataclass(frozen=True, slots=True)

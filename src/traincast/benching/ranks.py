@@ -1,4 +1,4 @@
-"""Two processes that train together on this machine, launched as torchrun would; no torch needed here.
+"""Processes that work together on this machine, launched as torchrun would; no torch needed here.
 
 Each rank has one thread and, where there are enough, a core of its own; what it measures is written line by line, so
 that an interrupted run keeps what it has.
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from traincast.benching.orders import JOBS, RESULTS
 from traincast.errors import TraincastError
-from traincast.trials.orders import JOBS, RESULTS
 
 _LOOK_SECONDS = 0.05  # between two looks at the ranks' results
 _END_SECONDS = 5.0  # that ranks get to end by themselves
@@ -31,25 +31,27 @@ def run_ranks(
     *,
     each: Callable[[dict[str, Any]], None],
     seconds: float = float("inf"),
+    module: str = "traincast.benching.rank",
+    device: str = "cpu",
 ) -> None:
-    """Lets `ranks` processes do the jobs one after the other (see `traincast.trials.rank`); `each` hears the result of
-    every job as it comes. After `seconds` no further job is waited for."""
+    """Lets `ranks` processes do the jobs one after the other; `each` hears the result of every job as it comes. After
+    `seconds` no further job is waited for. A rank runs `module`, see `benching.rank.serve`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / JOBS).write_text(json.dumps(list(jobs)), encoding="utf-8")
+        (folder / JOBS).write_text(json.dumps({"device": device, "jobs": list(jobs)}), encoding="utf-8")
         (folder / RESULTS).touch()
         port = _free_port()
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
-                processes.append(_start(rank, ranks, port, folder))
+                processes.append(_start(rank, ranks, port, folder, module))
             complete = _follow(processes, folder, len(jobs), each, time.monotonic() + seconds)
             _end(processes, _END_SECONDS if complete else 0.0)
         finally:
             _end(processes, 0.0)
 
 
-def _start(rank: int, ranks: int, port: int, folder: Path) -> subprocess.Popen[bytes]:
+def _start(rank: int, ranks: int, port: int, folder: Path, module: str) -> subprocess.Popen[bytes]:
     """One rank, with the environment that torchrun gives."""
     environment = {
         **os.environ,
@@ -62,7 +64,7 @@ def _start(rank: int, ranks: int, port: int, folder: Path) -> subprocess.Popen[b
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    command = [sys.executable, "-m", "traincast.trials.rank", str(folder)]
+    command = [sys.executable, "-m", module, str(folder)]
     with _words(folder, rank).open("wb") as words:
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from traincast.calibration.exchanges import Cost, Exchange
+from traincast.calibration.together import RankPlan, Stretch, step_seconds
 from traincast.errors import TraincastError
-from traincast.trials.together import Cost, Exchange, RankPlan, Stretch, step_seconds
 
 SUM = Exchange("all_reduce", 1000)
 

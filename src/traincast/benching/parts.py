@@ -1,0 +1,127 @@
+"""The parts of a calibration beside single ops: what the host costs, what is copied, what ranks exchange."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from traincast.benching.collectives import exchange_job, exchange_plan, job_exchanges
+from traincast.benching.copies import copy_plan
+from traincast.benching.device import Device
+from traincast.benching.ranks import run_ranks
+from traincast.benching.store import Store
+from traincast.benching.timing import Reference
+from traincast.calibration.exchanges import Exchange, exchange_signature
+from traincast.calibration.samples import Sample
+from traincast.errors import TraincastError
+
+if TYPE_CHECKING:
+    from traincast.benching.copies import CopyTask
+
+EXCHANGE_SECONDS = 0.4
+"""Of repetitions of one collective."""
+_JOB_SECONDS = 0.7  # with buffers, warm-up and the reference beside them
+_START_SECONDS = 15.0  # that ranks may take to find each other
+_MOST_COPIES, _MOST_EXCHANGES = 60, 280  # more say nothing new of a dozen curves
+
+
+def possible_ranks(device: Device) -> int:
+    """How many processes of one thread each this machine can measure together: two, where there are two cores or GPUs
+    for them; else one, which exchanges nothing."""
+    if device.kind == "cuda":
+        import torch
+
+        return min(torch.cuda.device_count(), 8)
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2)
+
+
+def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> None:
+    """Tiny steps, whose time is the host's; on a GPU kernels hide it, so there are none."""
+    if device.kind != "cpu":
+        return
+    from traincast.benching.tiny import measure_tiny, tiny_steps
+
+    reference, end = Reference(device), time.monotonic() + seconds
+    for tiny in tiny_steps(seed):
+        if time.monotonic() > end:
+            break
+        if tiny.key not in store:
+            store.append(tiny.key, measure_tiny(device, reference, tiny))
+        progress()
+
+
+def measure_copies(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> None:
+    """Copies between host and device, until the time is over."""
+    from traincast.benching.bench import measure_copy
+
+    reference, end = Reference(device), time.monotonic() + seconds
+    for task in _first_copies(device.kind, seed):
+        if time.monotonic() > end:
+            break
+        if task.key not in store:
+            store.append(task.key, measure_copy(device, reference, task))
+        progress()
+
+
+def _first_copies(kind: str, seed: int) -> Iterator[CopyTask]:
+    for _, task in zip(range(_MOST_COPIES), copy_plan(kind, seed), strict=False):
+        yield task
+
+
+def measure_exchanges(
+    device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]
+) -> list[str]:
+    """Collectives between as many ranks as this machine has cores or GPUs for; what to say when there are none."""
+    ranks = possible_ranks(device)
+    if ranks < 2:
+        return ["collectives were not measured: one core or GPU has nobody to exchange with"]
+    jobs = _jobs(store, ranks, seed, round(seconds / _JOB_SECONDS))
+
+    def hear(result: dict[str, Any]) -> None:
+        exchanges = job_exchanges(result, ranks)
+        store.append(exchange_key(exchanges), exchange_sample(result, exchanges))
+        progress()
+
+    if jobs:
+        try:
+            run_ranks(jobs, ranks, each=hear, seconds=seconds + _START_SECONDS, device=device.kind)
+        except TraincastError as error:  # a cluster's rules may forbid sockets; single ops can be measured all the same
+            return [f"collectives could not all be measured: {error}"]
+    return []
+
+
+def _jobs(store: Store, ranks: int, seed: int, number: int) -> list[dict[str, Any]]:
+    """The next so many collectives that the store does not hold."""
+    jobs: list[dict[str, Any]] = []
+    for _, exchanges in zip(range(_MOST_EXCHANGES), exchange_plan(ranks, seed), strict=False):
+        if len(jobs) >= number:
+            break
+        if exchange_key(exchanges) not in store:
+            jobs.append(exchange_job(exchanges, EXCHANGE_SECONDS))
+    return jobs
+
+
+def exchange_key(exchanges: list[Exchange]) -> str:
+    """A name of a collective that is the same in every run."""
+    first = exchanges[0]
+    sent = "-".join(str(exchange.sent[0]) for exchange in exchanges if exchange.sent)
+    return f"exchange-{len(exchanges)}-{first.kind}-{first.message_bytes}{sent and '-' + sent}"
+
+
+def exchange_sample(result: dict[str, Any], exchanges: list[Exchange]) -> Sample:
+    """What ranks measured of a collective: of the slowest rank on the wall's clock, processor time of a whole rank."""
+    wall, busy, reference, reference_busy = (
+        np.array(result[name]) for name in ("step", "busy", "reference", "reference_busy")
+    )
+    ratios = wall / reference
+    middle = float(np.median(ratios))
+    return Sample(
+        signature=exchange_signature(exchanges), cold=False, access="", wall=middle * float(np.median(reference)),
+        busy=float(np.median(busy / reference) * np.median(reference)), reference_wall=float(np.median(reference)),
+        reference_busy=float(np.median(reference_busy)),
+        spread=1.4826 * float(np.median(np.abs(ratios / middle - 1.0))), ranks=len(exchanges),
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""One rank of several, run as a module with torchrun's environment variables: what it measures together with others."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from traincast.benching.collectives import collective_work
+from traincast.benching.device import Device
+from traincast.benching.opening import open_device
+from traincast.benching.orders import JOBS, RESULTS
+from traincast.benching.timing import Reference
+
+Work = Callable[[], object]
+Works = Mapping[str, Callable[[dict[str, Any], int, int, Device], Work]]
+"""How a job becomes work of a rank, by the field that the job has: (job, rank, ranks, device)."""
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_WARM_UPS = 2  # the first step makes buckets and loads kernels, the second fills the allocator's cache
+_LEAST, _MOST = 5, 60  # repetitions
+_BLOCK_SECONDS = 0.05  # steps that are shorter run several times between two looks at the clock
+_MOST_STEPS = 20  # of a block
+_LOOK_SECONDS = 0.5  # between two looks at whether the launcher is still there
+
+
+def measure_together(
+    work: Work, reference: Reference, seconds: float, device: Device, least: int = _LEAST
+) -> dict[str, list[float]]:
+    """Seconds of every repetition by both clocks, and of the reference beside it: of the slowest rank on the wall's
+    clock ("step"), else means over ranks ("busy" is processor time of a whole rank)."""
+    steps, repeats = _sizes(work, seconds, device, least)
+    taken, busy, beside = [], [], []
+    for _ in range(repeats):
+        dist.barrier()
+        beside.append(reference.seconds())
+        device.synchronise()
+        dist.barrier()
+        begin, used = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            work()
+        device.synchronise()
+        taken.append((time.perf_counter() - begin) / steps)
+        busy.append((time.process_time() - used) / steps)
+    dist.barrier()
+    beside.append(reference.seconds())
+    return {
+        "step": _slowest(taken, device),
+        "busy": _mean(busy, device),
+        "reference": _mean(_between([one.wall for one in beside]), device),
+        "reference_busy": _mean(_between([one.busy for one in beside]), device),
+    }
+
+
+def _between(values: list[float]) -> list[float]:
+    """The geometric means of neighbours."""
+    return [math.sqrt(before * after) for before, after in pairwise(values)]
+
+
+def _sizes(work: Work, seconds: float, device: Device, least: int) -> tuple[int, int]:
+    """How often the work runs between two looks at the clock, and how many looks there are; the same on all ranks."""
+    for _ in range(_WARM_UPS):
+        work()
+    device.synchronise()
+    dist.barrier()
+    begin = time.perf_counter()
+    work()
+    device.synchronise()
+    once = _slowest([time.perf_counter() - begin], device)[0]
+    steps = max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / once)))
+    return steps, max(least, min(_MOST, round(seconds / (steps * once))))
+
+
+def _slowest(values: list[float], device: Device) -> list[float]:
+    return _reduced(values, dist.ReduceOp.MAX, device)
+
+
+def _mean(values: list[float], device: Device) -> list[float]:
+    ranks = dist.get_world_size()
+    return [value / ranks for value in _reduced(values, dist.ReduceOp.SUM, device)]
+
+
+def _reduced(values: list[float], how: Any, device: Device) -> list[float]:
+    numbers = torch.tensor(values, dtype=torch.float64)
+    if device.kind == "cuda":  # NCCL takes nothing else
+        numbers = numbers.cuda()
+    dist.all_reduce(numbers, how)
+    return [float(value) for value in numbers]
+
+
+def _own_core(rank: int, ranks: int) -> None:
+    """A core for each rank, where the system has them: its threads then compete with each other, not with those of
+    other ranks."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) >= ranks:
+            os.sched_setaffinity(0, {cores[rank]})
+
+
+def _end_with_launcher() -> None:
+    """Ends this rank when the process that started it is gone: nobody would hear its results."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(_LOOK_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def serve(
+    folder: Path,
+    works: Works,
+    after: Callable[[dict[str, Any], Work, Reference], dict[str, Any]] = lambda *_: {},
+) -> None:
+    """Does the jobs of a folder; the first rank writes the results, a line each. `after` adds to a job's results."""
+    _end_with_launcher()
+    order = json.loads((folder / JOBS).read_text(encoding="utf-8"))
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = open_device(order["device"], int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(BACKENDS[device.kind])
+    if device.kind == "cpu":
+        _own_core(rank, ranks)
+    reference = Reference(device)
+    with (folder / RESULTS).open("a", encoding="utf-8") as results:
+        for job in order["jobs"]:
+            make = next(make for field, make in works.items() if field in job)
+            work = make(job, rank, ranks, device)
+            least = int(job.get("least", _LEAST))
+            taken: dict[str, Any] = measure_together(work, reference, float(job["seconds"]), device, least)
+            taken |= after(job, work, reference)
+            if rank == 0:
+                results.write(json.dumps({**job, **taken}) + "\n")
+                results.flush()
+            del work
+            gc.collect()  # the next model needs the memory, and no collection may fall into its steps
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), {"collective": collective_work})

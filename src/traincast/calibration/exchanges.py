@@ -1,0 +1,171 @@
+"""What ranks exchange: how long a collective takes, and how much of a rank's core, fitted to what was measured.
+
+The time of a collective is a call and bytes, with the same smooth correction as every other kind of op. A model is for
+one number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log2
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traincast.arrays import FloatArray
+from traincast.calibration.estimator import KindModel, fit_kind
+from traincast.errors import TraincastError
+from traincast.measurements.metrics import ErrorRow, error_row, within
+from traincast.workload.collectives import COLLECTIVES
+from traincast.workload.ops import Scalar, Signature, TensorSpec
+
+if TYPE_CHECKING:
+    from traincast.calibration.samples import Sample
+
+NAMESPACE = "c10d::"
+FAMILY = "collectives"
+"""Under which their held-out error is reported."""
+_ITEM = 4  # bytes of fp32
+_FEWEST = 4  # samples of a kind
+_DISTURBED = 1.0  # relative spread beyond which a sample says too little: ranks that wait for each other spread widely
+_NEAR_BYTES = 1 << 20  # what is beyond leaves the caches on its way
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective as one rank calls it: its kind, the bytes of its message, and what this rank sends to each."""
+
+    kind: str
+    message_bytes: int
+    sent: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """A collective: seconds from the moment the last rank called it, and seconds of each core's time in it."""
+
+    seconds: float
+    busy: float
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ExchangeModels:
+    """By number of ranks and kind ("2 all_reduce"): seconds of a collective, and processor seconds of a rank."""
+
+    seconds: Mapping[str, KindModel] = field(default_factory=dict)
+    busy: Mapping[str, KindModel] = field(default_factory=dict)
+
+    def cost(self, exchanges: Sequence[Exchange]) -> Cost:
+        """A collective from what its ranks call."""
+        terms, place = _features(exchanges)
+        key = self._key(exchanges)
+        seconds, _ = self.seconds[key].predict(terms, place)
+        busy, _ = self.busy[key].predict(terms, place)
+        return Cost(seconds, min(seconds, busy))
+
+    def sigma(self, exchanges: Sequence[Exchange]) -> float:
+        """Spread of the logarithm of a collective's time."""
+        return self.seconds[self._key(exchanges)].predict(*_features(exchanges))[1]
+
+    def _key(self, exchanges: Sequence[Exchange]) -> str:
+        """The model of these exchanges, or of what stands for them."""
+        kind, ranks = exchanges[0].kind, len(exchanges)
+        for candidate in (kind, COLLECTIVES[kind].like if kind in COLLECTIVES else ""):
+            if f"{ranks} {candidate}" in self.seconds:
+                return f"{ranks} {candidate}"
+        measured = ", ".join(self.seconds) or "none"
+        raise TraincastError(
+            f"{kind} between {ranks} ranks was not measured (measured: {measured}); measure with 'traincast bench', "
+            "then fit again"
+        )
+
+
+def _features(exchanges: Sequence[Exchange]) -> tuple[FloatArray, FloatArray]:
+    """Terms and place of a collective; an uneven one counts as an even one that moves as many bytes between ranks."""
+    size, uneven = _size(exchanges)
+    return np.array([1.0, size, max(size - _NEAR_BYTES, 0.0)]), np.array([log2(max(size, 1.0)), uneven])
+
+
+def _size(exchanges: Sequence[Exchange]) -> tuple[float, float]:
+    """Bytes of the message, and how unevenly ranks send (0: all alike, to 1)."""
+    if not exchanges[0].sent:
+        return float(max(exchange.message_bytes for exchange in exchanges)), 0.0
+    leaving = [
+        sum(sent for other, sent in enumerate(exchange.sent) if other != rank)
+        for rank, exchange in enumerate(exchanges)
+    ]
+    total, ranks = float(sum(leaving)), len(exchanges)
+    if total == 0.0 or ranks == 1:
+        return 0.0, 0.0
+    return total / (ranks - 1), (max(leaving) - min(leaving)) / max(leaving)
+
+
+def exchange_signature(exchanges: Sequence[Exchange]) -> Signature:
+    """A collective of so many ranks as the signature of a sample."""
+    first = exchanges[0]
+    record = COLLECTIVES[first.kind]
+    name = (record.ops or COLLECTIVES[record.uneven_form_of].ops)[0]
+    scalars: list[tuple[str, Scalar]] = [("collective", first.kind), ("bytes", first.message_bytes)]
+    if first.sent:
+        scalars.append(("sent", tuple(exchange.sent for exchange in exchanges)))
+    length = first.message_bytes // _ITEM
+    return Signature(NAMESPACE + name, (TensorSpec((length,), (1,), "float32"),), (), tuple(scalars), (("tensors", 1),))
+
+
+def is_exchange(signature: Signature | None) -> bool:
+    """Whether a sample is of a collective."""
+    return signature is not None and signature.name.startswith(NAMESPACE)
+
+
+def exchanges_of(signature: Signature, ranks: int) -> list[Exchange]:
+    """What every rank called, out of the signature of a sample."""
+    kind, size, sent = (signature.scalar(name) for name in ("collective", "bytes", "sent"))
+    if not isinstance(kind, str) or not isinstance(size, int) or ranks < 1:
+        raise TraincastError("a sample of a collective in the store is damaged; measure it again")
+    rows: list[tuple[int, ...]] = [()] * ranks
+    if isinstance(sent, tuple) and len(sent) == ranks:
+        rows = [tuple(part for part in row if isinstance(part, int)) if isinstance(row, tuple) else () for row in sent]
+    return [Exchange(kind, size, row) for row in rows]
+
+
+def fit_exchanges(samples: Sequence[Sample], reference: float) -> tuple[ExchangeModels, list[ErrorRow]]:
+    """Models of all samples, with the errors that a fit on those not held out makes on the others. Ranks wait, so that
+    the wall's clock counts."""
+    steady = [sample for sample in samples if sample.spread < _DISTURBED]
+    kept = _models([sample for sample in steady if not sample.held_out], reference)
+    points = []
+    for sample in steady:
+        met = exchanges_of(_signature(sample), sample.ranks)
+        key = f"{sample.ranks} {met[0].kind}"
+        if sample.held_out and key in kept.seconds:
+            predicted, sigma = kept.seconds[key].predict(*_features(met))
+            name = f"{met[0].kind} of {met[0].message_bytes:,} bytes"
+            points.append((predicted, reference * sample.ratio("wall"), sigma, name))
+    if not points:
+        return _models(steady, reference), []
+    guessed, measured, sigmas = (np.array(column) for column in list(zip(*points, strict=True))[:3])
+    row = error_row(
+        "held out", FAMILY, guessed, measured, [point[3] for point in points], inside=within(guessed, measured, sigmas)
+    )
+    return _models(steady, reference), [row]
+
+
+def _models(samples: Sequence[Sample], reference: float) -> ExchangeModels:
+    kinds: dict[str, list[tuple[FloatArray, FloatArray, float, float]]] = {}
+    for sample in samples:
+        met = exchanges_of(_signature(sample), sample.ranks)
+        busy = reference * sample.busy / sample.reference_wall
+        point = (*_features(met), reference * sample.ratio("wall"), max(busy, 1e-9))
+        kinds.setdefault(f"{sample.ranks} {met[0].kind}", []).append(point)
+    seconds, used = {}, {}
+    for key, points in kinds.items():
+        if len(points) >= _FEWEST:
+            terms, places, wall, busied = (np.array(column) for column in zip(*points, strict=True))
+            seconds[key], used[key] = fit_kind(terms, places, wall), fit_kind(terms, places, busied)
+    return ExchangeModels(seconds, used)
+
+
+def _signature(sample: Sample) -> Signature:
+    assert sample.signature is not None
+    return sample.signature
