@@ -48,7 +48,7 @@ def step(tmp_path):
 def test_what_the_users_code_prints_is_no_part_of_the_answer(step, tmp_path, capsys):
     assert main(["capture", f"{step}:prints", "-o", str(tmp_path / "a.tc"), "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["workload"] == "step"
+    assert json.loads(captured.out)["workload"] == "prints"
     assert "hello" in captured.err
 
 

@@ -85,8 +85,12 @@ def least_seconds(calls: Calls, device: Device) -> np.ndarray:
     return (calls["bytes_read"] + calls["bytes_written"]) / device.dram_bandwidth
 
 
-def test_every_family_has_a_model():
-    assert set(BY_NAME) - {"collective"} == set(FAMILIES_WITH_A_MODEL)
+ROOFLINES_ALONE = {"collective", "recurrent", "unmodelled", "opaque"}
+"""Families that no measurement was fitted on: a collective needs a topology, the others cost their roofline."""
+
+
+def test_every_measured_family_has_a_model():
+    assert set(BY_NAME) - ROOFLINES_ALONE == set(FAMILIES_WITH_A_MODEL)
 
 
 @pytest.mark.parametrize("key", DEVICES)

@@ -39,8 +39,8 @@ def test_the_term_that_a_slower_plan_spends_more_on_is_named_with_its_rank():
 
 def test_a_term_that_is_less_than_half_of_the_difference_is_said_with_all_of_it():
     tables = [
-        Table(name="hot", rows=40_000_000, dim=64, pooling=Pooling.constant(5), access=Zipf(1.05)),
-        Table(name="cold", rows=1_000_000, dim=128, pooling=Pooling.constant(5), dtype="fp16", optimizer="adam"),
+        Table(name="hot", rows=40_000_000, dim=64, pooling=Pooling.constant(40), access=Zipf(1.05)),
+        Table(name="cold", rows=1_000_000, dim=128, pooling=Pooling.constant(20), dtype="fp16", optimizer="sgd"),
     ]
     whole = (Placement("table_wise", (0,)), Placement("table_wise", (1,)))
     answer = _answer(tables, whole=whole, split=(Placement.row_wise(2), Placement.row_wise(2)))

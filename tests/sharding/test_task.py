@@ -16,7 +16,8 @@ NODE = load_platform("dgx-a100")
 def test_a_task_knows_its_nodes(node_task, two_nodes_task):
     assert (node_task.gpus_per_node, node_task.nodes) == (4, 1)
     assert (two_nodes_task.gpus_per_node, two_nodes_task.nodes) == (8, 2)
-    assert node_task.device is node_task.platform.device
+    assert node_task.device.key == node_task.platform.device.key
+    assert node_task.device.host_sharers == 2  # of a DGX A100, two GPUs share a link to the host
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,19 @@ def check_output(path: str | Path, *, inputs: Iterable[str | Path] = ()) -> Path
     if state is not None and not stat.S_ISREG(state.st_mode):
         kind = "a folder" if stat.S_ISDIR(state.st_mode) else "no regular file"
         raise TraincastError(f"cannot write '{where}': it is {kind}; give the path of a file")
-    for source in inputs:
-        with suppress(OSError, ValueError):  # what no file can be called is no file
-            if state is not None and os.path.samestat(state, Path(source).stat()):
-                raise TraincastError(f"cannot write '{where}': it is also read; give another path")
+    if state is not None and any(_is_file(source, state) for source in inputs):
+        raise TraincastError(f"cannot write '{where}': it is also read; give another path")
     if not target.parent.is_dir():
         raise TraincastError(f"cannot write '{where}': there is no folder '{shown_path(target.parent)}'")
     return target
+
+
+def _is_file(source: str | Path, state: os.stat_result) -> bool:
+    """Whether a path names the file of this state; what no file can be called names none."""
+    try:
+        return os.path.samestat(state, Path(source).stat())
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -287,7 +287,7 @@ def _slowdown(layout: Layout, device: Device, c: Constants) -> dict[str, float]:
         slower["grouped"] = c.batched
     if layout.scaling == "row":
         slower[NARROW] *= c.rowwise
-    if device.arch.startswith("cdna") and layout.kernels in PYTORCH:
+    if device.vendor == "amd" and layout.kernels in PYTORCH:
         slower |= {bits: c.untuned * slower[bits] for bits in (HALF, NARROW)}
     return slower
 
