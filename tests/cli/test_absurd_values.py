@@ -129,9 +129,8 @@ def trouble(arguments, capsys):
         return f"exit code {code}: {captured.err}"
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("traincast: ") or len(lines[0]) > 2000):
         return f"not one line: {captured.err}"
-    if code == 2 and (
-        captured.out or not lines[0].isprintable() or ("'None':" in lines[0] and not any(word.endswith("None") for word in arguments))
-    ):
+    none_said = "'None':" in "".join(lines) and not any(word.endswith("None") for word in arguments)
+    if code == 2 and (captured.out or not lines[0].isprintable() or none_said):
         return f"a strange refusal: {captured.out[:100]!r} {lines[0]!r}"
     return None if code == 2 or captured.out else "no answer"
 
