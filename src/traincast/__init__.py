@@ -13,6 +13,7 @@ from traincast.api import (
     export,
     fit,
     fit_store,
+    list_edits,
     load,
     load_trace,
     measure,
@@ -27,6 +28,7 @@ from traincast.api import (
     self_check,
     shard,
     trace,
+    whatif,
     write_report,
 )
 from traincast.version import __version__
@@ -39,6 +41,7 @@ __all__ = [
     "export",
     "fit",
     "fit_store",
+    "list_edits",
     "load",
     "load_trace",
     "measure",
@@ -53,5 +56,6 @@ __all__ = [
     "self_check",
     "shard",
     "trace",
+    "whatif",
     "write_report",
 ]

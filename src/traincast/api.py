@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from traincast.decisions import list_edits as list_edits
+from traincast.decisions import whatif as whatif
 from traincast.machine import bench as bench
 from traincast.machine import fit_store as fit_store
 from traincast.machine import measure as measure

@@ -14,6 +14,7 @@ VERBS = {
     "predict": "how long one step of a model takes on a platform, and why",
     "plan": "how to train a Transformer on so many GPUs: the layout with the fastest step",
     "shard": "where embedding tables go: the plan with the fastest step",
+    "whatif": "what a change of the model or the hardware would bring, and whether that is certain",
     "report": "one HTML file to show: the answer, why, timeline, memory, provenance",
     "models": "the built-in models",
     "platforms": "the built-in GPUs and nodes",

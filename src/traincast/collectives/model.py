@@ -80,7 +80,7 @@ class CollectiveModel:
         if COLLECTIVES[kind].route is Route.DIRECT:
             return self._direct(kind, compute, message, ranks, nodes, topology, curves)
         if nodes == 1:
-            return self._inside(kind, compute, message, ranks, topology, curves)
+            return self._inside(kind, compute, message / topology.link_speed, ranks, topology, curves)
         per_node = max(2, -(-ranks // nodes))
         floor, rate = self.node_limits(kind, compute, per_node, topology, curves)
 
@@ -94,7 +94,8 @@ class CollectiveModel:
         # clusters were measured on large messages: below, the links' shape, joined where the curve begins
         start = exact.bytes[:1]
         below = message < start
-        seconds = np.where(below, seconds * exact.at(start) / by_links(start), exact.at(message))
+        measured = exact.at(message / topology.network_speed)
+        seconds = np.where(below, seconds * exact.at(start) / by_links(start), measured)
         return seconds, np.where(below, sigma, exact.sigma_at(message)), exact.covers(message)
 
     def _direct(
@@ -114,9 +115,9 @@ class CollectiveModel:
         ranks = min(ranks, max(2, topology.gpus_per_node))
         floor = float(self._inside(kind, compute, np.ones(1), ranks, topology, curves)[0][0])
         if COLLECTIVES[kind].route is Route.PAIR:
-            return floor, self.links.node_rate(kind, 2, topology)
+            return floor, topology.link_speed * self.links.node_rate(kind, 2, topology)
         large = self._inside(kind, compute, np.array([1e10, 2e10]), ranks, topology, curves)[0]
-        return floor, 1e10 * bus_factor(kind, ranks) / float(large[1] - large[0])
+        return floor, topology.link_speed * 1e10 * bus_factor(kind, ranks) / float(large[1] - large[0])
 
     def _inside(
         self, kind: str, compute: str, message: FloatArray, ranks: int, topology: Topology, curves: CurveSet

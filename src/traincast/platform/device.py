@@ -25,7 +25,8 @@ class Device:
     `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or
     None when the clock floats; so many GPUs (`host_sharers`, this one included) copy over its link to the host at once.
     `corrections` are factors on the time of kernels by family, from measurements of one
-    such GPU. `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
+    such GPU. `power_limit_watts` is that of its board (None: not known).
+    `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Device:
     loaded_clock_mhz: float | None = None
     corrections: Mapping[str, float] = field(default_factory=dict)
     host_sharers: int = 1
+    power_limit_watts: float | None = None
 
     @property
     def effective_clock_mhz(self) -> float:

@@ -39,6 +39,7 @@ _RANGES = {
     "pcie_gen": (1.0, 8.0),
     "kernel_gap_us": (0.01, 100.0),
     "compute_capability": (5.0, 30.0),
+    "power_limit_watts": (5.0, 10_000.0),
 }
 _TEXTS = ("name", "vendor", "arch", "host", "node", "source", "notes")
 _MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
@@ -88,7 +89,8 @@ def device_from(key: str, table: dict[str, Any]) -> Device:
         host=str(table.get("host", _DEFAULT_HOST)),
         node=str(table.get("node", "")),
         kernel_gap=1e-6 * _figure(key, table, "kernel_gap_us", default=_DEFAULT_KERNEL_GAP_US),
-        loaded_clock_mhz=_figure(key, table, "loaded_clock_mhz") if "loaded_clock_mhz" in table else None,
+        loaded_clock_mhz=_optional(key, table, "loaded_clock_mhz"),
+        power_limit_watts=_optional(key, table, "power_limit_watts"),
     )
     _check_together(key, device)
     return device
@@ -98,6 +100,10 @@ def _figure(
     key: str, table: dict[str, Any], field: str, *, integer: bool = False, default: float | None = None
 ) -> float:
     return figure(key, table, field, _RANGES, "GPU", integer=integer, default=default)
+
+
+def _optional(key: str, table: dict[str, Any], field: str) -> float | None:
+    return _figure(key, table, field) if field in table else None
 
 
 def _peak(key: str, peaks: dict[str, Any], name: str) -> float:

@@ -45,7 +45,8 @@ class Topology:
     `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory. `links` lists
     point-to-point links (GPU, GPU, how many) where there is no switch. `gpus_per_host_link` GPUs are behind one PCIe
     switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
-    `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide.
+    `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
+    are how many times as fast bytes travel inside and between nodes as measured or described (a what-if).
     """
 
     key: str
@@ -61,6 +62,8 @@ class Topology:
     curves: str = ""
     peer_access: bool = True
     gpus_per_host_link: int = 1
+    link_speed: float = 1.0
+    network_speed: float = 1.0
 
     def nodes_for(self, gpus: int) -> int:
         """How many nodes hold this many GPUs."""

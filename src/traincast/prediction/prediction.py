@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from traincast.arrays import BoolArray
 from traincast.host.profile import HostProfile, load_host_profile
-from traincast.kernels.call import Estimate
+from traincast.kernels.call import Estimate, KernelCall
 from traincast.kernels.cost import Costs, Source, price
 from traincast.kernels.registry import lowering_context
 from traincast.kernels.unmodelled import OPAQUE
@@ -29,7 +30,8 @@ _TOGETHER = 1e-3  # ranks that are done within this share of a step are done tog
 _OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
 # so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/programs.md
-_SHARED = 0.6
+SHARED_ERROR = 0.6
+"""See above: of the variance of a call's log time, the square of this is common to its family."""
 RELEASE_SPREAD = 0.04
 """Log-sigma of the software: one configuration differs by 4 % between submitters, and by 6 % between releases."""
 SETUP_SPREAD = 0.12
@@ -46,9 +48,10 @@ def predict_step(
     roofline_only: bool = False,
     uneven: Unevenness | None = None,
     late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
 ) -> Prediction:
     """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r); every step
-    begins `late` seconds late."""
+    begins `late` seconds late. `op_speed` is how many times as fast the kernels of an op run, by its name."""
     instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
     device = platform.device_among(len(workload.ranks))
     costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
@@ -63,6 +66,7 @@ def predict_step(
         gap=platform.device.kernel_gap,
         uneven=uneven,
         late=late,
+        op_speed=op_speed,
     )
     return _prediction(workload, platform, host, walked, costs, tf32=tf32)
 
@@ -85,7 +89,8 @@ def _prediction(
     answers = rank_answers(walked)
     slowest = _slowest(walked, answers)
     timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
-    terms = _spread_terms(timeline, costs, host, answer.device_active, several=len(workload.ranks) > 1)
+    errors = _kernel_errors(timeline, costs)
+    terms = _spread_terms(timeline, errors, host, answer.device_active, several=len(workload.ranks) > 1)
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
@@ -97,6 +102,8 @@ def _prediction(
         iteration=seconds,
         interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
         interval_terms=terms,
+        kernel_errors=errors,
+        host_spread=host.spread,
         device_active=answer.device_active,
         device_idle=max(seconds - answer.device_active, 0.0),
         host=answer.host,
@@ -133,24 +140,30 @@ def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Esti
     return costs
 
 
+def _kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
+    """Seconds that one log-sigma of each call of the step is worth."""
+    sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
+    per_call = np.bincount(
+        timeline.schedule.call[timeline.launches], weights=timeline.kernel_seconds, minlength=len(sigma)
+    )
+    rows = zip(timeline.calls, (sigma * per_call).tolist(), strict=True)
+    return {call: seconds for call, seconds in rows if seconds}
+
+
 def _spread_terms(
-    timeline: Timeline, costs: Costs, host: HostProfile, active: float, *, several: bool
+    timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, active: float, *, several: bool
 ) -> dict[str, float]:
     """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the
     host on their own; the software's release, on several GPUs how the system is set up, and ops whose arithmetic only
     their authors know, come on top."""
     if timeline.seconds <= 0:
         return {}
-    sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
-    per_call = np.bincount(
-        timeline.schedule.call[timeline.launches], weights=timeline.kernel_seconds, minlength=len(sigma)
-    )
     by_family: dict[str, float] = {}
-    for call, error in zip(timeline.calls, (sigma * per_call).tolist(), strict=True):
+    for call, error in errors.items():
         by_family[call.family.name] = by_family.get(call.family.name, 0.0) + error
     unknown = by_family.pop(OPAQUE.name, 0.0)
     idle = max(timeline.seconds - active, 0.0)
-    kernels = _SHARED * math.hypot(*by_family.values()) if by_family else 0.0
+    kernels = SHARED_ERROR * math.hypot(*by_family.values()) if by_family else 0.0
     of_step = math.hypot(host.spread * idle, kernels) / timeline.seconds
     terms = {"kernels_and_host": of_step, "software_release": RELEASE_SPREAD}
     if unknown:

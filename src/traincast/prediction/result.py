@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from traincast.display.text import milliseconds
+from traincast.kernels.call import KernelCall
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer
 from traincast.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
@@ -34,6 +35,9 @@ class Prediction(Result):
     `estimated_ops` are ops without a kernel model (costed from their bytes and flops), `out_of_domain_ops` those with a
     call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
     `out_of_domain_seconds` are the device time of those calls.
+
+    `kernel_errors` are the seconds that one log-sigma of each kernel call is worth, `host_spread` is the log-sigma of
+    the host: what two predictions share of their errors is found in them.
     """
 
     workload: Workload
@@ -60,6 +64,8 @@ class Prediction(Result):
     imbalance: float = 0.0
     gpus: int = 1
     interval_terms: dict[str, float] = field(default_factory=dict)
+    kernel_errors: dict[KernelCall, float] = field(default_factory=dict)
+    host_spread: float = 0.0
 
     @cached_property
     def path(self) -> list[PathPart]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -89,10 +89,11 @@ def walk_step(
     gap: float,
     uneven: Unevenness | None = None,
     late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
 ) -> StepWalk:
     """Walks the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
-    rank begins it `late` seconds late."""
-    durations = _begun_late(_durations(instructions, costs, host, uneven), late)
+    rank begins it `late` seconds late; `op_speed` as in `predict_step`."""
+    durations = _begun_late(_durations(instructions, costs, host, uneven, op_speed or {}), late)
     classes, crews, place = _classed(instructions, durations, topology)
     meetings = _meetings(classes, place)
     try:
@@ -140,16 +141,32 @@ def _with_graphs(seconds: FloatArray, schedule: Schedule, program: Program) -> F
 
 
 def _durations(
-    instructions: StepInstructions, costs: Costs, host: HostProfile, uneven: Unevenness | None
+    instructions: StepInstructions,
+    costs: Costs,
+    host: HostProfile,
+    uneven: Unevenness | None,
+    op_speed: Mapping[str, float],
 ) -> tuple[list[FloatArray], list[FloatArray]]:
     """Host and kernel seconds of every program."""
     by_call = np.append(costs.seconds, 0.0)  # -1, no call, is the last
     kernel = [by_call[schedule.call] for schedule in instructions.schedules]
+    if op_speed:
+        kernel = [
+            seconds / _speeds(schedule, program, op_speed)
+            for seconds, schedule, program in zip(kernel, instructions.schedules, instructions.programs, strict=True)
+        ]
     busy = _host_seconds(instructions, host)
     if uneven is None:
         return busy, kernel
     both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
     return [seconds for seconds, _ in both], [seconds for _, seconds in both]
+
+
+def _speeds(schedule: Schedule, program: Program, op_speed: Mapping[str, float]) -> FloatArray:
+    """How many times as fast the kernel of every instruction runs."""
+    of_signature = np.array([op_speed.get(signature.name, 1.0) for signature in program.symbolic])
+    of_op = np.append(of_signature[program.columns.op_signature], 1.0)  # -1, no op, is the last
+    return np.asarray(of_op[schedule.op])
 
 
 def _begun_late(

@@ -78,7 +78,7 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
     if question.loader is not None:
         answer = question.loader.limited(answer)
     notes = (
-        _missing_units(question.variant.dtype, alone),
+        missing_units(question.variant.dtype, alone),
         shards,
         graphs,
         platform.assumed if many else "",
@@ -99,7 +99,7 @@ def _as_replayed(step: Workload, question: Question) -> tuple[Workload, str]:
     return graphed_step(step)
 
 
-def _missing_units(dtype: str, platform: Platform) -> str:
+def missing_units(dtype: str, platform: Platform) -> str:
     """What is assumed of a device that has no units for the type asked for; "" where it has them.
 
     TF32 is then fp32: the same four bytes, the same cores. In a 16-bit type tensors keep their two bytes, and products

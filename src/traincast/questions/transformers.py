@@ -6,15 +6,16 @@ from traincast.errors import TraincastError
 from traincast.programs.transformer.step import transformer_workload
 from traincast.programs.transformer.style import Style
 from traincast.questions.variant import Variant
+from traincast.transformers.description import Transformer
 from traincast.transformers.reading import load_transformer
 from traincast.workload.workload import MAX_BATCH, MAX_SEQ_LEN, Workload
 
 _OPTIMIZERS = (None, "adam", "none")
 
 
-def described_step(source: str, variant: Variant) -> Workload:
-    """One step of a described Transformer in a variant."""
-    model = load_transformer(source)
+def described_step(source: str | Transformer, variant: Variant) -> Workload:
+    """One step of a described Transformer (by name, in a file, or itself) in a variant."""
+    model = load_transformer(source) if isinstance(source, str) else source
     if variant.optimizer not in _OPTIMIZERS:
         raise TraincastError(
             f"{model.name} is written with adam; give `optimizer` adam or none, not {variant.optimizer}"

@@ -103,3 +103,16 @@ def test_tables_of_one_kernel_may_differ_in_pooling_and_access():
     assert field(even, "lookups") == field(uneven, "lookups") == 512 * 20
     assert (field(even, "longest_bag"), field(uneven, "longest_bag")) == (10, 19)
     assert field(uneven, "distinct_rows") < 0.6 * field(even, "distinct_rows")
+
+
+def test_a_sparse_gradient_of_bags_is_a_gather_of_the_bags_gradients():
+    # given the backward of nn.EmbeddingBag(sparse=True) as PyTorch 1.8 runs it: indices and values come out
+    indices, bags = tensor(800, dtype="int32"), tensor(8, dtype="int32")
+    inputs = {"grad": tensor(8, 64), "indices": indices, "offsets": bags}
+    (call,) = lowered(
+        "aten::_embedding_bag_backward", inputs, [tensor(1, 800, dtype="int64"), tensor(800, 64)],
+        num_weights=1000, sparse=True,
+    )  # fmt: skip
+
+    # then it is one kernel that writes a row for each lookup, not a dense gradient
+    assert call.family.name == "index"

@@ -120,7 +120,7 @@ def answered(args: argparse.Namespace) -> Answer:
         uneven=uneven,
         program=args.program,
         cuda_graph=args.cuda_graph,
-        loader=_loader(args),
+        loader=loader_of(args),
         **variant_options(args),
     )
 
@@ -140,7 +140,8 @@ def _text(answer: Answer, by: str | None) -> str:
     return answer.headline()
 
 
-def _loader(args: argparse.Namespace) -> Loader | None:
+def loader_of(args: argparse.Namespace) -> Loader | None:
+    """How batches come, where the options say so."""
     loader = Loader(ms=args.loader_ms, workers=args.workers, pageable=args.pageable)
     return None if loader == Loader() else loader
 
@@ -157,7 +158,7 @@ def _curve(args: argparse.Namespace, gpus: list[int]) -> ScalingCurve:
         raise TraincastError("--trace-out writes the timeline of one prediction; give one number of --gpus")
     if getattr(args, "by", None):
         raise TraincastError("--by shows the kernel time of one prediction; give one number of --gpus")
-    if _loader(args):
+    if loader_of(args):
         raise TraincastError("--loader-ms, --workers and --pageable are for one prediction; give one number of --gpus")
     return scaling(
         args.workload,

@@ -9,6 +9,7 @@ from traincast.embeddings.table import Pooling, Table
 from traincast.placement.greedy import WEIGHTS, greedy_plan
 from traincast.placement.kinds import ShardingKind
 from traincast.placement.memory import MemoryLimits
+from traincast.placement.plan import Plan
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.dlrm.cross_config import DcnConfig
 from traincast.programs.sharded.config import Dense
@@ -37,20 +38,23 @@ def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
 
 def hybrid_dlrm(
     config: DlrmConfig, gpus: int, *, batch_size: int, memory_bytes: float, gpus_per_node: int, half: str = "",
-    pipelined: bool = False,
+    pipelined: bool = False, plan: Plan | None = None,
 ) -> tuple[Workload, str]:  # fmt: skip
     """One training step of a DLRM on `gpus` GPUs of `memory_bytes` each, `batch_size` samples each, and what was
     assumed.
 
     Tables go whole to one GPU each, the busiest first to the GPU with the least lookups that has room for it; one
     that fits nowhere is split by rows over all. Lookups are FBGEMM's, the dense part is under DDP; with `half`
-    (bfloat16, float16) its forward pass runs under autocast; `pipelined` as in `sharded_dlrm`.
+    (bfloat16, float16) its forward pass runs under autocast; `pipelined` as in `sharded_dlrm`. A `plan` that is given
+    takes the place of this one.
     """
     tables = dlrm_tables(config)
     dense = replace(Dense.of(config), half=half)
     held = dense.memory_bytes(sum(table.dim for table in tables), batch_size)
     limits = MemoryLimits(device=memory_bytes, dense=held)
-    plan = greedy_plan(tables, WEIGHTS[BALANCED], limits, gpus, batch_size=batch_size)
+    given = plan is not None
+    if plan is None:
+        plan = greedy_plan(tables, WEIGHTS[BALANCED], limits, gpus, batch_size=batch_size)
     workload = sharded_dlrm(
         dense,
         tables,
@@ -61,6 +65,8 @@ def hybrid_dlrm(
         pipelined=pipelined,
         name=config.name,
     )
+    if given:
+        return workload, f"{config.name} is hybrid parallel under the plan that was given"
     split = sum(placement.kind is not ShardingKind.TABLE_WISE for placement in plan.placements)
     rows = f", {split} of them split by rows" if split else ""
     above = "MLPs and cross network" if isinstance(config, DcnConfig) else "MLPs"

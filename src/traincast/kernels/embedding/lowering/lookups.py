@@ -79,7 +79,10 @@ def embedding_bag(signature: Signature, context: LoweringContext) -> tuple[Item,
 
 @lowers("aten::_embedding_bag_dense_backward", "aten::_embedding_bag_backward")
 def embedding_bag_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """Zeros the size of the table, a sort of the indices, and the sums of equal rows."""
+    """Zeros the size of the table, a sort of the indices, and the sums of equal rows; or, where the layer asked for it,
+    a sparse gradient."""
+    if signature.scalar("sparse") is True:
+        return embedding_bag_sparse_backward(signature, context)
     grad, indices, result = signature.inputs[0], required(signature, "indices", 1), signature.outputs[0]
     table = _one_table(grad.shape[0], result.shape[0], result.shape[-1], indices, result.itemsize)
     segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])

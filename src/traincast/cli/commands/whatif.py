@@ -1,0 +1,58 @@
+"""What a change of the model or the hardware would bring: before, after, and whether the difference is certain.
+
+WORKLOAD and PLATFORM are what 'traincast predict' takes, with its options. '--set batch-size=4096' makes an edit with a
+value, '--apply cuda-graph' one without; several are made together. '--list' shows all edits. The interval is that of
+the difference: errors that both predictions share are left out of it.
+
+'--price' (dollars of one GPU for an hour) gives the cost of a step and of a million samples, with '--samples' or
+'--tokens' that of a whole run; energy is an upper limit from the power limit of the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from traincast.api import list_edits, whatif
+from traincast.cli.output import print_json, print_result, print_text
+from traincast.cli.verbs import OK
+from traincast.cli.whatif import (
+    add_edit_arguments,
+    add_money_arguments,
+    add_scene_arguments,
+    edits_of,
+    money_options,
+    scene_options,
+)
+from traincast.display.text import table
+from traincast.errors import TraincastError
+from traincast.report.whatif import whatif_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
+    parser.add_argument("--on", metavar="PLATFORM")
+    add_edit_arguments(parser)
+    parser.add_argument("--list", action="store_true", help="shows all edits")
+    add_money_arguments(parser)
+    add_scene_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts twice and prints."""
+    if args.list:
+        return _list(args)
+    if args.workload is None or args.on is None:
+        raise TraincastError("whatif needs a WORKLOAD and --on PLATFORM (see 'traincast whatif --help')")
+    answer = whatif(args.workload, on=args.on, edits=edits_of(args), **money_options(args), **scene_options(args))
+    print_result(answer, whatif_text, as_json=args.json)
+    return OK
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = list_edits()
+    if args.json:
+        print_json(rows)
+    else:
+        print_text(table(("edit", "what it does", "risk"), [(r["edit"], r["what"], r["risk"]) for r in rows]))
+    return OK

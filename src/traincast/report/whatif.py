@@ -1,0 +1,84 @@
+"""What-ifs, advice, sweeps and sensitivities as pages for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from traincast.display.text import milliseconds, table
+from traincast.what_if.money import Cost
+from traincast.what_if.result import WhatIf, bottleneck, brief, memory_bytes
+
+_LEAST_MS = 0.0005  # below, a part is not shown
+
+
+def whatif_text(answer: WhatIf) -> str:
+    """Before and after side by side, what changed, and whether it means anything."""
+    first = answer.before.headline().split("\n")[0]
+    lines = [first, f"what if: {', '.join(answer.edits)}", "", _steps(answer), "", _parts(answer), ""]
+    lines += [*_cost_lines(answer), _moved(answer), answer.verdict]
+    return "\n".join([*lines, *_notes(answer)])
+
+
+def _steps(answer: WhatIf) -> str:
+    rows = []
+    for name, step in (("before", answer.before), ("after", answer.after)):
+        low, high = (milliseconds(limit) for limit in step.interval)
+        held = memory_bytes(step) / 1e9
+        room = step.platform.device.memory_bytes / 1e9
+        rows.append((name, milliseconds(step.iteration), f"{low} to {high}", f"{held:.2f} of {room:.0f}"))
+    least, most = (1e3 * limit for limit in answer.change.interval)
+    held = (memory_bytes(answer.after) - memory_bytes(answer.before)) / 1e9
+    change = f"{1e3 * answer.change.seconds:+.3f}"
+    rows.append(("change", change, f"{least:+.3f} to {most:+.3f}", f"{held:+.2f}"))
+    return table(("", "ms a step", "90 % interval, ms", "memory, GB"), rows, right=(1, 2, 3))
+
+
+def _parts(answer: WhatIf) -> str:
+    rows = [
+        (name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+        for name, before, after in answer.parts()
+        if max(before, after) >= _LEAST_MS
+    ]
+    return table(("", "before, ms", "after, ms", "change"), rows, right=(1, 2, 3))
+
+
+def _cost_lines(answer: WhatIf) -> list[str]:
+    before, after = answer.cost_before, answer.cost_after
+    rows = [
+        (name, first, second)
+        for (name, first), (_, second) in zip(cost_rows(before), cost_rows(after), strict=True)
+        if first or second
+    ]
+    return [table(("cost", "before", "after"), rows, right=(1, 2)), ""] if rows else []
+
+
+def cost_rows(cost: Cost) -> list[tuple[str, str]]:
+    """What is known of a cost, in words; what is not is empty."""
+    d = cost.to_dict()
+
+    def shown(key: str, form: str) -> str:
+        value = d[key]
+        return "" if value is None else form.format(value)
+
+    return [
+        ("a step", shown("dollars_per_step", "${:.4g}")),
+        ("a million samples", shown("dollars_per_million_samples", "${:,.4g}")),
+        ("a million tokens", shown("dollars_per_million_tokens", "${:,.4g}")),
+        ("a million samples, at most", shown("most_kwh_per_million_samples", "{:,.4g} kWh") if cost.price else ""),
+        ("the run, hours", shown("run_hours", "{:,.4g}")),
+        ("the run, GPU hours", shown("run_gpu_hours", "{:,.4g}")),
+        ("the run", shown("run_dollars", "${:,.6g}")),
+        ("the run, at most", shown("run_most_kwh", "{:,.4g} kWh")),
+    ]
+
+
+def _moved(answer: WhatIf) -> str:
+    (first, share), (second, later) = bottleneck(answer.before), bottleneck(answer.after)
+    if first == second:
+        return f"the bottleneck stays {first}: {share:.0%} of the critical path before, {later:.0%} after"
+    return f"the bottleneck moves from {first} ({share:.0%} of the critical path) to {second} ({later:.0%})"
+
+
+def _notes(answer: WhatIf) -> Iterable[str]:
+    before, after = set(brief(answer.before)["warnings"]), brief(answer.after)["warnings"]
+    yield from (f"after: {note}" for note in after if note not in before)

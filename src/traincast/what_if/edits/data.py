@@ -1,0 +1,63 @@
+"""What feeds a step and divides it: the input pipeline, the plan of tables, the program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from traincast.errors import TraincastError
+from traincast.placement.plan_file import load_plans
+from traincast.platform.links import with_links
+from traincast.programs.sharded.config import Dense
+from traincast.programs.sharded.hybrid import dlrm_tables
+from traincast.questions.programs import PROGRAMS
+from traincast.sharding.search import search
+from traincast.sharding.task import make_task
+from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.edits.sizes import batch_of
+from traincast.what_if.scene import Scene
+
+SEARCH = "search"
+_SEARCH_SECONDS = 20.0
+
+
+@edit("input-pipeline", "batches are there when the step wants them, in pinned memory", advised=("",),
+      risk="more loader workers")  # fmt: skip
+def input_pipeline(scene: Scene, value: Value) -> Scene:
+    """A loader that keeps up."""
+    if scene.question.loader is None:
+        raise TraincastError("the step has no data loader that could hold it up; say how batches come (`loader_ms`)")
+    return scene.asked(loader=None)
+
+
+@edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(PROGRAMS),
+      risk="another code base", advised=("torchrec-pipelined",))  # fmt: skip
+def program(scene: Scene, value: Value) -> Scene:
+    """Another program."""
+    choice = value.choice(PROGRAMS)
+    return replace(scene.asked(program=choice), software=(*scene.software, f"program={choice}"))
+
+
+@edit("plan", "another sharding plan: a file, or the best that is found", takes=f"FILE|{SEARCH}", advised=(SEARCH,),
+      risk="tables must be moved")  # fmt: skip
+def plan(scene: Scene, value: Value) -> Scene:
+    """Tables elsewhere."""
+    config = scene.of_dlrm()
+    if scene.gpus == 1:
+        raise TraincastError("on one GPU there is no plan to choose; give `gpus` of 2 or more")
+    if value.text == SEARCH:
+        platform = with_links(scene.platform)
+        task = make_task(
+            dlrm_tables(config), platform, gpus=scene.gpus, batch_size=batch_of(scene), dense=Dense.of(config)
+        )  # fmt: skip
+        best = search(task, time_limit=_SEARCH_SECONDS).best.plan
+        return replace(scene, plan=best)
+    plans = load_plans(Path(value.text))
+    if len(plans) > 1:
+        raise TraincastError(f"{value.text} holds {len(plans)} plans; give a file with one")
+    (only,) = plans.values()
+    if only.world_size != scene.gpus:
+        raise TraincastError(
+            f"the plan is for {only.world_size} ranks and the step on {scene.gpus} GPUs; give its number"
+        )
+    return replace(scene, plan=only)

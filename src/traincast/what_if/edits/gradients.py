@@ -1,0 +1,45 @@
+"""How gradients are exchanged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.scene import Scene
+from traincast.workload.program import Program
+from traincast.workload.workload import Workload
+
+
+@edit("bucket-mb", "size of DDP's gradient buckets, MiB", takes="N", advised=("100",))
+def bucket_mb(scene: Scene, value: Value) -> Scene:
+    """Other buckets of gradients."""
+    return replace(scene, bucket_mb=value.factor(least=1e-3, most=1e6))
+
+
+@edit("overlap", "exchanges beside kernels, or not", takes="on|none")
+def overlap(scene: Scene, value: Value) -> Scene:
+    """Exchanges that wait for kernels and hold them up, as on one stream."""
+    choice = value.choice(("on", "none"))
+    if scene.layout is not None:
+        on = choice == "on"
+        return scene.laid_out(
+            overlap_gradients=on, overlap_parameters=on, overlap_pp=on, overlap_ep=on,
+            overlap_tp="backward" if on else "none",
+        )  # fmt: skip
+    return scene if choice == "on" else scene.edited("overlap=none", _on_one_stream, across=True)
+
+
+def _on_one_stream(step: Workload) -> tuple[Workload, str]:
+    if len(step.ranks) == 1:
+        raise TraincastError("one GPU exchanges nothing; give `gpus` of 2 or more")
+    return replace(step, programs=tuple(map(_serial, step.programs))), "exchanges run on the stream of the kernels"
+
+
+def _serial(program: Program) -> Program:
+    exchanges = np.array([signature.name.startswith("c10d::") for signature in program.symbolic], dtype=np.bool_)
+    c = program.columns
+    stream = np.where(exchanges[c.op_signature], 0, c.op_stream).astype(np.int32)
+    return replace(program, columns=replace(c, op_stream=stream))

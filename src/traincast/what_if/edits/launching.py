@@ -1,0 +1,15 @@
+"""How the host launches kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.scene import Scene
+
+
+@edit("cuda-graph", "the step replayed as CUDA graphs", advised=("",), risk="shapes and addresses must stay")
+def cuda_graph(scene: Scene, value: Value) -> Scene:
+    """A step that is replayed."""
+    marked = replace(scene, software=(*scene.software, "cuda-graph"))
+    return marked.asked(cuda_graph=True) if scene.layout is None else marked.laid_out(kernels="graph")

@@ -1,0 +1,49 @@
+"""The keywords of the public calls that say which step is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.errors import TraincastError
+from traincast.host.profile import HostProfile
+from traincast.platform.platform import Platform
+from traincast.questions.loading import Loader
+from traincast.questions.predict import Question
+from traincast.questions.variant import VariantOptions, variant_of
+from traincast.questions.workloads import default_dtype
+from traincast.what_if.scene import Scene, scene_of
+from traincast.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from traincast.training.layout import Layout
+
+
+class SceneOptions(VariantOptions, total=False):
+    """Those of `predict`, and a layout."""
+
+    gpus: int | None
+    clock_mhz: float | None
+    host: str | HostProfile | None
+    roofline_only: bool
+    program: str | None
+    cuda_graph: bool
+    loader: Loader | None
+    layout: Layout | None
+
+
+_ASKED = ("gpus", "clock_mhz", "host", "roofline_only", "program", "cuda_graph", "loader")
+
+
+def scene_from(workload: str | Path | Workload, on: str | Platform, options: SceneOptions) -> Scene:
+    """The scene that keywords describe."""
+    given: dict[str, Any] = dict(options)
+    layout = given.pop("layout", None)
+    asked = {name: given.pop(name) for name in _ASKED if name in given}
+    if layout is not None and asked.pop("gpus", None) not in (None, layout.gpus):
+        raise TraincastError("`gpus` and the layout name different numbers of GPUs; give one of them")
+    variant: VariantOptions = given  # type: ignore[assignment]
+    if layout is not None:
+        variant = {}
+    question = Question(workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), **asked)
+    return scene_of(question, layout)
