@@ -101,7 +101,13 @@ def test_settings_of_the_site_name_nothing_on_the_network():
 def test_every_room_has_a_page():
     rooms = tomllib.loads((DOCS / "rooms.toml").read_text(encoding="utf-8"))
     pages = {page.stem for page in (DOCS / "how-it-works").rglob("*.md")} | {"kernels"}
-    shared = {"host": "host-overheads", "torchrec_io": "torchrec", "display": "report", "measurements": "fitting"}
+    shared = {
+        "host": "host-overheads",
+        "what_if": "what-if",
+        "torchrec_io": "torchrec",
+        "display": "report",
+        "measurements": "fitting",
+    }
     shared |= dict.fromkeys(("api", "cli", "questions"), "questions-and-api")
     folders = [room for room in rooms if (ROOT / "src" / "traincast" / room).is_dir()]
 
