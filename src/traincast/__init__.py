@@ -7,6 +7,7 @@ True
 """
 
 from traincast.api import (
+    advise,
     bench,
     capture,
     evaluate,
@@ -26,6 +27,7 @@ from traincast.api import (
     refine,
     scaling,
     self_check,
+    sensitivity,
     shard,
     trace,
     whatif,
@@ -35,6 +37,7 @@ from traincast.version import __version__
 
 __all__ = [
     "__version__",
+    "advise",
     "bench",
     "capture",
     "evaluate",
@@ -54,6 +57,7 @@ __all__ = [
     "refine",
     "scaling",
     "self_check",
+    "sensitivity",
     "shard",
     "trace",
     "whatif",

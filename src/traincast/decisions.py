@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
     from traincast.platform.platform import Platform
+    from traincast.what_if.advice import Advice
     from traincast.what_if.options import SceneOptions
     from traincast.what_if.result import WhatIf
+    from traincast.what_if.sensitivity import Sensitivity
     from traincast.workload.workload import Workload
 
 
@@ -37,6 +39,32 @@ def whatif(
 
     prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
     return ask(scene_from(workload, on, scene), edits, prices)
+
+
+def advise(
+    workload: str | Path | Workload,
+    *,
+    on: str | Platform,
+    price: float | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    **scene: Unpack[SceneOptions],
+) -> Advice:
+    """Which edits would make a step faster: those that apply, alone and in pairs, by the gain of a sample, each with
+    its 90 % interval, what it does to memory and money, and its risk. Keywords as in `whatif`."""
+    from traincast.what_if.advice import advise as answer
+    from traincast.what_if.money import Prices
+    from traincast.what_if.options import scene_from
+
+    return answer(scene_from(workload, on, scene), Prices(per_gpu_hour=price), progress=progress)
+
+
+def sensitivity(workload: str | Path | Workload, *, on: str | Platform, **scene: Unpack[SceneOptions]) -> Sensitivity:
+    """Which numbers of the platform a step depends on, as elasticities, and which measurement would narrow its interval
+    most. Keywords as in `whatif`."""
+    from traincast.what_if.options import scene_from
+    from traincast.what_if.sensitivity import sensitivity as answer
+
+    return answer(scene_from(workload, on, scene))
 
 
 def list_edits() -> list[dict[str, str]]:

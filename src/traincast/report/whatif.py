@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from traincast.display.text import milliseconds, table
+from traincast.display.text import bar, milliseconds, table
+from traincast.what_if.advice import Advice
 from traincast.what_if.money import Cost
 from traincast.what_if.result import WhatIf, bottleneck, brief, memory_bytes
+from traincast.what_if.sensitivity import Sensitivity
 
 _LEAST_MS = 0.0005  # below, a part is not shown
+_MOST_SUGGESTIONS = 20
+_NO_GAIN = "no edit makes it faster"
 
 
 def whatif_text(answer: WhatIf) -> str:
@@ -82,3 +86,33 @@ def _moved(answer: WhatIf) -> str:
 def _notes(answer: WhatIf) -> Iterable[str]:
     before, after = set(brief(answer.before)["warnings"]), brief(answer.after)["warnings"]
     yield from (f"after: {note}" for note in after if note not in before)
+
+
+def advice_text(advice: Advice) -> str:
+    """What limits the step, suggestions as a table, the best three explained."""
+    d = advice.to_dict()
+    rows = []
+    for one in d["suggestions"][:_MOST_SUGGESTIONS]:
+        low, high = one["gain_interval"]
+        dollars = one["dollars_per_million_samples"]
+        rows.append((
+            " + ".join(one["edits"]), f"{one['gain']:.1%}", f"{low:.1%} to {high:.1%}",
+            "yes" if one["larger_than_uncertainty"] else "no", f"{one['memory_change_gb']:+.2f}",
+            "" if one["fits"] else "does not fit", "" if dollars is None else f"${dollars:,.4g}", one["risk"],
+        ))  # fmt: skip
+    header = ("edits", "gain a sample", "90 % interval", "certain", "GB", "", "a million samples", "risk")
+    lines = [advice.headline().split("\n")[0], "", table(header, rows, right=(1, 2, 4, 6)) if rows else _NO_GAIN, ""]
+    lines += [f"{' + '.join(one['edits'])}: {one['why']}" for one in d["suggestions"] if one["why"]]
+    if advice.useless:
+        lines.append(f"no gain: {', '.join(advice.useless)}")
+    return "\n".join([*lines, *(f"not tried: {reason}" for reason in advice.refused.values())])
+
+
+def sensitivity_text(answer: Sensitivity) -> str:
+    """Elasticities and measurements as tables."""
+    numbers = [(name, f"{value:+.3f}", bar(abs(value))) for name, value in answer.elasticities.items()]
+    measured = [(name, f"±{left:.1%}") for name, left in answer.measurements.items()]
+    return "\n".join([
+        answer.headline(), "", table(("1 % more", "% of step", ""), numbers, right=(1,)), "",
+        table(("if this were measured", "interval left"), measured, right=(1,)),
+    ])  # fmt: skip
