@@ -28,7 +28,7 @@ def samples(number=600, seed=0):
     for task, _ in zip(plan(seed), range(number), strict=False):
         drift = 1.0 + 0.3 * (len(made) % 7) / 7
         bare = Sample(
-            signature=task.signature, cold=task.cold, access=task.access, wall=1.0, busy=1.0,
+            signature=task.signature, between=task.between, access=task.access, wall=1.0, busy=1.0,
             reference_wall=1e-3 * drift, reference_busy=1e-3 * drift, spread=0.01,
         )  # fmt: skip
         seconds = drift * true_seconds(bare)
@@ -45,7 +45,7 @@ def exchange_seconds(exchanges):
 def exchange_sample(exchanges, drift=1.0, spread=0.05):
     seconds = drift * exchange_seconds(exchanges)
     return Sample(
-        signature=exchange_signature(exchanges), cold=False, access="", wall=seconds, busy=0.5 * seconds,
+        signature=exchange_signature(exchanges), between=0, access="", wall=seconds, busy=0.5 * seconds,
         reference_wall=drift * REFERENCE, reference_busy=drift * REFERENCE, spread=spread, ranks=len(exchanges),
     )  # fmt: skip
 

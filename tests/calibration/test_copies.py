@@ -12,7 +12,7 @@ from traincast.errors import TraincastError
 def sample(direction, memory, nbytes):
     seconds = 1e-5 + nbytes / (1e10 if memory == "pinned" else 5e9)
     return Sample(
-        signature=copy_signature(direction, memory, nbytes), cold=True, access="", wall=seconds, busy=seconds,
+        signature=copy_signature(direction, memory, nbytes), between=1 << 26, access="", wall=seconds, busy=seconds,
         reference_wall=1e-3, reference_busy=1e-3, spread=0.01,
     )  # fmt: skip
 

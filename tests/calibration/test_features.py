@@ -9,7 +9,7 @@ from traincast.benching.plans import op, plan, spec
 from traincast.calibration.caches import FAR, Operand, by_level, operands
 from traincast.calibration.cpu_ops import cpu_ops
 from traincast.calibration.features import Caches, describe, family_of, kind_of, touched_bytes
-from traincast.calibration.samples import Sample, loop_operands, parse_row, parse_signature, sample_row, signature_text
+from traincast.calibration.samples import Sample, call_operands, parse_row, parse_signature, sample_row, signature_text
 from traincast.errors import TraincastError
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.dlrm.program import dlrm_workload
@@ -52,7 +52,7 @@ def test_a_product_is_its_flops_and_its_sizes():
 def test_every_kind_of_the_plan_has_terms_of_one_length():
     lengths: dict[str, set[int]] = {}
     for task in tasks():
-        features = describe(task.signature, loop_operands(task.signature, task.access, cold=task.cold), CACHES)
+        features = describe(task.signature, call_operands(task.signature, task.access, task.between), CACHES)
         lengths.setdefault(features.kind, set()).add(len(features.terms))
         assert np.isfinite(features.terms).all() and np.isfinite(features.place).all()
     assert {kind: sizes for kind, sizes in lengths.items() if len(sizes) > 1} == {}
@@ -113,8 +113,8 @@ def test_dropout_draws_a_mask_scales_it_and_applies_it():
 def test_samples_survive_being_written_down():
     for task in tasks(83):
         sample = Sample(
-            signature=task.signature, cold=task.cold, access=task.access, wall=2e-3, busy=1e-3, reference_wall=2e-3,
-            reference_busy=1e-3, spread=0.01, ops=(MM,),
+            signature=task.signature, between=task.between, access=task.access, wall=2e-3, busy=1e-3,
+            reference_wall=2e-3, reference_busy=1e-3, spread=0.01, ops=(MM,),
         )  # fmt: skip
         again = parse_row(sample_row(sample))
         assert again == sample
@@ -124,7 +124,7 @@ def test_samples_survive_being_written_down():
 def test_a_fifth_is_held_out():
     held = [parse_signature(signature_text(task.signature)) for task in tasks(400)]
     samples = [
-        Sample(signature=one, cold=False, access="", wall=1, busy=1, reference_wall=1, reference_busy=1, spread=0)
+        Sample(signature=one, between=0, access="", wall=1, busy=1, reference_wall=1, reference_busy=1, spread=0)
         for one in held
     ]
     assert 0.13 < np.mean([sample.held_out for sample in samples]) < 0.27
@@ -132,6 +132,6 @@ def test_a_fifth_is_held_out():
 
 def test_a_damaged_sample_is_one_line():
     with pytest.raises(TraincastError, match="damaged"):
-        parse_row({"op": "[1, 2", "cold": True})
+        parse_row({"op": "[1, 2", "between": 0})
     with pytest.raises(TraincastError, match="damaged"):
         parse_signature("[]")

@@ -68,7 +68,7 @@ def test_host_time_is_found_in_tiny_steps():
         seconds = float(events @ price)
         steps.append(
             Sample(
-                signature=None, cold=False, access="", wall=seconds, busy=seconds, reference_wall=1e-3,
+                signature=None, between=0, access="", wall=seconds, busy=seconds, reference_wall=1e-3,
                 reference_busy=1e-3, spread=0.01, events=tuple(events),
             )
         )  # fmt: skip

@@ -29,8 +29,8 @@ def store_of(folder, number, seed=0):
     store = Store(folder, V100)
     for count, task in enumerate(plan(seed, ("gemm", "relu"))):
         bare = Sample(
-            signature=task.signature, cold=True, access="", wall=1.0, busy=1.0, reference_wall=1.0, reference_busy=1.0,
-            spread=0.0,
+            signature=task.signature, between=1 << 20, access="", wall=1.0, busy=1.0, reference_wall=1.0,
+            reference_busy=1.0, spread=0.0,
         )  # fmt: skip
         call = _only_kernel(bare)
         if call is not None:
@@ -71,7 +71,7 @@ def test_the_command_line_refines(tmp_path, capsys):
 
 def test_a_store_of_a_cpu_refines_no_gpu(tmp_path):
     store = Store(tmp_path, HERE)
-    store.append("a", Sample(signature=None, cold=False, access="", wall=1, busy=1, reference_wall=1,
+    store.append("a", Sample(signature=None, between=0, access="", wall=1, busy=1, reference_wall=1,
                              reference_busy=1, spread=0))  # fmt: skip
     with pytest.raises(TraincastError, match="holds no samples of a GPU"):
         refine(tmp_path, "v100")

@@ -13,8 +13,8 @@ import numpy as np
 from traincast.arrays import FloatArray
 from traincast.benching.calls import OpCall
 from traincast.benching.copies import CopyCall, CopyTask
-from traincast.benching.device import Device, run_timed
-from traincast.benching.plans import Task
+from traincast.benching.device import Device
+from traincast.benching.plans import FAR_BYTES, Task
 from traincast.benching.store import Store
 from traincast.benching.timing import Reference, run_series, summarise
 from traincast.calibration.samples import Sample, signature_text
@@ -22,15 +22,13 @@ from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.draws import draw_rows
 from traincast.workload.ops import Signature
 
-ROTATED_BYTES = 128 << 20  # of operands before a set is used again: several times a core's share of the last cache
-_REPEATS = 7
-_LOOP_SECONDS = 1.5e-3  # of calls between two readings of the clock
-_MOST_SECONDS = 0.5  # for one sample's repetitions
+_REPEATS = 9
+_MOST_SECONDS = 0.3  # for one sample's repetitions
 
 
 def task_key(task: Task) -> str:
     """A name for a task that is the same in every run."""
-    text = f"{signature_text(task.signature)}|{task.cold}|{task.access}"
+    text = f"{signature_text(task.signature)}|{task.between}|{task.access}"
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -67,39 +65,41 @@ def bench(
 
 
 def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
-    """One microbenchmark: calls in a short loop, repeated beside the reference; medians."""
-    call = OpCall(task.signature, device, rotated_bytes=ROTATED_BYTES if task.cold else 0, rows=_drawer(task.access))
-    return _measured(device, reference, call, task.signature, cold=task.cold, access=task.access)
+    """One microbenchmark: single calls, each in the state that the task asks for, beside the reference; medians."""
+    call = OpCall(task.signature, device, sets=2 if task.between else 1, rows=_drawer(task.access))
+    return _measured(device, reference, call, task.signature, task.between, task.access)
 
 
 def measure_copy(device: Device, reference: Reference, task: CopyTask) -> Sample:
     """One copy between host and device, its buffers from memory."""
-    return _measured(device, reference, CopyCall(task, device, ROTATED_BYTES), task.signature, cold=True)
+    return _measured(device, reference, CopyCall(task, device, sets=2), task.signature, FAR_BYTES)
 
 
 def _measured(
     device: Device,
     reference: Reference,
-    call: Callable[[], object],
+    call: Callable[[int], object],
     signature: Signature,
-    *,
-    cold: bool,
+    between: int,
     access: str = "",
 ) -> Sample:
-    call()
-    once = min(run_timed(device, call).busy for _ in range(2))
-    inner = max(1, min(200, round(_LOOP_SECONDS / max(once, 1e-7))))
-    numbers = range(inner)
+    """A call finds its operands as a step does: touched once, then other data, then another call of the same op on
+    operands of its own, which has its code at hand again. After a mere flush, code too would come from memory, and
+    that takes longer than most small ops."""
 
-    def loop() -> None:
-        for _ in numbers:
-            call()
+    def prepare() -> None:
+        call(0)
+        if between:
+            device.flush(between)
+            call(1)
 
-    series = run_series(device, reference, loop, repeats=_REPEATS, seconds=_MOST_SECONDS)
+    prepare()
+    series = run_series(device, reference, lambda: call(0), repeats=_REPEATS, seconds=_MOST_SECONDS, prepare=prepare)
+    nothing = run_series(device, reference, lambda: None, repeats=3)
     return Sample(
-        signature=signature, cold=cold, access=access,
-        wall=_corrected(series.wall, series.reference_wall) / inner,
-        busy=_corrected(series.busy, series.reference_busy) / inner,
+        signature=signature, between=between, access=access,
+        wall=_corrected(series.wall - np.min(nothing.wall), series.reference_wall),
+        busy=_corrected(series.busy - np.min(nothing.busy), series.reference_busy),
         reference_wall=float(np.median(series.reference_wall)),
         reference_busy=float(np.median(series.reference_busy)),
         spread=summarise(series, "busy").spread,

@@ -9,52 +9,36 @@ from typing import Any
 import torch
 
 from traincast.benching.device import Device
-from traincast.calibration.features import kind_of, lookups_of, touched_bytes
+from traincast.calibration.features import kind_of, lookups_of
 from traincast.errors import TraincastError
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 DrawRows = Callable[[int, int], Any]
 """Row numbers for (rows of a table, lookups)."""
-_MOST_SETS = 512
-_WITH_TABLE = ("_embedding_bag", "embedding", "sparse_update")
 
 
 class OpCall:
-    """One op, called on one of several equal sets of operands after the other.
-
-    With as many sets as make `rotated_bytes`, operands come from memory and results go there, as in a large step; with
-    one set they are as warm as the loop leaves them.
-    """
+    """One op, called on any of several equal sets of operands, each with its own table and result."""
 
     def __init__(
         self,
         signature: Signature,
         device: Device,
         *,
-        rotated_bytes: int = 0,
+        sets: int = 1,
         rows: Callable[[int, int], Any] | None = None,
     ) -> None:
         self.signature = signature = repeatable(signature)
         self._op = find_op(signature)
         self._rows = rows
-        touched = int(sum(touched_bytes(signature)[: len(signature.inputs)]))
-        self.sets = 1 if not rotated_bytes else min(_MOST_SETS, max(2, -(-rotated_bytes // max(touched, 1))))
-        self._table: torch.Tensor | None = None
-        self._arguments = [self._bind(device) for _ in range(self.sets)]
-        made = sum(spec.nbytes for spec in signature.outputs)
-        kept = min(_MOST_SETS, -(-rotated_bytes // max(made, 1)))
-        self._results: list[Any] = [None] * max(self.sets, kept)
-        self._next = self._oldest = 0
+        self._arguments = [self._bind(device) for _ in range(sets)]
+        self._results: list[Any] = [None] * sets
 
-    def __call__(self) -> Any:
-        """Runs the op once, on the next set; while sets rotate, results are kept so that new ones lie elsewhere."""
-        args, kwargs = self._arguments[self._next]
-        result = self._op(*args, **kwargs)
-        if self.sets > 1:
-            self._next = (self._next + 1) % self.sets
-            self._results[self._oldest] = result
-            self._oldest = (self._oldest + 1) % len(self._results)
-        return result
+    def __call__(self, number: int = 0) -> None:
+        """Runs the op once on a set of operands; its result lies where the set's last one lay."""
+        args, kwargs = self._arguments[number]
+        self._results[number] = None
+        self._results[number] = self._op(*args, **kwargs)
 
     def _bind(self, device: Device) -> tuple[list[Any], dict[str, Any]]:
         tensors = list(self.signature.inputs)
@@ -84,9 +68,6 @@ class OpCall:
     ) -> Any:
         if scalars.get(f"{name}_layout") == "sparse_coo":
             return self._sparse(specs, device)
-        if name == self._op._schema.arguments[0].name and kind_of(self.signature) in _WITH_TABLE:
-            self._table = self._tensor(name, specs[0], device) if self._table is None else self._table
-            return self._table  # there is one table; it is the rows that differ
         made = [self._tensor(name, spec, device) for spec in specs]
         if kind.startswith("List"):
             present = scalars.get(f"{name}_given")
@@ -139,6 +120,8 @@ class OpCall:
             return self._draw(signature.inputs[0].shape[0], spec.numel)
         if signature.name == "aten::_embedding_bag_backward":
             return self._backward_indices(name, spec)
+        if signature.name == "aten::max_pool2d_with_indices_backward":
+            return self._largest(spec)
         if signature.name in ("aten::embedding", "aten::embedding_dense_backward", "aten::index_select"):
             return self._draw(self._index_range(), spec.numel)
         return torch.randint(max(self._index_range(), 1), (spec.numel,))
@@ -153,6 +136,13 @@ class OpCall:
         if name == "offsets":
             return torch.arange(spec.numel) * per_bag
         return torch.full((spec.numel,), per_bag)
+
+    def _largest(self, spec: TensorSpec) -> torch.Tensor:
+        """Where the largest of each window was: its first pixel."""
+        height, width = self.signature.inputs[1].shape[-2:]
+        down, along = torch.arange(spec.shape[-2]), torch.arange(spec.shape[-1])
+        first = (down * height // spec.shape[-2])[:, None] * width + along * width // spec.shape[-1]
+        return first.expand(spec.shape)
 
     def _index_range(self) -> int:
         """How many values an index may take: the smallest dimension that such an op can index."""

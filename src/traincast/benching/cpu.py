@@ -73,11 +73,12 @@ class CpuDevice:
     def synchronise(self) -> None:
         """Nothing is ever under way."""
 
-    def flush(self) -> None:
-        """Writes a buffer that is larger than the caches."""
-        if self._flushed is None:
-            self._flushed = torch.zeros(_FLUSHED_BYTES // 4)
-        self._flushed.add_(1.0)
+    def flush(self, nbytes: int | None = None) -> None:
+        """Writes so much of a buffer, by default more than the caches hold."""
+        wanted = (_FLUSHED_BYTES if nbytes is None else nbytes) // 4
+        if self._flushed is None or self._flushed.numel() < wanted:
+            self._flushed = torch.zeros(max(wanted, _FLUSHED_BYTES // 4))
+        self._flushed[:wanted].add_(1.0)
 
     def clock_mhz(self) -> float:
         """What the system says of its first processor."""

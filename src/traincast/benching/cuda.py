@@ -74,11 +74,12 @@ class CudaDevice:
         """Waits for the GPU."""
         torch.cuda.synchronize(self.index)
 
-    def flush(self) -> None:
-        """Writes a buffer that is larger than the L2."""
-        if self._flushed is None:
-            self._flushed = torch.zeros(_FLUSHED_BYTES // 4, device=self._name)
-        self._flushed.add_(1.0)
+    def flush(self, nbytes: int | None = None) -> None:
+        """Writes so much of a buffer, by default more than the L2 holds."""
+        wanted = (_FLUSHED_BYTES if nbytes is None else nbytes) // 4
+        if self._flushed is None or self._flushed.numel() < wanted:
+            self._flushed = torch.zeros(max(wanted, _FLUSHED_BYTES // 4), device=self._name)
+        self._flushed[:wanted].add_(1.0)
 
     def clock_mhz(self) -> float:
         """The SM clock now, where NVML can be asked for it."""

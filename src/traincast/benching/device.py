@@ -68,8 +68,8 @@ class Device(Protocol):
         """Waits until everything that was started is done."""
         ...
 
-    def flush(self) -> None:
-        """Empties the caches of what earlier work left in them."""
+    def flush(self, nbytes: int | None = None) -> None:
+        """Touches so many bytes of other data: with None enough to empty the caches of what earlier work left there."""
         ...
 
     def clock_mhz(self) -> float:
@@ -77,9 +77,10 @@ class Device(Protocol):
         ...
 
 
-def run_timed(device: Device, work: Callable[[], object]) -> Seconds:
-    """How long the device takes for this work, from nothing queued to all of it done."""
+def run_timed(device: Device, work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> Seconds:
+    """How long the device takes for this work, from nothing queued but `prepare` to all of it done."""
     device.synchronise()
+    prepare()
     begin = device.mark()
     work()
     end = device.mark()

@@ -120,7 +120,7 @@ def exchange_sample(result: dict[str, Any], exchanges: list[Exchange]) -> Sample
     ratios = wall / reference
     middle = float(np.median(ratios))
     return Sample(
-        signature=exchange_signature(exchanges), cold=False, access="", wall=middle * float(np.median(reference)),
+        signature=exchange_signature(exchanges), between=0, access="", wall=middle * float(np.median(reference)),
         busy=float(np.median(busy / reference) * np.median(reference)), reference_wall=float(np.median(reference)),
         reference_busy=float(np.median(reference_busy)),
         spread=1.4826 * float(np.median(np.abs(ratios / middle - 1.0))), ranks=len(exchanges),

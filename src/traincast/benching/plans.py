@@ -1,69 +1,43 @@
 """What is measured: shapes drawn in log space per kind of op, seeded, the same for the same seed.
 
 Sizes are powers of two times 1, 1.25, 1.5 or 1.75, and now and then an odd one, since kernels work in tiles. Every
-kind is drawn in turn, so that a short budget still sees all of them; each is drawn in both states: operands from
-memory ("cold": sets that rotate through more than the caches) and as a loop leaves them ("warm").
+kind is drawn in turn, so that a short budget still sees all of them; and so is the state that a call finds its
+operands in: how many bytes of other data were touched since they were.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 
+from traincast.benching import images
+from traincast.benching.signatures import MOST_FLOPS, Random, op, size, spec
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
-Random = np.random.Generator
-_MOST_FLOPS = 1.5e9  # of one call: 20 ms of a core
 _MOST_BYTES = 96 << 20  # of one call's operands
-_TABLE_BYTES = 512 << 20
+_TABLE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One microbenchmark: an op, whether its operands rotate, and which rows of a table its lookups want."""
+    """One microbenchmark: an op, the bytes of other data touched between two calls on the same operands (0: none, they
+    are as warm as they can be), and which rows of a table its lookups want."""
 
     signature: Signature
-    cold: bool
+    between: int
     access: str = ""
-
-
-def spec(*shape: int, dtype: str = "float32", transposed: bool = False) -> TensorSpec:
-    """A dense tensor; with `transposed` its last two dimensions lie the other way round in memory."""
-    laid = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
-    stride, step = [0] * len(shape), 1
-    for position in range(len(laid) - 1, -1, -1):
-        stride[position], step = step, step * max(laid[position], 1)
-    if transposed:
-        stride[-1], stride[-2] = stride[-2], stride[-1]
-    return TensorSpec(tuple(shape), tuple(stride), dtype)
-
-
-def op(
-    name: str, inputs: list[tuple[str, TensorSpec]], outputs: list[TensorSpec], overload: str = "", /, **scalars: Scalar
-) -> Signature:
-    """A signature from named tensors."""
-    groups = tuple((argument, 1) for argument, _ in inputs)
-    made = tuple(tensor for _, tensor in inputs)
-    return Signature(f"aten::{name}", made, tuple(outputs), tuple(scalars.items()), groups, overload)
-
-
-def size(random: Random, low: float, high: float) -> int:
-    """A size between two, even in its logarithm."""
-    exact = float(2.0 ** random.uniform(math.log2(low), math.log2(high)))
-    if random.random() < 0.15:
-        return max(round(exact), 1)
-    power = 2.0 ** math.floor(math.log2(exact))
-    return max(int(power * math.floor(4 * exact / power) / 4), 1)
 
 
 def _gemm(random: Random) -> Signature:
     while True:
-        m, n, k = size(random, 8, 8192), size(random, 1, 4096), size(random, 8, 8192)
-        if 1e4 < 2.0 * m * n * k < _MOST_FLOPS:
+        sizes = [size(random, 16, 8192), size(random, 16, 4096), size(random, 16, 8192)]
+        if random.random() < 0.3:  # a small batch, a single output: often 1
+            sizes[int(random.integers(3))] = 1 if random.random() < 0.5 else size(random, 2, 16)
+        m, n, k = sizes
+        if 1e4 < 2.0 * m * n * k < MOST_FLOPS:
             break
     form = random.integers(4)
     if form == 0:  # a linear layer: its weight is kept transposed
@@ -75,53 +49,15 @@ def _gemm(random: Random) -> Signature:
 
 def _bmm(random: Random) -> Signature:
     while True:
-        batch, m, n = size(random, 4, 4096), size(random, 2, 512), size(random, 2, 512)
-        k = size(random, 2, 512)
-        if 1e4 < 2.0 * batch * m * n * k < _MOST_FLOPS and batch * (m * k + k * n + m * n) < 1 << 24:
+        batch, m, n = size(random, 4, 4096), size(random, 4, 256), size(random, 4, 256)
+        k = size(random, 4, 256)
+        if 1e4 < 2.0 * batch * m * n * k < MOST_FLOPS and batch * (m * k + k * n + m * n) < 1 << 24:
             break
     left, right = (
         spec(batch, m, k, transposed=random.random() < 0.25),
         spec(batch, k, n, transposed=random.random() < 0.4),
     )
     return op("bmm", [("self", left), ("mat2", right)], [spec(batch, m, n)])
-
-
-def _conv_sizes(random: Random) -> tuple[TensorSpec, TensorSpec, TensorSpec, dict[str, Scalar]]:
-    while True:
-        window = int(random.choice([1, 3, 3, 5, 7]))
-        batch, side = size(random, 1, 32), size(random, 7, 128)
-        channels, filters = (3 if random.random() < 0.1 else size(random, 16, 512)), size(random, 16, 512)
-        stride = int(random.choice([1, 1, 1, 2]))
-        pad = window // 2
-        out = (side + 2 * pad - window) // stride + 1
-        if 1e6 < 2.0 * batch * out * out * filters * channels * window**2 < 2 * _MOST_FLOPS:
-            break
-    scalars: dict[str, Scalar] = {
-        "stride": (stride, stride), "padding": (pad, pad), "dilation": (1, 1), "transposed": False,
-        "output_padding": (0, 0), "groups": 1,
-    }  # fmt: skip
-    weight = spec(filters, channels, window, window)
-    return spec(batch, channels, side, side), weight, spec(batch, filters, out, out), scalars
-
-
-def _conv(random: Random) -> Signature:
-    data, weight, out, scalars = _conv_sizes(random)
-    return op("convolution", [("input", data), ("weight", weight)], [out], "", bias=None, **scalars)
-
-
-def _conv_backward(random: Random) -> Signature:
-    data, weight, out, scalars = _conv_sizes(random)
-    wanted = bool(random.random() < 0.85)
-    tensors = [("grad_output", out), ("input", data), ("weight", weight)]
-    return op(
-        "convolution_backward",
-        tensors,
-        [data, weight],
-        "",
-        bias_sizes=None,
-        output_mask=(wanted, True, False),
-        **scalars,
-    )
 
 
 def _table(random: Random) -> tuple[int, int, int, int]:
@@ -237,9 +173,16 @@ def _lerp(random: Random) -> Signature:
 
 
 def _copy(random: Random) -> Signature:
-    shape = _matrix(random)
-    return op("clone", [("self", spec(*shape, transposed=random.random() < 0.5))], [spec(*shape)],
-              memory_format="contiguous_format")  # fmt: skip
+    rows, width = _matrix(random)
+    form = random.integers(3)
+    if form == 2:  # heads behind positions: pieces of rows
+        heads = size(random, 2, 16)
+        rows = max(rows // heads, 1)
+        laid = TensorSpec((heads, rows, width), (width, heads * width, 1), "float32")
+        made = spec(heads, rows, width)
+    else:
+        laid, made = spec(rows, width, transposed=form == 1), spec(rows, width)
+    return op("clone", [("self", laid)], [made], memory_format="contiguous_format")
 
 
 def _cat(random: Random) -> Signature:
@@ -282,38 +225,6 @@ def _layer_norm_backward(random: Random) -> Signature:
               normalized_shape=(width,), output_mask=(True, True, True))  # fmt: skip
 
 
-def _image(random: Random) -> TensorSpec:
-    while True:
-        batch, channels, side = size(random, 1, 32), size(random, 16, 1024), size(random, 7, 128)
-        if batch * channels * side**2 < 8e6:
-            return spec(batch, channels, side, side)
-
-
-def _batch_norm(random: Random) -> Signature:
-    image = _image(random)
-    channels = spec(image.shape[1])
-    tensors = [("input", image), *((name, channels) for name in ("weight", "bias", "running_mean", "running_var"))]
-    return op("native_batch_norm", tensors, [image, channels, channels], training=True, momentum=0.1, eps=1e-5)
-
-
-def _batch_norm_backward(random: Random) -> Signature:
-    image = _image(random)
-    channels = spec(image.shape[1])
-    names = ("weight", "running_mean", "running_var", "save_mean", "save_invstd")
-    tensors = [("grad_out", image), ("input", image), *((name, channels) for name in names)]
-    return op("native_batch_norm_backward", tensors, [image, channels, channels], train=True, eps=1e-5,
-              output_mask=(True, True, True))  # fmt: skip
-
-
-def _pool(random: Random) -> Signature:
-    image = _image(random)
-    batch, channels, side, _ = image.shape
-    half = spec(batch, channels, (side + 1) // 2, (side + 1) // 2)
-    indices = TensorSpec(half.shape, half.stride, "int64")
-    return op("max_pool2d_with_indices", [("self", image)], [half, indices], kernel_size=(3, 3), stride=(2, 2),
-              padding=(1, 1), dilation=(1, 1), ceil_mode=False)  # fmt: skip
-
-
 def _index(random: Random) -> Signature:
     batch, features = size(random, 64, 4096), size(random, 4, 40)
     pairs = max(features * (features - 1) // 2, 1)
@@ -331,14 +242,14 @@ def _index_put(random: Random) -> Signature:
 
 
 _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
-    "gemm": (10, _gemm),
-    "bmm": (4, _bmm),
-    "_embedding_bag": (4, _bag),
-    "_embedding_bag_backward": (3, _bag_backward),
-    "sparse_update": (4, _sparse_update),
+    "gemm": (16, _gemm),
+    "bmm": (6, _bmm),
+    "_embedding_bag": (5, _bag),
+    "_embedding_bag_backward": (4, _bag_backward),
+    "sparse_update": (7, _sparse_update),
     "sparse_add": (2, _sparse_add),
-    "conv": (4, _conv),
-    "conv_backward": (4, _conv_backward),
+    "conv": (6, images.conv),
+    "conv_backward": (6, images.conv_backward),
     "embedding": (1, _embedding),
     "embedding_dense_backward": (1, _embedding_backward),
     "add": (3, _binary("add", alpha=1)),
@@ -369,19 +280,29 @@ _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
     "_log_softmax_backward_data": (1, _softmax("_log_softmax_backward_data", backward=True)),
     "native_layer_norm": (1, _layer_norm),
     "native_layer_norm_backward": (1, _layer_norm_backward),
-    "native_batch_norm": (1, _batch_norm),
-    "native_batch_norm_backward": (1, _batch_norm_backward),
-    "max_pool2d_with_indices": (1, _pool),
+    "native_batch_norm": (1, images.batch_norm),
+    "native_batch_norm_backward": (1, images.batch_norm_backward),
+    "max_pool2d_with_indices": (1, images.pool),
+    "max_pool2d_with_indices_backward": (1, images.pool_backward),
     "index": (1, _index),
     "index_put": (1, _index_put),
 }
 """For each kind: how many samples it gets a round, and how one is drawn."""
 KINDS = tuple(_COMMON)
 _LAWS = ("", "", "", "zipf:0.8", "zipf:1.1", "zipf:1.4")
+FAR_BYTES = 64 << 20
+"""Other data between two calls after which operands come from memory."""
+_WARM_SHARE, _NEAR_BYTES = 0.2, 128 << 10  # no other data at all; the least, which an L2 holds
+
+
+def _between(random: Random) -> int:
+    if random.random() < _WARM_SHARE:
+        return 0
+    return round(float(2.0 ** random.uniform(*np.log2((_NEAR_BYTES, FAR_BYTES)))))
 
 
 def plan(seed: int = 0, kinds: tuple[str, ...] = KINDS) -> Iterator[Task]:
-    """Microbenchmarks without end, round after round over the kinds; most of them cold, as steps are."""
+    """Microbenchmarks without end, round after round over the kinds; operands as near and as far as in steps."""
     for turn in count():
         for number, kind in enumerate(kinds):
             samples, draw = _COMMON[kind]
@@ -389,4 +310,4 @@ def plan(seed: int = 0, kinds: tuple[str, ...] = KINDS) -> Iterator[Task]:
             for _ in range(samples):
                 signature = draw(random)
                 lookup = "embedding_bag" in kind or kind == "sparse_update"
-                yield Task(signature, bool(random.random() < 0.6), str(random.choice(_LAWS)) if lookup else "")
+                yield Task(signature, _between(random), str(random.choice(_LAWS)) if lookup else "")

@@ -41,6 +41,10 @@ class Store:
     def __contains__(self, key: str) -> bool:
         return key in self._rows
 
+    def get(self, key: str) -> Sample | None:
+        """The sample of a key, None where it was not measured."""
+        return parse_row(self._rows[key]) if key in self._rows else None
+
     def samples(self) -> Iterator[Sample]:
         """Every sample, oldest first."""
         for row in self._rows.values():

@@ -90,14 +90,16 @@ def run_series(
     repeats: int,
     seconds: float = math.inf,
     least: int = 3,
+    prepare: Callable[[], object] = lambda: None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Series:
-    """Times `work` up to `repeats` times (at least `least`), ending early once `seconds` have passed."""
+    """Times `work` up to `repeats` times (at least `least`), each after `prepare`, which is not timed; ends early once
+    `seconds` have passed."""
     rows: list[tuple[float, float, float, float]] = []
     start = time.monotonic()
     before = reference.seconds()
     while len(rows) < repeats and (len(rows) < least or time.monotonic() - start < seconds):
-        taken = run_timed(device, work)
+        taken = run_timed(device, work, prepare)
         after = reference.seconds()
         rows.append((taken.wall, taken.busy, math.sqrt(before.wall * after.wall), math.sqrt(before.busy * after.busy)))
         before = after

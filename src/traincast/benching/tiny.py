@@ -100,7 +100,7 @@ def measure_tiny(device: Device, reference: Reference, tiny: TinyStep) -> Sample
     series = run_series(device, reference, step, repeats=_REPEATS)
     figures = summarise(series, "busy"), summarise(series, "wall")
     return Sample(
-        signature=None, cold=False, access="", wall=figures[1].corrected, busy=figures[0].corrected,
+        signature=None, between=0, access="", wall=figures[1].corrected, busy=figures[0].corrected,
         reference_wall=figures[1].reference, reference_busy=figures[0].reference, spread=figures[0].spread,
         events=tuple(host_events(program).tolist()),
         ops=tuple(signature for op in program.ops for signature in cpu_ops(op.signature)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,15 @@ import numpy as np
 from traincast.arrays import FloatArray
 
 _SWEEPS = 400  # coordinate descent of a dozen coefficients settles in far fewer
-_LENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0)  # in factors of two of a size
-_NOISES = (0.01, 0.03, 0.06, 0.12, 0.25)  # relative
+_LENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)  # in factors of two of a size; the last: it does not matter
+_START = 4.0
+_STEPS = (0.5, 0.7, 1.4, 2.0)  # tried on amplitude and noise
+_NOISE = (0.01, 0.06, 0.4)  # relative: least, first tried, most
+_SEARCHES = 3  # over all parameters in turn
+_SEARCHED = 240  # samples that are enough to tell how alike shapes are
 _LEAST_SIGMA = 0.01
 _RESIDUAL_SIGMA = 0.5  # what is assumed of a kind with fewer than two samples
-_MOST_POINTS = 600
+_MOST_POINTS = 1000
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,7 +36,7 @@ class KindModel:
     places: FloatArray
     weights: FloatArray
     inverse: FloatArray
-    length: float
+    lengths: FloatArray
     amplitude: float
     noise: float
 
@@ -40,7 +45,7 @@ class KindModel:
         base = max(float(terms @ self.coefficients), 1e-9)
         if not len(self.places):
             return base, _RESIDUAL_SIGMA
-        near = self.amplitude**2 * _alike(place[None, :], self.places, self.length)[0]
+        near = self.amplitude**2 * _alike(place[None, :], self.places, self.lengths)[0]
         variance = self.amplitude**2 - float(near @ self.inverse @ near)
         sigma = float(np.sqrt(max(variance, 0.0) + self.noise**2))
         return base * float(np.exp(near @ self.weights)), max(sigma, _LEAST_SIGMA)
@@ -51,25 +56,26 @@ class KindModel:
             "coefficients": [float(f"{value:.6g}") for value in self.coefficients],
             "places": [[float(f"{value:.6g}") for value in row] for row in self.places],
             "residuals": [float(f"{value:.5g}") for value in self._residuals()],
-            "length": self.length,
+            "lengths": [float(value) for value in self.lengths],
             "amplitude": float(f"{self.amplitude:.6g}"),
-            "noise": self.noise,
+            "noise": float(f"{self.noise:.6g}"),
         }
 
     def _residuals(self) -> FloatArray:
         if not len(self.places):
             return np.zeros(0)
-        return np.asarray(_covariance(self.places, self.length, self.amplitude, self.noise) @ self.weights)
+        return np.asarray(_covariance(self.places, self.lengths, self.amplitude, self.noise) @ self.weights)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> KindModel:
         """The model that `to_dict` wrote."""
         places = np.array(data["places"], dtype=np.float64)
-        length, amplitude, noise = float(data["length"]), float(data["amplitude"]), float(data["noise"])
-        inverse, weights = _solved(places, np.array(data["residuals"], dtype=np.float64), length, amplitude, noise)
+        lengths = np.array(data["lengths"], dtype=np.float64)
+        amplitude, noise = float(data["amplitude"]), float(data["noise"])
+        inverse, weights = _solved(places, np.array(data["residuals"], dtype=np.float64), lengths, amplitude, noise)
         return KindModel(
             coefficients=np.array(data["coefficients"], dtype=np.float64), places=places, weights=weights,
-            inverse=inverse, length=length, amplitude=amplitude, noise=noise,
+            inverse=inverse, lengths=lengths, amplitude=amplitude, noise=noise,
         )  # fmt: skip
 
 
@@ -84,10 +90,10 @@ def fit_kind(
         coefficients = non_negative(terms / seconds[:, None], np.ones(len(seconds)))
     base = np.maximum(terms @ coefficients, 1e-9)
     residuals = np.log(seconds / base)
-    length, amplitude, noise = _hyperparameters(places, residuals)
-    inverse, weights = _solved(places, residuals, length, amplitude, noise)
+    lengths, amplitude, noise = _hyperparameters(places, residuals)
+    inverse, weights = _solved(places, residuals, lengths, amplitude, noise)
     return KindModel(
-        coefficients=coefficients, places=places, weights=weights, inverse=inverse, length=length,
+        coefficients=coefficients, places=places, weights=weights, inverse=inverse, lengths=lengths,
         amplitude=amplitude, noise=noise,
     )  # fmt: skip
 
@@ -106,35 +112,63 @@ def non_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
     return np.asarray(solution / scale)
 
 
-def _hyperparameters(places: FloatArray, residuals: FloatArray) -> tuple[float, float, float]:
-    """Length, amplitude and noise with the best leave-one-out likelihood."""
-    amplitude = max(float(np.std(residuals)), 0.02)
+def _hyperparameters(places: FloatArray, residuals: FloatArray) -> tuple[FloatArray, float, float]:
+    """Lengths (one per size), amplitude and noise of the best likelihood, searched one after the other."""
+    least, noise, most = _NOISE
+    lengths, amplitude = np.full(places.shape[1], _START), max(float(np.std(residuals)), 0.02)
     if len(residuals) < 4:
-        return _LENGTHS[-1], amplitude, _NOISES[-1]
-    best = (-np.inf, _LENGTHS[-1], _NOISES[-1])
-    for length in _LENGTHS:
-        for noise in _NOISES:
-            inverse, weights = _solved(places, residuals, length, amplitude, noise)
-            variance = 1.0 / np.diag(inverse)
-            likelihood = float(-0.5 * np.sum(np.log(variance) + (weights * variance) ** 2 / variance))
-            best = max(best, (likelihood, length, noise))
-    return best[1], amplitude, best[2]
+        return lengths, amplitude, most
+    chosen = np.linspace(0, len(residuals) - 1, min(len(residuals), _SEARCHED)).astype(int)
+    places, residuals = places[chosen], residuals[chosen]
+    best = _likelihood(places, residuals, lengths, amplitude, noise)
+    for _ in range(_SEARCHES):
+        for position, length in product(range(len(lengths)), _LENGTHS):
+            new = _replaced(lengths, position, length)
+            found = _likelihood(places, residuals, new, amplitude, noise)
+            if found > best:
+                best, lengths = found, new
+        for larger, noisier in [*((step, 1.0) for step in _STEPS), *((1.0, step) for step in _STEPS)]:
+            level, rough = amplitude * larger, min(max(noise * noisier, least), most)
+            found = _likelihood(places, residuals, lengths, level, rough)
+            if found > best:
+                best, amplitude, noise = found, level, rough
+    return lengths, amplitude, noise
+
+
+def _replaced(values: FloatArray, position: int, value: float) -> FloatArray:
+    changed = values.copy()
+    changed[position] = value
+    return changed
+
+
+def _likelihood(
+    places: FloatArray, residuals: FloatArray, lengths: FloatArray, amplitude: float, noise: float
+) -> float:
+    """The logarithm of how likely the residuals are, but for a constant."""
+    try:
+        lower = np.linalg.cholesky(_covariance(places, lengths, amplitude, noise))
+    except np.linalg.LinAlgError:
+        return -np.inf
+    white = np.linalg.solve(lower, residuals)
+    return float(-0.5 * white @ white - np.log(np.diag(lower)).sum())
 
 
 def _solved(
-    places: FloatArray, residuals: FloatArray, length: float, amplitude: float, noise: float
+    places: FloatArray, residuals: FloatArray, lengths: FloatArray, amplitude: float, noise: float
 ) -> tuple[FloatArray, FloatArray]:
     if not len(residuals):
         return np.zeros((0, 0)), np.zeros(0)
-    inverse: FloatArray = np.asarray(np.linalg.inv(_covariance(places, length, amplitude, noise)), dtype=np.float64)
+    inverse: FloatArray = np.asarray(np.linalg.inv(_covariance(places, lengths, amplitude, noise)), dtype=np.float64)
     return inverse, inverse @ residuals
 
 
-def _covariance(places: FloatArray, length: float, amplitude: float, noise: float) -> FloatArray:
-    return np.asarray(amplitude**2 * _alike(places, places, length) + noise**2 * np.eye(len(places)))
+def _covariance(places: FloatArray, lengths: FloatArray, amplitude: float, noise: float) -> FloatArray:
+    return np.asarray(amplitude**2 * _alike(places, places, lengths) + noise**2 * np.eye(len(places)))
 
 
-def _alike(left: FloatArray, right: FloatArray, length: float) -> FloatArray:
+def _alike(left: FloatArray, right: FloatArray, lengths: FloatArray) -> FloatArray:
     """How alike shapes are, from 1 (equal) to 0: once differentiable in the distance, as real kernels are rough."""
-    distance = np.sqrt(3.0) * np.linalg.norm(left[:, None, :] - right[None, :, :], axis=2) / length
+    left, right = left / lengths, right / lengths
+    squares = (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :] - 2.0 * left @ right.T
+    distance = np.sqrt(3.0 * np.maximum(squares, 0.0))
     return np.asarray((1.0 + distance) * np.exp(-distance))

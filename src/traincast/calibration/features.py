@@ -21,7 +21,10 @@ FAMILIES = ("gemm", "conv", "embedding forward", "embedding backward", "elementw
 OTHER = "other"
 """The kind of ops that no microbenchmark is like: estimated from their bytes."""
 
+TABLE_KINDS = ("_embedding_bag", "embedding", "sparse_update")
+"""Kinds whose first operand is an embedding table."""
 _GEMMS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # position of the left operand
+_GEMM_KINDS = ("gemm", "gemv", "bmm")
 _REDUCTIONS = frozenset(
     (
         "sum", "mean", "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
@@ -34,6 +37,7 @@ _REDUCTIONS = frozenset(
 )  # fmt: skip
 _TRANSLATED_BYTES = 2 << 20  # of 4 KB pages whose addresses a core keeps at hand; beyond, a row costs a page walk
 _MOST_DOUBLINGS = 5.0  # until no page is at hand any more
+_LANES = 16  # numbers that a vectorised kernel works on at once
 _ALIASES = {
     "clone": "copy", "_to_copy": "copy", "contiguous": "copy", "slice_backward": "copy", "cat": "cat", "stack": "cat",
     "zeros": "fill", "zeros_like": "fill", "new_zeros": "fill", "zero": "fill", "fill": "fill", "ones": "fill",
@@ -66,7 +70,7 @@ def kind_of(signature: Signature) -> str:
     if _is_sparse(signature, "other"):
         return "sparse_add" if _is_sparse(signature, "self") else "sparse_update"
     if name in _GEMMS:
-        return "bmm" if "b" in name.replace("addmm", "") else "gemm"
+        return _gemm_kind(name, signature)
     if name == "convolution_backward":
         return "conv_backward"
     if name in ("convolution", "mkldnn_convolution", "_convolution"):
@@ -75,9 +79,17 @@ def kind_of(signature: Signature) -> str:
     return _ALIASES.get(bare, bare)
 
 
+def _gemm_kind(name: str, signature: Signature) -> str:
+    """Batched, with a vector (or of two), or plain: libraries have other kernels for each."""
+    if "b" in name.replace("addmm", ""):
+        return "bmm"
+    left, right = signature.inputs[_GEMMS[name] : _GEMMS[name] + 2]
+    return "gemv" if 1 in (*left.shape, right.shape[-1]) else "gemm"
+
+
 def family_of(kind: str) -> str:
     """The family under which the error of a kind is reported."""
-    if kind in ("gemm", "bmm"):
+    if kind in _GEMM_KINDS:
         return "gemm"
     if kind.startswith("conv"):
         return "conv"
@@ -95,19 +107,22 @@ def _is_sparse(signature: Signature, argument: str) -> bool:
 def describe(signature: Signature, operands: Iterable[Operand], caches: Caches, access: str = "") -> Features:
     """The features of an op whose operands lie where they are said to."""
     kind = kind_of(signature)
-    levels = by_level(operands, caches.l2, caches.l3)
-    work, place = _work(kind, signature, access)
+    given = tuple(operands)
+    levels = by_level(given, caches.l2, caches.l3)
+    if family_of(kind).startswith("embedding"):
+        table = given[:1] if kind in TABLE_KINDS else ()
+        work, place = _lookup_work(signature, access, by_level(table, caches.l2, caches.l3))
+    else:
+        work, place = _work(kind, signature)
     return Features(kind, family_of(kind), np.concatenate([[1.0], levels, work]), np.array(place))
 
 
-def _work(kind: str, signature: Signature, access: str) -> tuple[list[float], list[float]]:
+def _work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
     """Terms of work besides bytes, and the place among shapes."""
-    if kind in ("gemm", "bmm"):
+    if kind in _GEMM_KINDS:
         return _gemm_work(signature)
     if kind.startswith("conv"):
         return _conv_work(kind, signature)
-    if family_of(kind).startswith("embedding"):
-        return _lookup_work(signature, access)
     return _elementwise_work(signature)
 
 
@@ -119,9 +134,16 @@ def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
     m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
     transposed = [float(_is_transposed(left)), float(_is_transposed(right))]
     place = [log2(max(size, 1)) for size in (m, n, k)] + [3.0 * flag for flag in transposed]
-    # rounding up to the tiles of vectorised kernels shows in small sizes only
     flops = 2.0 * batch * m * n * k
-    return [flops, float(batch), 2.0 * batch * m * k, 2.0 * batch * n * k], [*place, log2(max(batch, 1))]
+    # kernels work in tiles: the last one costs as much as a full one
+    tiled = [2.0 * batch * _tiled(m, 8) * n * k, 2.0 * batch * m * _tiled(n, _LANES) * k]
+    packed = [float(batch * m * k), float(batch * n * k), float(batch * m * n)]
+    last = log2(max(_tiled(n, _LANES) / max(n, 1), 1.0))
+    return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1))]
+
+
+def _tiled(size: int, tile: int) -> int:
+    return -(-size // tile) * tile
 
 
 def _is_transposed(spec: TensorSpec) -> bool:
@@ -133,16 +155,21 @@ def _conv_work(kind: str, signature: Signature) -> tuple[list[float], list[float
     data, weight = (signature.inputs[1], signature.inputs[2]) if backward else signature.inputs[:2]
     out = signature.inputs[0] if backward else signature.outputs[0]
     pixels = prod(out.shape) / max(out.shape[1], 1)
-    fan_in = prod(weight.shape[1:])
-    flops = 2.0 * pixels * out.shape[1] * fan_in
+    # channels come in blocks of the vector's lanes; images of a few channels have kernels of their own
+    inner = weight.shape[1] if weight.shape[1] < 8 else _tiled(weight.shape[1], _LANES)
+    outer = _tiled(out.shape[1], _LANES)
+    area = prod(weight.shape[2:])
+    flops = 2.0 * pixels * outer * inner * area
     mask = signature.scalar("output_mask")
-    passes = sum(bool(wanted) for wanted in mask[:2]) if isinstance(mask, tuple) else 1
+    wanted = [float(bool(one)) for one in mask[:2]] if isinstance(mask, tuple) else [0.0, 1.0]
+    blocked = [data.numel * inner / max(weight.shape[1], 1), pixels * outer, float(outer * inner * area)]
     stride = signature.scalar("stride")
     step = max(map(_whole, stride)) if isinstance(stride, tuple) and stride else 1
     groups = signature.scalar("groups")
-    sizes = (pixels, out.shape[1], weight.shape[1], prod(weight.shape[2:]), data.shape[-1], data.shape[0])
+    sizes = (pixels, out.shape[1], weight.shape[1], area, data.shape[-1], data.shape[0])
     place = [log2(max(size, 1)) for size in sizes]
-    return [passes * flops, float(data.numel)], [*place, 2.0 * step, float(passes), log2(_whole(groups))]
+    work = [wanted[0] * flops, wanted[1] * flops, *blocked, float(data.shape[0])]
+    return work, [*place, 2.0 * step, 3.0 * wanted[0], log2(_whole(groups))]
 
 
 def _whole(value: object) -> int:
@@ -172,14 +199,16 @@ def unique_rows(rows: int, lookups: int, access: str) -> float:
     return min(row_classes(law, rows).unique_rows(lookups), float(rows))
 
 
-def _lookup_work(signature: Signature, access: str) -> tuple[list[float], list[float]]:
+def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple[list[float], list[float]]:
+    """`levels` are the bytes of the table by where they lie: a row from further away is a wait of its own."""
     lookups, rows, row_bytes = lookups_of(signature)
     unique = unique_rows(rows, lookups, access)
     bags = signature.outputs[0].shape[0] if signature.outputs and signature.outputs[0].shape else 1
     again = (lookups - unique) * row_bytes
     table = float(max(rows, 1) * row_bytes)
     beyond = min(max(log2(table / _TRANSLATED_BYTES), 0.0), _MOST_DOUBLINGS)
-    work = [float(lookups), again, lookups * float(row_bytes), unique, unique * beyond]
+    _, near, far = unique * levels / max(float(levels.sum()), 1.0)
+    work = [float(lookups), again, lookups * float(row_bytes), unique, near, far, far * beyond]
     sizes = (lookups, row_bytes, unique * row_bytes, lookups / max(bags, 1), table)
     place = [log2(max(size, 1.0)) for size in sizes]
     return work, place
@@ -189,7 +218,7 @@ def touched_bytes(signature: Signature, access: str = "") -> list[float]:
     """Bytes that an op touches of each input and output: of a table only the rows that are looked up."""
     sizes = [float(spec.nbytes) for spec in (*signature.inputs, *signature.outputs)]
     kind = kind_of(signature)
-    if kind in ("_embedding_bag", "embedding", "sparse_update"):
+    if kind in TABLE_KINDS:
         lookups, rows, row_bytes = lookups_of(signature)
         sizes[0] = min(sizes[0], unique_rows(rows, lookups, access) * row_bytes)
         if kind == "sparse_update":
@@ -199,7 +228,12 @@ def touched_bytes(signature: Signature, access: str = "") -> list[float]:
 
 def _elementwise_work(signature: Signature) -> tuple[list[float], list[float]]:
     specs = (*signature.inputs, *signature.outputs)
-    numel = max((spec.numel for spec in specs), default=1)
-    strided = sum(spec.numel for spec in specs if not spec.is_contiguous)
+    made = signature.outputs[0].numel if signature.outputs else 1
+    window = signature.scalar("kernel_size")
+    pooled = made * prod(map(_whole, window)) if isinstance(window, tuple) else 0
+    numel = max(pooled, *(spec.numel for spec in specs), 1)
+    strided = sum(spec.numel for spec in specs if _is_transposed(spec))
+    pieces = any(not spec.is_contiguous for spec in specs)
     width = signature.inputs[0].shape[-1] if signature.inputs and signature.inputs[0].shape else 1
-    return [float(numel), float(strided)], [log2(max(numel, 1)), log2(max(width, 1)), 3.0 * (strided > 0)]
+    sizes = [log2(max(size, 1)) for size in (numel, width, made)]
+    return [float(numel), float(strided)], [*sizes, 3.0 * (strided > 0), 3.0 * pieces]

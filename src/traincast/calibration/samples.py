@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from traincast.calibration.caches import FAR, Operand
-from traincast.calibration.features import Caches, Features, describe, kind_of, lookups_of, touched_bytes, unique_rows
+from traincast.calibration.caches import Operand
+from traincast.calibration.features import Caches, Features, describe, touched_bytes
 from traincast.errors import TraincastError
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
@@ -18,12 +18,13 @@ _HELD_OUT = 5  # one sample in so many takes no part in the fit that is reported
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """Seconds of one call by two clocks, and the reference beside it. `signature` is None for a whole tiny step, whose
-    `events` count what its host did and `ops` what it ran; it is of no op where it is a collective's or a copy's. As
-    many as `ranks` processes ran it at the same time."""
+    """Seconds of one call by two clocks, and the reference beside it. `between` are the bytes of other data touched
+    since the call before on the same operands (0: none). `signature` is None for a whole tiny step, whose `events`
+    count what its host did and `ops` what it ran; it is of no op where it is a collective's or a copy's. As many as
+    `ranks` processes ran it at the same time."""
 
     signature: Signature | None
-    cold: bool
+    between: int
     access: str
     wall: float
     busy: float
@@ -41,7 +42,7 @@ class Sample:
     def features(self, caches: Caches) -> Features:
         """What its time depends on."""
         assert self.signature is not None
-        return describe(self.signature, loop_operands(self.signature, self.access, cold=self.cold), caches, self.access)
+        return describe(self.signature, call_operands(self.signature, self.access, self.between), caches, self.access)
 
     @property
     def held_out(self) -> bool:
@@ -50,22 +51,17 @@ class Sample:
         return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % _HELD_OUT == 0
 
 
-def loop_operands(signature: Signature, access: str, *, cold: bool) -> tuple[Operand, ...]:
-    """Where operands lie in a loop over one op: far while they rotate, else as near as one call is large; what is
-    written in place was just read."""
+def call_operands(signature: Signature, access: str, between: int) -> tuple[Operand, ...]:
+    """Where the operands of a microbenchmark lie: behind the rest of the last call on them and, if there are bytes
+    between, behind those and another call of the same size. What is written in place was just read."""
     sizes = touched_bytes(signature, access)
     total, inputs = sum(sizes), len(signature.inputs)
+    away = between + total if between else 0.0
     in_place = signature.name.endswith("_")
-    row = []
-    for position, nbytes in enumerate(sizes):
-        just_read = in_place and position >= inputs
-        distance = 0.0 if just_read else FAR if cold else total - nbytes
-        row.append(Operand(int(nbytes), int(distance)))
-    if cold and kind_of(signature) in ("_embedding_bag", "embedding", "sparse_update"):
-        lookups, rows, _ = lookups_of(signature)
-        calls = rows / max(unique_rows(rows, lookups, access), 1.0)  # until a row is wanted again
-        row[0] = Operand(row[0].nbytes, int(min(total * calls, FAR)))
-    return tuple(row)
+    return tuple(
+        Operand(int(nbytes), 0 if in_place and position >= inputs else int(away + total - nbytes))
+        for position, nbytes in enumerate(sizes)
+    )
 
 
 def signature_text(signature: Signature) -> str:
@@ -103,7 +99,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     """The sample as a row of a table."""
     return {
         "op": "" if sample.signature is None else signature_text(sample.signature),
-        "cold": sample.cold,
+        "between": sample.between,
         "access": sample.access,
         "wall": sample.wall,
         "busy": sample.busy,
@@ -121,7 +117,7 @@ def parse_row(row: Mapping[str, Any]) -> Sample:
     try:
         return Sample(
             signature=parse_signature(row["op"]) if row["op"] else None,
-            cold=bool(row["cold"]),
+            between=int(row["between"]),
             access=str(row["access"]),
             **{name: float(row[name]) for name in ("wall", "busy", "reference_wall", "reference_busy", "spread")},
             events=tuple(float(value) for value in json.loads(row["events"])),

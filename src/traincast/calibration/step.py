@@ -191,5 +191,5 @@ def _priced(
 def rough_seconds(signature: Signature) -> float:
     """About how long an op takes on a core of any kind (10 GB/s, 50 Gflop/s): enough to put ops in order."""
     features = describe(signature, (), Caches(1.0, 1.0))
-    flops = features.terms[4] if features.family in ("gemm", "conv") else 0.0
+    flops = {"gemm": float(features.terms[4]), "conv": float(features.terms[4:6].sum())}.get(features.family, 0.0)
     return 2e-6 + sum(touched_bytes(signature)) / 1e10 + flops / 5e10

@@ -19,13 +19,14 @@ from traincast.results import Records, Result
 
 if TYPE_CHECKING:
     from traincast.benching.device import Device, Identity
+    from traincast.benching.needed import Coverage
     from traincast.benching.plans import Task
     from traincast.benching.store import Store
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
 _HOST_SHARE, _COPY_SHARE, _EXCHANGE_SHARE = 0.1, 0.03, 0.17  # of the time; single ops have the rest
-_SECONDS_PER_SAMPLE = 0.4  # allocation, seven repetitions and the reference beside them, on one core
+_SECONDS_PER_SAMPLE = 0.08  # allocation, nine repetitions and the reference beside them, on one core
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -96,11 +97,14 @@ def bench(
     progress: Callable[[float], None] = lambda _: None,
 ) -> Benched:
     """Measures until the budget is used up or all of the workload's shapes are measured."""
+    from traincast.benching.plans import plan
+
     seconds = parse_budget(budget)
     if not 0 <= seed < 1 << 32:
         raise TraincastError(f"`seed` is {shown(seed)}; give a whole number from 0")
     folder = store or store_folder(device)
-    tasks = _tasks(workload, variant or Variant(), seed)
+    needed = None if workload is None else _needed(workload, variant or Variant())
+    tasks = plan(seed) if needed is None else iter(needed.tasks)
     if dry_run:
         return _planned(folder, tasks, seconds)
     from traincast.benching.opening import open_device
@@ -110,12 +114,12 @@ def bench(
     held = Store(folder, opened.identity())
     started = time.monotonic()
     before = len(held)
-    if workload is None:
+    if needed is None:
         coverage: tuple[tuple[float, float], ...] = ()
         notes = _beside_ops(opened, held, seed, started, seconds, progress)
-        notes += _run(opened, held, (task for task, _ in tasks), started, seconds, progress)
+        notes += _run(opened, held, tasks, started, seconds, progress)
     else:
-        coverage, notes = _cover(opened, held, tasks, started, seconds, progress)
+        coverage, notes = _cover(opened, held, needed, started, seconds, progress)
     return Benched(
         store=folder, identity=held.identity, measured=len(held) - before, total=len(held),
         seconds=time.monotonic() - started, coverage=coverage, notes=tuple(dict.fromkeys(notes)),
@@ -161,55 +165,40 @@ def _run(
     return failures
 
 
-def _tasks(workload: Source | None, variant: Variant, seed: int) -> Iterator[tuple[Task, float]]:
-    """Tasks with their worth: a share of a workload's predicted time, the largest first; 0 in the general plan."""
-    from traincast.benching.plans import plan
-
-    if workload is None:
-        return ((task, 0.0) for task in plan(seed))
-    return iter(_needed(workload, variant))
-
-
-def _needed(workload: Source, variant: Variant) -> list[tuple[Task, float]]:
-    """Every op of a step as a task, by its share of the bytes and flops that the step moves."""
-    from traincast.benching.plans import Task
-    from traincast.calibration.cpu_ops import cpu_ops
-    from traincast.calibration.step import rough_seconds, table_access
+def _needed(workload: Source, variant: Variant) -> Coverage:
+    """Every op of a step as a task."""
+    from traincast.benching.needed import Coverage
 
     step, access = captured_here(workload, variant)
-    laws = table_access(step.programs[0], access)
-    worth: Counter[Task] = Counter()
-    for op in step.programs[0].ops:
-        for signature in cpu_ops(op.signature):
-            worth[Task(signature, cold=True, access=laws.get(op.index, ""))] += rough_seconds(signature)  # type: ignore[assignment]
-    total = sum(worth.values()) or 1.0
-    return [(task, seconds / total) for task, seconds in worth.most_common()]
+    return Coverage(step.programs[0], access)
 
 
 def _cover(
-    device: Device, store: Store, tasks: Iterator[tuple[Task, float]], started: float, seconds: float,
-    progress: Callable[[float], None],
-) -> tuple[tuple[tuple[float, float], ...], list[str]]:  # fmt: skip
+    device: Device, store: Store, coverage: Coverage, started: float, seconds: float, progress: Callable[[float], None]
+) -> tuple[tuple[tuple[float, float], ...], list[str]]:
     """Measures a workload's ops, most valuable first; what share was covered after each minute and at the end."""
-    share, marks, notes = 0.0, list[tuple[float, float]](), list[str]()
-    for task, worth in tasks:
+    from traincast.benching.bench import task_key
+
+    marks, notes = list[tuple[float, float]](), list[str]()
+    for task in coverage.tasks:
         if time.monotonic() - started >= seconds:
             break
-        failures = _run(device, store, iter([task]), started, seconds, lambda _: None)
-        notes += failures
-        share += 0.0 if failures else worth
+        notes += _run(device, store, iter([task]), started, seconds, lambda _: None)
+        sample = store.get(task_key(task))
+        if sample is not None:
+            coverage.add(task, sample.busy)
         minutes = (time.monotonic() - started) / 60
         if not marks or minutes >= 1 + int(marks[-1][0]):
-            marks.append((minutes, share))
-        progress(min(1.0, max(share, 60 * minutes / seconds)))
-    return (*marks, ((time.monotonic() - started) / 60, share)), notes
+            marks.append((minutes, coverage.share()))
+        progress(min(1.0, max(coverage.share(), 60 * minutes / seconds)))
+    return (*marks, ((time.monotonic() - started) / 60, coverage.share())), notes
 
 
-def _planned(folder: Path, tasks: Iterator[tuple[Task, float]], seconds: float) -> Benched:
+def _planned(folder: Path, tasks: Iterator[Task], seconds: float) -> Benched:
     from traincast.calibration.features import kind_of
 
     number = max(1, int(seconds / _SECONDS_PER_SAMPLE))
-    kinds = Counter(kind_of(task.signature) for task, _ in islice(tasks, number))
+    kinds = Counter(kind_of(task.signature) for task in islice(tasks, number))
     return Benched(
         store=folder, identity=None, measured=0, total=0, seconds=min(seconds, kinds.total() * _SECONDS_PER_SAMPLE),
         planned=dict(kinds.most_common()),

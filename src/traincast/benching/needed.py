@@ -1,0 +1,69 @@
+"""Which microbenchmarks a given step needs: its own ops, each in the state in which the step finds its operands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import exp, log
+
+from traincast.benching.plans import FAR_BYTES, Task
+from traincast.calibration.caches import Operand, operands
+from traincast.calibration.cpu_ops import cpu_ops
+from traincast.calibration.features import TABLE_KINDS, kind_of, touched_bytes
+from traincast.calibration.step import rough_seconds, table_access
+from traincast.workload.ops import Signature
+from traincast.workload.program import Program
+
+_STATES = (0, 1 << 20, 4 << 20, 16 << 20, FAR_BYTES)  # bytes between two calls
+
+
+class Coverage:
+    """The ops of a step as tasks, and how much of its time those take that were measured."""
+
+    def __init__(self, program: Program, access: Sequence[str] = ()) -> None:
+        laws = table_access(program, access)
+        rows = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
+        self._calls: Counter[Task] = Counter()
+        for op in program.ops:
+            for signature in cpu_ops(op.signature):
+                self._calls[Task(signature, _state(signature, rows[op.index]), laws.get(op.index, ""))] += 1
+        self._rough = {task: calls * rough_seconds(task.signature) for task, calls in self._calls.items()}
+        self._measured: dict[Task, float] = {}
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All of them, the most valuable first."""
+        return sorted(self._rough, key=lambda task: -self._rough[task])
+
+    def add(self, task: Task, seconds: float) -> None:
+        """A task was measured: seconds of one call."""
+        self._measured[task] = self._calls[task] * seconds
+
+    def share(self) -> float:
+        """The part of the step's kernel time that was measured. What was not is guessed from bytes and flops, at the
+        speed that measured ops of its kind, or all of them, had."""
+        done = sum(self._measured.values())
+        if not done:
+            return 0.0
+        speeds = {kind: self._slowness(kind) for kind in ("", *{kind_of(task.signature) for task in self._rough})}
+        rest = sum(
+            (speeds[kind_of(task.signature)] or speeds[""]) * rough
+            for task, rough in self._rough.items()
+            if task not in self._measured
+        )
+        return done / (done + rest)
+
+    def _slowness(self, kind: str) -> float:
+        """Measured over guessed seconds of a kind ("": of all); 0 where none was measured."""
+        some = [task for task in self._measured if kind in ("", kind_of(task.signature))]
+        return sum(self._measured[task] for task in some) / sum(self._rough[task] for task in some) if some else 0.0
+
+
+def _state(signature: Signature, row: Sequence[Operand]) -> int:
+    """The bytes between calls that are most like where the operands lie: the table's of a lookup, else on average."""
+    counted = row[:1] if kind_of(signature) in TABLE_KINDS else row
+    total = sum(operand.nbytes for operand in counted)
+    if not total:
+        return _STATES[0]
+    distance = exp(sum(one.nbytes * log(min(max(one.distance, 1 << 16), FAR_BYTES)) for one in counted) / total)
+    return min(_STATES, key=lambda state: abs(log(max(state, 1 << 18) / distance)))
