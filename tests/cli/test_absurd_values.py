@@ -58,6 +58,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": rank_events(300)}))
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)  # a server would never end
     monkeypatch.setenv("TRAINCAST_DATA", str(tmp_path / "data"))
     return tmp_path
 
@@ -71,6 +72,7 @@ SOUND = {
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0.1"],
     "report": ["trace.json -o out.html"],
+    "serve": ["--port 0 --keep kept"],
     "models": [""],
     "platforms": [""],
     "capture": ["step.py:make_step -o step.tc"],

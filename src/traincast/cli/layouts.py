@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from traincast.errors import TraincastError
+from traincast.questions.layouts import SHARDING, layout_from
 from traincast.training.layout import CHECKPOINTS, LAUNCHES, SCHEDULES, Layout
 
 _COUNTS = {
@@ -21,7 +20,6 @@ _COUNTS = {
     "checkpoint-every": "recompute every n-th layer only",
     "lora-rank": "train low-rank adapters of this rank; the model is frozen",
 }
-_SHARDING = {1: "zero1", 2: "zero2", 3: "zero3"}
 
 
 def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +28,7 @@ def add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     for name, text in _COUNTS.items():
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
     group.add_argument("--fsdp", type=int, choices=(1, 2), nargs="?", const=2, help="fully sharded data parallel")
-    group.add_argument("--zero", type=int, choices=tuple(_SHARDING), help="share optimizer (1), gradients (2), all (3)")
+    group.add_argument("--zero", type=int, choices=tuple(SHARDING), help="share optimizer (1), gradients (2), all (3)")
     group.add_argument("--no-reshard", action="store_true", help="keep gathered parameters for the backward pass")
     group.add_argument("--no-sequence-parallel", action="store_true", help="tensor parallel without sharing tokens")
     group.add_argument("--schedule", choices=SCHEDULES, help="of pipeline stages (default 1f1b)")
@@ -50,31 +48,4 @@ def has_layout(args: argparse.Namespace) -> bool:
 
 def layout_of(args: argparse.Namespace, gpus: int) -> Layout:
     """The layout that the options describe."""
-    if args.fsdp and args.zero not in (None, 3):
-        raise TraincastError(
-            f"--fsdp shares all that --zero 3 does; --zero {args.zero} says otherwise; give one of them"
-        )
-    options: dict[str, Any] = {
-        name: getattr(args, name)
-        for name in ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every",
-                     "schedule", "checkpoint", "seq_len")
-        if getattr(args, name) is not None
-    }  # fmt: skip
-    if args.lora_rank is not None:
-        options["adapter_rank"] = args.lora_rank
-    sharded = bool(args.fsdp) or args.zero == 3
-    options["kernels"] = args.kernels or ("compiled" if args.compiled else "eager" if sharded else "fused")
-    options["joined"] = not sharded
-    if args.no_overlap:
-        off = dict.fromkeys(("overlap_gradients", "overlap_parameters", "overlap_ep", "overlap_pp"), False)
-        options |= {**off, "overlap_tp": "none"}
-    return Layout(
-        gpus=gpus,
-        micro_batch=args.micro_batch or args.batch_size or 1,
-        sharding="zero3" if sharded else _SHARDING[args.zero] if args.zero else "none",
-        reshard=not args.no_reshard,
-        sequence=not args.no_sequence_parallel,
-        precision=args.dtype or "bf16",
-        optimizer="none" if args.optimizer == "none" else "adam",
-        **options,
-    )
+    return layout_from(vars(args), gpus)

@@ -18,7 +18,14 @@ INTERNAL_ERROR, INTERRUPTED = 70, 130  # as sysexits.h and shells have them
 _MOST_CHARACTERS = 1500  # of a message: a screenful; the longest honest one lists the fields of a platform
 
 # what only some verbs need -> the extra that installs it
-OPTIONAL = {"torch": "capture", "polars": "data", "scipy": "data", "threadpoolctl": "data"}
+OPTIONAL = {
+    "torch": "capture",
+    "polars": "data",
+    "scipy": "data",
+    "threadpoolctl": "data",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
 
 
 def main(argv: list[str] | None = None) -> int:

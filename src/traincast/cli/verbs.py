@@ -16,6 +16,7 @@ VERBS = {
     "shard": "where embedding tables go: the plan with the fastest step",
     "whatif": "what a change of the model or the hardware would bring, and whether that is certain",
     "report": "one HTML file to show: the answer, why, timeline, memory, provenance",
+    "serve": "the same answers as live pages and a REST API, on this machine",
     "models": "the built-in models",
     "platforms": "the built-in GPUs and nodes",
     "capture": "a training step of your own model, without a GPU",

@@ -40,6 +40,11 @@ class Page:
     subtitle: str
     sections: Sequence[Section]
 
+    @property
+    def charts(self) -> dict[str, Any]:
+        """What all charts show, by their keys."""
+        return {key: chart for section in self.sections for key, chart in section.charts.items()}
+
 
 def page_html(page: Page) -> str:
     """The page as one file: styles, scripts and data inside, and a policy that refuses everything from elsewhere."""
@@ -62,19 +67,22 @@ def page_html(page: Page) -> str:
 def body_html(page: Page) -> str:
     """What stands between the page's styles and its scripts."""
     links = "".join(f'<li><a href="#{safe(s.key)}">{safe(s.title)}</a></li>' for s in page.sections)
-    sections = "".join(
-        f'<section id="{safe(s.key)}" aria-labelledby="{safe(s.key)}-title"><h2 id="{safe(s.key)}-title">'
-        f"{safe(s.title)}</h2>{s.html}</section>"
-        for s in page.sections
-    )
-    charts = {key: chart for section in page.sections for key, chart in section.charts.items()}
     return (
         f'{asset("textures.svg")}<a class="skip" href="#main">Skip to the answer</a>'
         f'<header><p class="brand">Traincast</p><h1>{safe(page.title)}</h1><p class="sub">{safe(page.subtitle)}</p>'
         f'<nav aria-label="Sections"><ol>{links}</ol></nav></header><main id="main">'
         "<noscript><p>Timeline and charts need JavaScript; every figure stands in a table too.</p></noscript>"
-        f"{sections}</main><footer><p>Written by traincast {__version__}.</p></footer>"
-        f'<script type="application/json" id="page-data">{data_json(charts)}</script>'
+        f"{sections_html(page)}</main><footer><p>Written by traincast {__version__}.</p></footer>"
+        f'<script type="application/json" id="page-data">{data_json(page.charts)}</script>'
+    )
+
+
+def sections_html(page: Page) -> str:
+    """The sections alone."""
+    return "".join(
+        f'<section id="{safe(s.key)}" aria-labelledby="{safe(s.key)}-title"><h2 id="{safe(s.key)}-title">'
+        f"{safe(s.title)}</h2>{s.html}</section>"
+        for s in page.sections
     )
 
 

@@ -13,6 +13,8 @@ from traincast.traces.tables import Interner, TableBuilder
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What decoding of damaged JSON raises."""
+ENDS_EARLY = "the file ends early"
+"""How the note about a file that was cut off or damaged begins."""
 
 LIMIT = 1 << 62
 """No number of a trace may be larger: columns are int64, and sums of two numbers must not overflow."""
@@ -56,7 +58,7 @@ class RowSink:
             raise TraincastError(f"'{path}' has {nothing}" + (f"; it ends early: {ended}" if ended else ""))
         if self.skipped > max(_MAX_SKIPPED_SHARE * self.seen, _MAX_SKIPPED):
             raise TraincastError(f"'{path}' is too damaged: {self.skipped} of {self.seen} {self.WHAT} make no sense")
-        notes = [f"the file ends early ({ended}); the {self.WHAT} before that were read"] if ended else []
+        notes = [f"{ENDS_EARLY} ({ended}); the {self.WHAT} before that were read"] if ended else []
         if self.skipped:
             notes.append(f"{self.skipped} of {self.seen} {self.WHAT} make no sense and were left out")
         return notes

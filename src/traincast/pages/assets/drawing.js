@@ -228,6 +228,7 @@
     this.low = low;
     this.high = low + span;
     this.draw();
+    if (Traincast.changed) Traincast.changed(this);
   };
 
   View.reveal = function (place) {

@@ -195,6 +195,7 @@
       view.found = view.model.search(search.value);
       status.textContent = view.found ? view.found.places.length + " matches, " + Traincast.duration(view.found.total) + " together" : "";
       view.draw();
+      if (Traincast.changed) Traincast.changed(view);
     });
     search.addEventListener("keydown", function (event) {
       if (event.key === "Enter") { event.preventDefault(); jump(view, status, event.shiftKey ? -1 : 1); }

@@ -1,0 +1,134 @@
+"""Long work: jobs with progress that can be cancelled, beside which quick questions are answered; kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = {"of": "sharding", "workload": "dlrm-2022-788", "on": "dgx-a100", "gpus": 8}
+OCTETS = {"content-type": "application/octet-stream"}
+TRACE = (ROOT / "docs" / "tutorial" / "example-trace.json").read_bytes()
+
+
+def until(client, key, *wanted, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        state = client.get(f"/api/jobs/{key}").json()
+        if state["status"] in wanted:
+            return state
+        time.sleep(0.05)
+    raise AssertionError(state)
+
+
+def test_a_slow_job_blocks_nobody_has_progress_and_can_be_cancelled(client):
+    taken = client.post("/api/jobs", json=SLOW)
+    assert taken.status_code == 202
+    key = taken.json()["id"]
+    until(client, key, "running")
+
+    begin = time.monotonic()
+    quick = client.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 77})
+    waited = time.monotonic() - begin
+
+    assert quick.status_code == 200
+    assert waited < 5
+    assert client.get(f"/api/jobs/{key}").json()["status"] == "running"
+    assert client.get(f"/api/jobs/{key}/result").status_code == 409
+    assert client.delete(f"/api/jobs/{key}").json()["status"] == "cancelled"
+    assert client.get("/api/health").json()["running"] <= 1
+    assert client.get(f"/api/jobs/{key}/result").status_code == 409
+
+
+def test_a_job_is_finished_with_the_same_answer(client):
+    question = {"workload": "dlrm-default", "on": "v100", "batch_size": 300}
+    key = client.post("/api/jobs", json={**question, "form": "answer"}).json()["id"]
+
+    assert until(client, key, "finished")["progress"] == 1.0
+    assert client.get(f"/api/jobs/{key}/result").json() == client.get("/api/answer", params=question).json()
+
+
+def test_the_same_question_is_one_job(client):
+    keys = {client.post("/api/jobs", json={**SLOW, "gpus": "4"}).json()["id"] for _ in range(3)}
+
+    assert len(keys) == 1
+    client.delete(f"/api/jobs/{keys.pop()}")
+
+
+def test_uploads_are_answered_like_files_of_ones_own(client):
+    known = client.post("/api/uploads", params={"name": "../my run.json"}, content=TRACE, headers=OCTETS)
+    assert known.status_code == 201, known.text
+    upload = known.json()
+
+    page = client.get("/api/page", params={"workload": f"upload:{upload['id']}", "on": "v100"}).json()
+
+    assert upload["kind"] == "trace" and upload["name"] == "../my run.json"
+    assert "my_run.json" in page["title"] + page["subtitle"] + page["html"]
+    assert upload in client.get("/api/uploads").json()
+    assert client.delete(f"/api/uploads/{upload['id']}").status_code == 204
+    assert client.get(f"/api/uploads/{upload['id']}").status_code == 404
+
+
+def fetched(url, data=None, method=None, **headers):
+    request = urllib.request.Request(url, data=data, method=method, headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read() or b"null")
+
+
+@pytest.fixture
+def started(tmp_path):
+    """Starts the command; every process it makes is ended at the end."""
+    processes = []
+
+    def start():
+        command = [sys.executable, "-m", "traincast", "serve", "--port", "0", "--keep", str(tmp_path), "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        processes.append(process)
+        text = ""
+        while not text.endswith("}\n"):
+            text += process.stdout.readline()
+        url = json.loads(text)["url"]
+        for _ in range(200):
+            try:
+                fetched(f"{url}api/health")
+                break
+            except urllib.error.URLError:
+                time.sleep(0.05)
+        return process, url
+
+    yield start
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_killed_and_started_again_it_has_what_it_promised(started):
+    first, url = started()
+    known = fetched(f"{url}api/uploads?name=run.json", data=TRACE, **{"content-type": "application/octet-stream"})
+    question = {"workload": "gpt2-large", "on": "dgx-a100", "gpus": "1,2,4"}
+    job = fetched(f"{url}api/jobs", data=json.dumps(question).encode(), **{"content-type": "application/json"})
+    assert job["status"] in ("waiting", "running")
+
+    first.kill()
+    first.wait()
+    second, url = started()
+
+    assert fetched(f"{url}api/uploads") == [known]
+    end = time.monotonic() + 60
+    while (state := fetched(f"{url}api/jobs/{job['id']}"))["status"] != "finished" and time.monotonic() < end:
+        assert state["status"] in ("waiting", "running"), state
+        time.sleep(0.1)
+    assert fetched(f"{url}api/jobs/{job['id']}/result")
+    second.send_signal(signal.SIGINT)
+    assert second.wait(20) == 0
