@@ -71,6 +71,8 @@ def model_of(row: Row) -> Transformer:
         )
         if row[column]
     }  # fmt: skip
+    if "ffn" not in changed and base.ffn == 4 * base.hidden:  # a family whose width follows from another
+        changed["ffn"] = 4 * changed.get("hidden", base.hidden)
     if base.latent is None and base.head_dim * base.heads == base.hidden:
         changed["head_dim"] = changed.get("hidden", base.hidden) // changed.get("heads", base.heads)
     if name.startswith("kimi"):

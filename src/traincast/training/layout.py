@@ -17,7 +17,7 @@ PYTORCH = ("eager", "compiled")
 """Those of `LAUNCHES` that are PyTorch's own, not a vendor's."""
 ATTENTIONS = ("flash", "flash2", "triton", "unfused")
 DISPATCHES = ("each", "once")
-SCALINGS = ("tensor", "row", "block")
+SCALINGS = ("tensor", "row", "block", "mx")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 MAX_GPUS = 1 << 20
 
@@ -35,9 +35,13 @@ class Layout:
     hybrid sharding). `reshard`: gathered parameters are given back after the forward pass. `reduce_bytes` and
     `gather_bytes` are the sizes of an element of gradients and of parameters on the wire.
 
-    `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row" or a "block"; `wide_gradients`: gradients of
-    weights are made in 16 bits nevertheless. `quantised_gather` and
-    `quantised_tokens` gather parameters, and tokens of tensor-parallel ranks, in eight bits.
+    `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row", a "block" of 128 or ("mx") 32 elements;
+    `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
+    gather parameters, and tokens of tensor-parallel ranks, in eight bits.
+
+    `stage_layers` are the layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of
+    words are not trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len`
+    tokens of a sample see each other (0: all of them): samples are packed from documents of that length.
 
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
     also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
@@ -84,6 +88,9 @@ class Layout:
     dispatch: str = "each"
     overlap_pp: bool = True
     adapter_rank: int = 0
+    frozen_layers: int = 0
+    document_len: int = 0
+    stage_layers: tuple[int, ...] = ()
 
     @property
     def dp(self) -> int:
@@ -138,6 +145,8 @@ def completed(layout: Layout, model: Transformer) -> Layout:
         layout = replace(layout, schedule="interleaved")
     _check_model(layout, model)
     _check_ranks(layout, model)
+    _check_stages(layout, model)
+    _check_trained(layout, model)
     if not layout.global_batch:
         layout = replace(
             layout, global_batch=layout.dp * layout.micro_batch * max(1, 2 * layout.pp if layout.pp > 1 else 1)
@@ -152,7 +161,7 @@ def _check_counts(layout: Layout) -> None:
         value = getattr(layout, name)
         if not 1 <= value <= MAX_GPUS:
             raise TraincastError(f"{name.replace('_', '-')} {value} is out of range; give 1 to {MAX_GPUS}")
-    for name in ("global_batch", "seq_len", "shard_group", "adapter_rank"):
+    for name in ("global_batch", "seq_len", "shard_group", "adapter_rank", "frozen_layers", "document_len"):
         if not 0 <= getattr(layout, name) <= MAX_GPUS * 64:
             raise TraincastError(f"{name.replace('_', '-')} {getattr(layout, name)} is out of range; give more than 0")
 
@@ -197,6 +206,41 @@ def _check_ranks(layout: Layout, model: Transformer) -> None:
         shared = layout.dp * layout.cp
         near = _nearest(range(1, shared + 1), layout.shard_group, lambda n: shared % n == 0)
         raise TraincastError(f"groups of {layout.shard_group} do not divide {shared} data-parallel ranks; give {near}")
+
+
+def _check_stages(layout: Layout, model: Transformer) -> None:
+    """Stages that are told one by one."""
+    stages = layout.stage_layers
+    if not stages:
+        return
+    if len(stages) != layout.pp or sum(stages) != model.layers or min(stages) < 0:
+        raise TraincastError(
+            f"stages of {', '.join(map(str, stages))} layers are {len(stages)} with {sum(stages)} layers; {model.name} "
+            f"has {model.layers} on pp {layout.pp}: give {layout.pp} numbers that add up to {model.layers}"
+        )
+    if layout.vp > 1:
+        raise TraincastError(f"stages told one by one have one chunk each, and vp is {layout.vp}; leave one of them out")
+
+
+def _check_trained(layout: Layout, model: Transformer) -> None:
+    """What is frozen, and documents inside samples."""
+    if layout.frozen_layers >= model.layers:
+        raise TraincastError(
+            f"{layout.frozen_layers} frozen layers leave none of the {model.layers} of {model.name} to train; give "
+            f"{model.layers - 1} or fewer"
+        )
+    if layout.frozen_layers and layout.adapter_rank:
+        raise TraincastError(
+            f"adapters of rank {layout.adapter_rank} freeze the whole model, and {layout.frozen_layers} layers are to be "
+            "frozen; give one of them"
+        )
+    if layout.document_len and layout.seq_len % layout.document_len:
+        near = _nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)
+        raise TraincastError(
+            f"documents of {layout.document_len} tokens do not divide samples of {layout.seq_len}; give {near}"
+        )
+    if layout.document_len and layout.cp > 1:
+        raise TraincastError(f"documents of {layout.document_len} tokens are not split over cp {layout.cp}; give cp 1")
 
 
 def _check_batch(layout: Layout) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from traincast.training.layout import Layout
+from traincast.training.roles import Share
 from traincast.training.step import Stage
 
 _CONTEXT_BYTES = 1.0e9  # CUDA context and libraries' workspaces of one process, H100 and A100 with PyTorch 2
@@ -46,11 +47,14 @@ def _states(layout: Layout, stage: Stage) -> dict[str, float]:
         "optimizer": layout.sharding != "none",
     }
     elements = {
-        kind: stage.dense / (layout.sharing if shared else 1) + stage.sparse / (inner if shared else 1)
+        kind: part.dense / (layout.sharing if shared else 1) + part.sparse / (inner if shared else 1)
         for kind, shared in shares.items()
+        for part in [Share(stage.dense, stage.sparse) if kind == "parameters" else stage.trained]
     }
     if layout.adapter_rank:
-        return {"parameters": (1 if layout.precision == "fp8" else 2) * elements["parameters"]}
+        frozen = (1 if layout.precision == "fp8" else 2) * elements["parameters"]
+        return {"parameters": frozen + 2 * stage.trained.dense, "gradients": 4 * elements["gradients"],
+                "optimizer": 12 * elements["optimizer"]}  # fmt: skip
     if layout.precision == "fp32" or layout.sharding == "zero3":
         # FSDP keeps the fp32 weights themselves and gathers them in 16 bits
         sizes = {"parameters": 4, "gradients": 4, "optimizer": 8}

@@ -66,12 +66,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A piece: forward, backward, bytes kept in between, and bytes that it needs on top while it runs."""
+    """A piece: forward, backward, bytes kept in between, bytes that it needs on top while it runs, and how many elements
+    of its weights get a gradient."""
 
     forward: Pass
     backward: Pass
     saved_bytes: int
     working_bytes: int
+    trained: int
 
 
 class Pieces:
@@ -117,7 +119,7 @@ class Pieces:
     def _priced(self, piece: Piece) -> Priced:
         forward, backward, _ = _passes(piece.program, self.device, self.host, roofline_only=self.roofline_only)
         busiest = peak_memory(piece.program).by_kind.get("activation", 0)
-        return Priced(forward, backward, piece.saved_bytes, max(0, busiest - piece.saved_bytes))
+        return Priced(forward, backward, piece.saved_bytes, max(0, busiest - piece.saved_bytes), piece.trained)
 
 
 def _passes(program: Program, device: Device, host: HostProfile, *, roofline_only: bool) -> tuple[Pass, Pass, Pass]:

@@ -52,11 +52,19 @@ def predict_training(
         parts=parts,
         memory=memory,
         needed=needed,
-        # frozen weights have no gradients: four operations of a weight and token instead of six
-        flops=model_flops(model, layout.global_batch, layout.seq_len) * (2 / 3 if layout.adapter_rank else 1),
+        flops=_arithmetic(model, layout),
         peak_flops=rate,
         warnings=tuple(warnings),
     )
+
+
+def _arithmetic(model: Transformer, layout: Layout) -> float:
+    """Floating-point operations of a step as MFU counts them: a frozen weight has no gradient (four a weight and token
+    instead of six), and below all that is trained there is no backward pass (two)."""
+    whole = model_flops(model, layout.global_batch, layout.seq_len, document_len=layout.document_len)
+    if layout.adapter_rank:
+        return whole * 2 / 3
+    return whole * (1 - 2 / 3 * layout.frozen_layers / model.layers)
 
 
 class _Held:

@@ -32,6 +32,14 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Elements on this rank that get a gradient: among those that all tokens meet, and among experts."""
+
+    dense: float = 0.0
+    sparse: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """A layer, or what stands before or after them: forward and backward of one micro-batch, and its weights.
 
@@ -46,6 +54,7 @@ class Unit:
     saved: float
     working: float  # bytes on top while it runs
     weight_part: float  # seconds of backward that only make gradients of weights
+    trained: Share  # of the weights: what gets gradients
 
 
 class Roles:
@@ -61,32 +70,36 @@ class Roles:
             cp=layout.cp,
             ep=layout.ep,
             etp=layout.etp,
+            document=layout.document_len,
         )
         self.style = _style(layout)
         self.slowdown = _slowdown(layout, pieces.device, c)
         self.throttled = self.slowdown[NARROW if layout.precision == "fp8" else HALF]
-        self._layers: dict[tuple[bool, int, bool, bool], Unit] = {}
+        self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
 
     def layer(self, number: int, *, encoder: bool = False) -> Unit:
         """A layer of the decoder (or of the encoder)."""
         experts = not encoder and self.model.has_experts(number)
         window = 0 if encoder else self.model.window_of(number)
-        again = self.layout.checkpoint != "none" and number % self.layout.checkpoint_every == 0
+        frozen = encoder and self.layout.frozen_layers > 0 or number < self.layout.frozen_layers
+        again = self.layout.checkpoint != "none" and number % self.layout.checkpoint_every == 0 and not frozen
         key = (experts, window, encoder, again)
-        if key not in self._layers:
-            self._layers[key] = self._layer(number, *key)
-        return self._layers[key]
+        if (key, frozen) not in self._layers:
+            unit = self._layer(number, *key)
+            self._layers[key, frozen] = _without_backward(unit) if frozen else unit
+        return self._layers[key, frozen]
 
     def embedding(self) -> Unit:
         """What stands before the first layer."""
         priced = self.pieces.embedding(self.shard, self.style)
         weights = embedding_parameters(self.model) / self.layout.tp
         reduced = self._after_tables()
-        return Unit(
+        unit = Unit(
             Way(self._slower(priced.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
             Way(self._slower(priced.backward)),
-            weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.0,
+            weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.0, self._trained(weights, 0.0),
         )  # fmt: skip
+        return _without_backward(unit) if self.layout.frozen_layers else unit
 
     def head(self) -> Unit:
         """What stands after the last layer."""
@@ -100,7 +113,12 @@ class Roles:
             Way(self._slower(priced.forward), exposed, int(gathered > 0)),
             Way(self._slower(priced.backward), exposed, int(gathered > 0)),
             weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.5 * self.throttled * priced.backward.gemm,
+            self._trained(weights, 0.0),
         )  # fmt: skip
+
+    def _trained(self, dense: float, sparse: float, *, adapters: float = 0.0) -> Share:
+        """What gets gradients: all weights, or the adapters beside them."""
+        return Share(adapters, 0.0) if self.layout.adapter_rank else Share(dense, sparse)
 
     def _layer(self, number: int, experts: bool, window: int, encoder: bool, again: bool) -> Unit:
         priced = self.pieces.layer(self.shard, self.style, experts=experts, window=window, encoder=encoder)
@@ -113,15 +131,17 @@ class Roles:
             back.exchanges + round(repeats * to.exchanges),
             back.spread,
         )
-        dense, sparse = layer_parameters(self.model, number)
+        all_dense, all_sparse = layer_parameters(self.model, number)
+        dense, sparse = all_dense / self.layout.tp, all_sparse / (self.layout.ep * self.layout.etp)
         return Unit(
             Way(forward, to.exposed, to.exchanges, to.spread),
             whole,
-            dense / self.layout.tp,
-            sparse / (self.layout.ep * self.layout.etp),
+            dense,
+            sparse,
             self._saved(priced, again=again),
             priced.working_bytes + (priced.saved_bytes if again else 0),
             0.5 * backward.gemm,
+            self._trained(dense, sparse, adapters=priced.trained),
         )
 
     def _slower(self, kernels: Pass) -> Pass:
@@ -277,6 +297,11 @@ class Roles:
         return 1e-6 * self.constants.routing_us if waits else 0.0
 
 
+def _without_backward(unit: Unit) -> Unit:
+    """A unit below all that is trained: it keeps nothing, and no gradient comes down to it."""
+    return replace(unit, backward=Way(Pass()), saved=0.0, weight_part=0.0, trained=Share())
+
+
 def _slowdown(layout: Layout, device: Device, c: Constants) -> dict[str, float]:
     """How much longer products of each width, stacks of them and attention take in this step than in a benchmark."""
     if layout.precision in ("fp32", "tf32"):
@@ -312,6 +337,7 @@ def _style(layout: Layout) -> Style:
         loss_by_ops=layout.kernels == "fused" and layout.attention == "unfused",  # Megatron before 2023
         exact_gradients=layout.reduce_bytes == 4,
         wide_gradients=layout.wide_gradients,
+        scaling=layout.scaling,
         quantised_weights=layout.precision == "fp8" and layout.sharding == "zero3",
         frozen=layout.adapter_rank > 0,
         adapter_rank=layout.adapter_rank,

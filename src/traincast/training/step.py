@@ -12,7 +12,7 @@ from traincast.training.exchanges import Exchanges
 from traincast.training.layout import Layout
 from traincast.training.pieces import Pass, Pieces
 from traincast.training.pipeline import pipeline_seconds, stage_layers
-from traincast.training.roles import Roles, Unit
+from traincast.training.roles import Roles, Share, Unit
 from traincast.transformers.description import Transformer
 
 _STEP_SIGMA = 0.05  # log-sigma of steps beyond what their kernels and exchanges err by
@@ -34,6 +34,11 @@ class Stage:
         """Weights of experts, elements on one rank."""
         return sum(unit.sparse for unit in self.units)
 
+    @property
+    def trained(self) -> Share:
+        """Those of both that get a gradient."""
+        return Share(sum(unit.trained.dense for unit in self.units), sum(unit.trained.sparse for unit in self.units))
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -54,7 +59,7 @@ class Parts:
 
 def stages_of(model: Transformer, layout: Layout, roles: Roles) -> list[Stage]:
     """Every stage's units; equal layers are one object."""
-    counts = stage_layers(model.layers, layout.pp, layout.vp)
+    counts = layout.stage_layers or stage_layers(model.layers, layout.pp, layout.vp)
     stages, first = [], 0
     for number, count in enumerate(counts):
         units = [roles.layer(layer) for layer in range(first, first + count)]
@@ -169,7 +174,8 @@ class _Composer:
         backward, last = 0.0, len(stage.units) - 1
         for i in range(last, -1, -1):
             unit = stage.units[i]
-            ahead = gathers[i - 1] if i and self.layout.reshard else 0.0
+            again = i > 0 and self.layout.reshard and stage.units[i - 1].backward.kernels.kernels > 0
+            ahead = gathers[i - 1] if again else 0.0
             beside = ahead + (scatters[i + 1] if i < last else 0.0)
             backward += self._beside(unit.backward.device, beside)
             compute += unit.backward.device
@@ -187,24 +193,26 @@ class _Composer:
 
     def _scatter(self, unit: Unit) -> float:
         size = self.layout.reduce_bytes
-        dense = self.exchanges.data("reduce_scatter", size * unit.dense, ranks=self.layout.sharing)[0]
+        trained = unit.trained
+        dense = self.exchanges.data("reduce_scatter", size * trained.dense, ranks=self.layout.sharing)[0]
         if self.layout.sharing < self.layout.dp * self.layout.cp:
-            dense += self.exchanges.copies("all_reduce", size * unit.dense / self.layout.sharing)[0]
-        return dense + self.exchanges.expert_data("reduce_scatter", size * unit.sparse)[0]
+            dense += self.exchanges.copies("all_reduce", size * trained.dense / self.layout.sharing)[0]
+        return dense + self.exchanges.expert_data("reduce_scatter", size * trained.sparse)[0]
 
     def _between_copies(self, stage: Stage, forward: float, backward: float) -> tuple[float, float]:
         """Seconds that gradients (and updated parameters) show between copies of the model, and their spread."""
         layout = self.layout
-        if layout.sharding == "zero3" or layout.adapter_rank:
+        if layout.sharding == "zero3":
             return 0.0, 0.0
+        dense, sparse = stage.trained.dense, stage.trained.sparse
         kind = "all_reduce" if layout.sharding == "none" else "reduce_scatter"
         reduced = [
-            self.exchanges.data(kind, layout.reduce_bytes * stage.dense),
-            self.exchanges.expert_data(kind, layout.reduce_bytes * stage.sparse),
+            self.exchanges.data(kind, layout.reduce_bytes * dense),
+            self.exchanges.expert_data(kind, layout.reduce_bytes * sparse),
         ]
         gathered = [
-            self.exchanges.data("all_gather", 2 * stage.dense),
-            self.exchanges.expert_data("all_gather", 2 * stage.sparse),
+            self.exchanges.data("all_gather", 2 * dense),
+            self.exchanges.expert_data("all_gather", 2 * sparse),
         ]
         shown, spread = 0.0, 0.0
         for prices, overlaps, window in (
@@ -222,11 +230,9 @@ class _Composer:
         layout = self.layout
         if layout.optimizer == "none":
             return 0.0
-        if layout.adapter_rank:
-            return 0.0
         shared = layout.sharing if layout.sharding != "none" else 1
         inner = layout.gpus // layout.pp // (layout.ep * layout.etp)
-        elements = stage.dense / shared + stage.sparse / (inner if layout.sharding != "none" else 1)
+        elements = stage.trained.dense / shared + stage.trained.sparse / (inner if layout.sharding != "none" else 1)
         done = self.pieces.optimizer(
             elements, one_by_one=layout.optimizer == "adam-loop", master=layout.precision != "fp32"
         )

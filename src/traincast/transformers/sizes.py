@@ -73,12 +73,13 @@ def active_parameters(model: Transformer) -> int:
     return total - model.expert_layers * unused
 
 
-def model_flops(model: Transformer, samples: int, seq_len: int) -> float:
+def model_flops(model: Transformer, samples: int, seq_len: int, *, document_len: int = 0) -> float:
     """Arithmetic of a training step as MFU counts it: six a weight and token, and attention's two products.
 
-    Masked halves of attention are not counted, and nothing that is computed again is.
+    Masked halves of attention are not counted, and nothing that is computed again is; tokens of other documents than
+    their own (`document_len` tokens, 0: the whole sample) are masked too.
     """
-    tokens = float(samples) * seq_len
+    tokens, seq_len = float(samples) * seq_len, document_len or seq_len
     key_dim = model.head_dim if model.latent is None else model.latent.nope_dim + model.latent.rope_dim
     value_dim = model.head_dim if model.latent is None else model.latent.value_dim
     attention = 0.0

@@ -177,9 +177,11 @@ def _laid_out(args: argparse.Namespace, gpus: list[int]) -> TrainingPrediction:
     """A Transformer laid over GPUs."""
     if len(gpus) > 1 or args.scaling:
         raise TraincastError("a layout is for one number of GPUs; give one number of --gpus")
-    for option in ("trace_out", "attention", "embedding", "skew_ms", "jitter", "by"):
+    for option in ("trace_out", "embedding", "skew_ms", "jitter", "by"):
         if getattr(args, option, None):
             raise TraincastError(f"--{option.replace('_', '-')} does not go with a layout of GPUs; leave it out")
+    if _loader(args) or args.program:
+        raise TraincastError("data loaders and --program do not go with a layout of GPUs; leave them out")
     if args.mode == "inference":
         raise TraincastError("--mode inference has no layout of GPUs; leave one of them out")
     return predict_training(

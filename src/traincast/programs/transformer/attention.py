@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from traincast.programs.tape import Ref
 from traincast.programs.transformer.graph import Gradients, Graph
-from traincast.programs.transformer.parts import dropout, linear, norm, rotary
+from traincast.programs.transformer.parts import dropout, norm, rotary
+from traincast.programs.transformer.products import linear
 from traincast.programs.transformer.style import Shard
 from traincast.transformers.description import LatentAttention, Transformer
 
@@ -39,7 +40,7 @@ def attention(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, window:
     if model.position == "rotary":
         query, key = (rotary(graph, ref, model.head_dim) for ref in (query, key))
     mixed = _attend(graph, query, key, value, heads, shard)
-    result = linear(graph, mixed, model.hidden, bias=model.bias)
+    result = linear(graph, mixed, model.hidden, bias=model.bias, adapted=True)
     graph.drop(mixed)
     return result
 
@@ -49,9 +50,9 @@ def _projected(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tuple[
     widths = (heads.queries * heads.width, heads.keys * heads.width, heads.keys * heads.width)
     bias = model.bias or model.qkv_bias
     if not graph.style.joined:
-        query, key, value = (linear(graph, x, width, bias=bias) for width in widths)
+        query, key, value = (linear(graph, x, width, bias=bias, adapted=True) for width in widths)
         return query, key, value
-    return _split(graph, linear(graph, x, sum(widths), bias=bias), widths)
+    return _split(graph, linear(graph, x, sum(widths), bias=bias, adapted=True), widths)
 
 
 def _split(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref, Ref, Ref]:
@@ -141,7 +142,7 @@ def _pieces(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
     Ranks that share the tokens of a sample each take one early and one late part of it: a masked square, and
     rectangles of which they meet half.
     """
-    local = shard.local_seq
+    local = shard.document or shard.local_seq
     if heads.window and heads.window < local:
         return [(heads.window, False)]
     if not heads.causal:
@@ -150,8 +151,10 @@ def _pieces(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
 
 
 def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
-    """Fused attention, forward and backward; several kernels where tokens of a sample are shared by ranks."""
-    tape, batch, local = graph.tape, shard.batch, shard.local_seq
+    """Fused attention, forward and backward; several kernels where tokens of a sample are shared by ranks. Documents of
+    a sample are sequences of their own."""
+    tape, local = graph.tape, shard.document or shard.local_seq
+    batch = max(1, shard.tokens // local)
     queries = tape.view(query, (batch, local, heads.queries, heads.width))
     result = graph.new(shard.tokens, heads.queries * heads.width)
     shaped = tape.view(result, queries.shape)

@@ -6,7 +6,8 @@ from traincast.programs.tape import Ref
 from traincast.programs.transformer.attention import attention
 from traincast.programs.transformer.experts import feed_forward, mixture
 from traincast.programs.transformer.graph import Gradients, Graph
-from traincast.programs.transformer.parts import add, linear, norm
+from traincast.programs.transformer.parts import add, norm
+from traincast.programs.transformer.products import linear
 from traincast.programs.transformer.style import Shard
 from traincast.transformers.description import Transformer
 from traincast.workload.ops import StorageKind
@@ -71,6 +72,8 @@ def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
+        if not graph.wants(table):
+            return []
         update = graph.new(*table.shape)
         whole = tape.view(grad, (shard.tokens, model.hidden))
         scalars = [("num_weights", table.shape[0]), ("padding_idx", -1), ("scale_grad_by_freq", False)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from traincast.programs.tape import Ref
 from traincast.programs.transformer.graph import Gradients, Graph
-from traincast.programs.transformer.parts import add, gated, linear, pointwise
+from traincast.programs.transformer.parts import add, gated, pointwise
+from traincast.programs.transformer.products import linear
 from traincast.programs.transformer.style import Shard
 from traincast.transformers.description import Experts, Transformer
 

@@ -46,10 +46,10 @@ class Graph:
         kept = {ref.storage: self._bytes.get(ref.storage, 0) for node in self._nodes for ref in node.saved}
         return sum(kept.values())
 
-    def weight(self, *shape: int, dtype: str = "") -> Ref:
-        """A parameter, there before the step, with its gradient (unless it is frozen)."""
+    def weight(self, *shape: int, dtype: str = "", adapter: bool = False) -> Ref:
+        """A parameter, there before the step, with its gradient (unless it is frozen; an `adapter` never is)."""
         ref = self.tape.resident(shape, StorageKind.PARAMETER, dtype or self.style.element)
-        if self.training and not self.style.frozen:
+        if self.training and (adapter or not self.style.frozen):
             self.weights.append(ref)
             kind = "float32" if self.style.accumulate == "epilogue" and self.style.exact_gradients else ref.spec.dtype
             gradient = self.tape.resident(shape, StorageKind.GRADIENT, kind)

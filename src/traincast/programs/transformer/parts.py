@@ -1,4 +1,4 @@
-"""What layers are made of: products with weights, norms, activations, sums, rotary positions."""
+"""What layers are made of beside products: norms, activations, sums, rotary positions."""
 
 from __future__ import annotations
 
@@ -6,95 +6,7 @@ from traincast.programs.tape import Ref, Scalars
 from traincast.programs.transformer.graph import Gradients, Graph
 from traincast.workload.ops import StorageKind
 
-_NARROW = "float8_e4m3fn"
 _BUFFER = StorageKind.BUFFER
-
-
-def linear(
-    graph: Graph, x: Ref, fan_out: int, *, bias: bool = False, weight: Ref | None = None, narrow: bool = True
-) -> Ref:
-    """`x` [rows, fan_in] times a weight [fan_out, fan_in] of its own, or one that is given; `narrow`: in the style's
-    arithmetic, not in that of activations."""
-    rows, fan_in = x.shape
-    weight = graph.weight(fan_out, fan_in) if weight is None else weight
-    added = graph.weight(fan_out) if bias else None
-    graph.scope("aten::linear")
-    _cast_weight(graph, weight, narrow=narrow)
-    result = graph.new(rows, fan_out)
-    turned = graph.tape.view(weight, (fan_in, fan_out), (1, fan_in))
-    if added is None:
-        _product(graph, x, turned, result, narrow=narrow)
-    else:
-        left, right = (_narrowed(graph, ref) if narrow else ref for ref in (x, turned))
-        scalars = [("beta", 1), ("alpha", 1)]
-        graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
-    kept = x
-
-    def backward(grads: Gradients) -> Gradients:
-        (grad,) = grads
-        assert grad is not None
-        below = graph.new(rows, fan_in)
-        _product(graph, grad, graph.tape.view(weight, (fan_out, fan_in)), below, narrow=narrow)
-        _weight_gradient(graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients)
-        if added is not None and graph.wants(added):
-            total = graph.new(1, fan_out)
-            graph.op("aten::sum", [("self", grad)], [total], [("dim", (0,)), ("keepdim", True)], overload="dim_IntList")
-            graph.accumulate(added, total)
-        return [below]
-
-    saved = [x] if graph.wants(weight) else []
-    graph.node("AddmmBackward0" if bias else "MmBackward0", [x], [result], saved, backward)
-    return result
-
-
-def _weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool) -> None:
-    """The product that is a weight's gradient."""
-    if not graph.wants(weight):
-        return
-    (fan_out, fan_in), rows = weight.shape, grad.shape[0]
-    flipped = graph.tape.view(grad, (fan_out, rows), (1, fan_out))
-    update = graph.new(fan_out, fan_in)
-    _product(graph, flipped, x, update, narrow=narrow)
-    if graph.style.autocast:
-        wide = graph.new(fan_out, fan_in, dtype="float32")
-        graph.op("aten::_to_copy", [("self", update)], [wide], [("dtype", "float32")])
-        graph.drop(wide)
-    graph.accumulate(weight, update)
-
-
-def _product(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) -> None:
-    """A matrix product in the style's arithmetic (`narrow`) or that of activations; the 8-bit one includes making 8-bit
-    copies of its left operand."""
-    first, second = (_narrowed(graph, ref) if narrow else ref for ref in (left, right))
-    graph.op("aten::mm", [("self", first), ("mat2", second)], [result])
-
-
-def _narrowed(graph: Graph, ref: Ref) -> Ref:
-    """An operand as the product reads it: in eight bits where those are asked for."""
-    if graph.style.precision != "fp8":
-        return ref
-    spec = ref.spec
-    return graph.tape.seen_as(ref, spec.shape, spec.stride, _NARROW)
-
-
-def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
-    """The copy of a weight that the product reads: of an fp32 one where autocast makes it, or an 8-bit one, made once a
-    micro-batch where it is not kept: its largest value, then a cast."""
-    if graph.style.autocast:
-        rounded = graph.new(*weight.shape)
-        graph.op("aten::_to_copy", [("self", _seen_wide(graph, weight))], [rounded], [("dtype", graph.style.element)])
-        graph.drop(rounded)
-    if graph.style.precision != "fp8" or not narrow or not graph.style.quantised_weights:
-        return
-    largest = graph.new(1, dtype="float32")
-    graph.op("aten::amax", [("self", weight)], [largest])
-    eight_bits = graph.new(*weight.shape, dtype=_NARROW)
-    graph.fused([weight, largest], [eight_bits])
-    graph.drop(largest, eight_bits)
-
-
-def _seen_wide(graph: Graph, weight: Ref) -> Ref:
-    return graph.tape.seen_as(weight, weight.shape, weight.spec.stride, "float32")
 
 
 def norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:

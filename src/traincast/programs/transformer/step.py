@@ -18,10 +18,12 @@ from traincast.workload.workload import Workload
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
-    """A part of a step on its own: forward and backward, and the bytes it keeps in between."""
+    """A part of a step on its own: forward and backward, the bytes it keeps in between, and how many elements of its
+    weights get a gradient."""
 
     program: Program
     saved_bytes: int
+    trained: int
 
 
 def transformer_workload(
@@ -101,7 +103,7 @@ def _tape(batch: int, seq_len: int) -> Tape:
 def _finished(graph: Graph, result: Ref) -> Piece:
     saved = graph.saved_bytes
     graph.run_backward(result, graph.given(*result.shape))
-    return Piece(graph.tape.build(), saved)
+    return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights))
 
 
 def write_adam(tape: Tape, weights: list[Ref], gradients: list[Ref]) -> None:

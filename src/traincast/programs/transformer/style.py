@@ -22,7 +22,9 @@ class Style:
     `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
     weights are 16-bit products. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
     is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
-    `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` beside them do.
+    `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts over
+    tokens is cast once more. `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` beside those
+    of attention do.
     """
 
     precision: str = "bf16"
@@ -33,6 +35,7 @@ class Style:
     dropout: bool = False
     accumulate: str = "first"
     exact_gradients: bool = True
+    scaling: str = "tensor"
     quantised_weights: bool = False
     wide_gradients: bool = False
     autocast: bool = False
@@ -51,7 +54,8 @@ class Style:
 class Shard:
     """What one rank holds of a micro-batch and of a layer.
 
-    `batch` samples of `seq_len` tokens, of which this rank has `seq_len // cp`. `tp` ranks share every matrix; with
+    `batch` samples of `seq_len` tokens, of which this rank has `seq_len // cp`, packed from documents of `document`
+    tokens that do not see each other (0: a sample is one). `tp` ranks share every matrix; with
     `sequence` they also share the tokens of what stands between them. `ep` ranks share the experts, `etp` of them a
     single one.
     """
@@ -63,6 +67,7 @@ class Shard:
     cp: int = 1
     ep: int = 1
     etp: int = 1
+    document: int = 0
 
     @property
     def local_seq(self) -> int:
