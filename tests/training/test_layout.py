@@ -71,3 +71,19 @@ def test_groups_lie_on_as_few_nodes_as_their_strides_allow() -> None:
     assert nodes_of(8, 1, topology) == 1  # tensor parallel: neighbours
     assert nodes_of(16, 8, topology) == 16  # data parallel beside tp 8: one of each node
     assert nodes_of(16, 2, topology) == 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(gpus=2, pp=2, stage_layers=(40, 39)), "with 79 layers; llama3-70b has 80 on pp 2: give 2 numbers"),
+        (Layout(gpus=2, pp=2, vp=2, stage_layers=(40, 40), global_batch=4), "one chunk each, and vp is 2"),
+        (Layout(gpus=1, frozen_layers=80), "80 frozen layers leave none of the 80 of llama3-70b to train; give 79"),
+        (Layout(gpus=1, frozen_layers=8, adapter_rank=16), "freeze the whole model, and 8 layers are to be frozen"),
+        (Layout(gpus=1, document_len=1000), "documents of 1000 tokens do not divide samples of 8192; give 512 or 1024"),
+        (Layout(gpus=2, cp=2, document_len=1024), "documents of 1024 tokens are not split over cp 2; give cp 1"),
+    ],
+)
+def test_what_is_frozen_packed_or_uneven_is_refused_by_its_numbers(layout: Layout, message: str) -> None:
+    with pytest.raises(TraincastError, match=message):
+        completed(layout, LLAMA)

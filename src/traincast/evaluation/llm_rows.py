@@ -167,7 +167,8 @@ def _nvidia(row: Row, options: dict[str, Any], notes: str) -> dict[str, Any]:
     return {
         "micro_batch": micro, "sharding": "zero1", "kernels": "graph" if graph else "fused", "reduce_bytes": 2,
         "overlap_tp": "all", "overlap_ep": "a2a_overlap" in notes,
-        "dispatch": "once" if "dispatcher=" in notes else "each", **chunks,
+        "dispatch": "once" if "dispatcher=" in notes else "each",
+        "scaling": "mx" if "mx" in row["precision"].lower() else "tensor", **chunks,
     }  # fmt: skip
 
 

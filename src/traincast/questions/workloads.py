@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traincast.errors import TraincastError
 from traincast.questions.variant import Variant, check_held
 from traincast.workload.edit import without_phase
 from traincast.workload.file import load_workload
@@ -92,6 +93,10 @@ def load_on(
         config = described_dlrm(str(source)) if variant.trains_eagerly else None
         if config is not None:
             return recommender_on(config, gpus, platform, variant, None)
+    if gpus is not None and gpus > 1 and is_transformer(source):
+        raise TraincastError(
+            f"'{source}' is laid over {gpus} GPUs by a layout; call predict_training(..., layout=Layout(gpus={gpus}))"
+        )
     workload = load(source, variant)
     if gpus is None:
         return workload, ""

@@ -219,7 +219,9 @@ def _check_stages(layout: Layout, model: Transformer) -> None:
             f"has {model.layers} on pp {layout.pp}: give {layout.pp} numbers that add up to {model.layers}"
         )
     if layout.vp > 1:
-        raise TraincastError(f"stages told one by one have one chunk each, and vp is {layout.vp}; leave one of them out")
+        raise TraincastError(
+            f"stages told one by one have one chunk each, and vp is {layout.vp}; leave one of them out"
+        )
 
 
 def _check_trained(layout: Layout, model: Transformer) -> None:

@@ -150,7 +150,7 @@ def _passes(program: Program, device: Device, host: HostProfile, *, roofline_onl
                 grouped=float(seconds[kind[mine] == "bmm"].sum()),
                 attention=float(seconds[family[mine] == "attention"].sum()),
                 unknown=float(seconds[~costs.in_domain[mine]].sum()),
-                narrow=float(seconds[compute[mine] == "fp8"].sum()),
+                narrow=float(seconds[(family[mine] == "gemm") & (compute[mine] == "fp8")].sum()),
                 arithmetic=sum(_attention_flops(lowered.calls[i]) for i in mine.tolist()),
             )
         )

@@ -81,7 +81,7 @@ class Roles:
         """A layer of the decoder (or of the encoder)."""
         experts = not encoder and self.model.has_experts(number)
         window = 0 if encoder else self.model.window_of(number)
-        frozen = encoder and self.layout.frozen_layers > 0 or number < self.layout.frozen_layers
+        frozen = (encoder and self.layout.frozen_layers > 0) or number < self.layout.frozen_layers
         again = self.layout.checkpoint != "none" and number % self.layout.checkpoint_every == 0 and not frozen
         key = (experts, window, encoder, again)
         if (key, frozen) not in self._layers:

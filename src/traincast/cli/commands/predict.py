@@ -37,6 +37,7 @@ from traincast.questions.here import is_here
 from traincast.questions.loading import Loader
 from traincast.questions.programs import PROGRAMS
 from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, OPTIMIZERS
+from traincast.questions.workloads import is_transformer
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_text
 from traincast.training.result import TrainingPrediction
@@ -102,7 +103,7 @@ def answered(args: argparse.Namespace) -> Answer:
     if is_here(args.on):
         return _here(args)
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
-    if has_layout(args):
+    if has_layout(args) or (gpus and gpus[-1] > 1 and is_transformer(args.workload)):
         return _laid_out(args, gpus or [1])
     uneven = None
     if args.skew_ms or args.jitter:

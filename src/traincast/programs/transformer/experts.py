@@ -18,7 +18,7 @@ def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     experts = model.experts
     assert experts is not None
     rows = x.shape[0]
-    _route(graph, x, experts)
+    best = _route(graph, x, experts)
     local = max(1, experts.count // shard.ep)
     sent = _sent(rows, experts)
     # an expert that several ranks share sees the tokens of all of them
@@ -34,7 +34,7 @@ def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     graph.drop(active)
     if shard.ep > 1:
         result = _resorted(graph, result)
-    mixed = _moved(graph, result, (rows, model.hidden), "UnpermuteBackward")
+    mixed = _combined(graph, result, best, rows)
     graph.drop(result)
     if not experts.shared_ffn:
         return mixed
@@ -46,18 +46,55 @@ def _sent(rows: int, experts: Experts) -> int:
     return rows * experts.top_k if not experts.capacity else int(rows * experts.top_k * min(1.0, experts.capacity))
 
 
-def _route(graph: Graph, x: Ref, experts: Experts) -> None:
-    """The router: one small product in fp32, a softmax and the largest few of every row."""
-    rows = x.shape[0]
-    scores = linear(graph, x, experts.count)
+def _route(graph: Graph, x: Ref, experts: Experts) -> Ref:
+    """The router: one small product, a softmax and the largest few of every row, [rows, top_k]; and their way back."""
+    rows, count = x.shape[0], experts.count
+    scores = linear(graph, x, count)
     graph.scope("aten::softmax")
-    shares = graph.new(rows, experts.count, dtype="float32")
+    shares = graph.new(rows, count, dtype="float32")
     graph.op("aten::_softmax", [("self", scores)], [shares], [("dim", -1), ("half_to_float", True)])
+
+    def softmax_backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(rows, count)
+        graph.op("aten::_softmax_backward_data", [("grad_output", grad), ("output", shares)], [below], [("dim", -1)])
+        return [below]
+
+    graph.node("SoftmaxBackward0", [scores], [shares], [shares], softmax_backward)
     graph.scope("aten::topk")
     best = graph.new(rows, experts.top_k, dtype="float32")
     where = graph.new(rows, experts.top_k, dtype="int64")
     graph.op("aten::topk", [("self", shares)], [best, where], [("k", experts.top_k), ("dim", -1)])
-    graph.drop(scores, shares, best, where)
+
+    def topk_backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(rows, count, dtype="float32")
+        graph.fused([grad, where], [below])
+        return [below]
+
+    graph.node("TopkBackward0", [shares], [best], [where], topk_backward)
+    graph.drop(scores, shares, where)
+    return best
+
+
+def _combined(graph: Graph, x: Ref, best: Ref, rows: int) -> Ref:
+    """What experts made of a token, weighted by their shares and summed: one kernel each way."""
+    result = graph.new(rows, x.shape[1])
+    graph.scope("UnpermuteBackward")
+    graph.fused([x, best], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below, shares = graph.new(*x.shape), graph.new(*best.shape, dtype="float32")
+        graph.fused([grad, x, best], [below, shares])
+        return [below, shares]
+
+    graph.node("UnpermuteBackward", [x, best], [result], [x, best], backward)
+    graph.drop(best)
+    return result
 
 
 def _moved(graph: Graph, x: Ref, shape: tuple[int, int], node: str) -> Ref:
