@@ -52,15 +52,15 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 _JOINED = ("gpt2", "gpt_neox", "phi3")  # one product makes queries, keys and values
 _WRITTEN_OUT = ("t5", "gpt_oss")  # their attention adds to its scores
-_NO_DROPOUT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "dropout_rate", "attention_dropout"), 0.0)
+_DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout", "dropout_rate", "attention_dropout")
 
 
 def _config(family: str) -> Any:
     name, sizes = _CONFIGS[family]
     config = getattr(transformers, f"{name}Config")(**sizes)
-    for option, share in _NO_DROPOUT.items():
+    for option in _DROPOUTS:
         if hasattr(config, option):
-            setattr(config, option, share)
+            setattr(config, option, 0.0)
     return config
 
 

@@ -233,8 +233,8 @@ def _check_trained(layout: Layout, model: Transformer) -> None:
         )
     if layout.frozen_layers and layout.adapter_rank:
         raise TraincastError(
-            f"adapters of rank {layout.adapter_rank} freeze the whole model, and {layout.frozen_layers} layers are to be "
-            "frozen; give one of them"
+            f"adapters of rank {layout.adapter_rank} freeze the whole model, and {layout.frozen_layers} layers are to "
+            "be frozen; give one of them"
         )
     if layout.document_len and layout.seq_len % layout.document_len:
         near = _nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)

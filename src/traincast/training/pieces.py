@@ -66,8 +66,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A piece: forward, backward, bytes kept in between, bytes that it needs on top while it runs, and how many elements
-    of its weights get a gradient."""
+    """A piece: forward, backward, bytes kept in between, bytes that it needs on top while it runs, and how many
+    elements of its weights get a gradient."""
 
     forward: Pass
     backward: Pass

@@ -181,7 +181,7 @@ def _laid_out(args: argparse.Namespace, gpus: list[int]) -> TrainingPrediction:
     for option in ("trace_out", "embedding", "skew_ms", "jitter", "by"):
         if getattr(args, option, None):
             raise TraincastError(f"--{option.replace('_', '-')} does not go with a layout of GPUs; leave it out")
-    if _loader(args) or args.program:
+    if loader_of(args) or args.program:
         raise TraincastError("data loaders and --program do not go with a layout of GPUs; leave them out")
     if args.mode == "inference":
         raise TraincastError("--mode inference has no layout of GPUs; leave one of them out")

@@ -22,9 +22,9 @@ class Style:
     `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
     weights are 16-bit products. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
     is fused but keeps fp32 copies of logits and of their gradients; `loss_by_ops`: it is Megatron's, op by op.
-    `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts over
-    tokens is cast once more. `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` beside those
-    of attention do.
+    `scaling`: where an 8-bit scale belongs to a "block" along the contraction (also "mx"), what a product contracts
+    over tokens is cast once more. `frozen`: weights get no gradient; low-rank adapters of rank `adapter_rank` beside
+    those of attention do.
     """
 
     precision: str = "bf16"
