@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from traincast.decisions import advise as advise
 from traincast.decisions import list_edits as list_edits
 from traincast.decisions import sensitivity as sensitivity
+from traincast.decisions import sweep as sweep
 from traincast.decisions import whatif as whatif
 from traincast.machine import bench as bench
 from traincast.machine import fit_store as fit_store

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from traincast.what_if.options import SceneOptions
     from traincast.what_if.result import WhatIf
     from traincast.what_if.sensitivity import Sensitivity
+    from traincast.what_if.sweeps.result import SweepResult
     from traincast.workload.workload import Workload
 
 
@@ -65,6 +66,40 @@ def sensitivity(workload: str | Path | Workload, *, on: str | Platform, **scene:
     from traincast.what_if.sensitivity import sensitivity as answer
 
     return answer(scene_from(workload, on, scene))
+
+
+def sweep(
+    workload: str | Path | Workload,
+    *,
+    on: str | Platform,
+    vary: Mapping[str, Sequence[str | int | float]],
+    out: str | Path | None = None,
+    image: str | Path | None = None,
+    price: float | Mapping[str, float] | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+    **scene: Unpack[SceneOptions],
+) -> SweepResult:
+    """Predicts a step at every combination of values: `vary` has those of each edit ("batch-size", "on", "gpus", ...),
+    and of "apply" edits without values ("none", "cuda-graph", "a+b"). A text may be a list or a range
+    ("256:8192:x2").
+
+    `out` (.csv, .parquet) receives the rows; a sweep that was interrupted goes on when it is asked for again. `image`
+    (.svg) is a picture of time over cost. `price` is dollars of one GPU for an hour, or those by platform. Points run
+    on `workers` processes (default: one a core), or on the Ray cluster at the address `ray`. A point that cannot be
+    predicted is a row with an error.
+    """
+    from traincast.what_if.options import prices_of, scene_from
+    from traincast.what_if.sweeps.grid import grid_of
+    from traincast.what_if.sweeps.run import sweep as answer
+
+    grid = grid_of({name: [str(value) for value in values] for name, values in vary.items()})
+    return answer(
+        scene_from(workload, on, scene), grid, out=None if out is None else Path(out),
+        image=None if image is None else Path(image), prices=prices_of(price), workers=workers, ray=ray,
+        progress=progress,
+    )  # fmt: skip
 
 
 def list_edits() -> list[dict[str, str]]:

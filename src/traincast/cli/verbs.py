@@ -15,6 +15,7 @@ VERBS = {
     "plan": "how to train a Transformer on so many GPUs: the layout with the fastest step",
     "shard": "where embedding tables go: the plan with the fastest step",
     "whatif": "what a change of the model or the hardware would bring, and whether that is certain",
+    "sweep": "many points of a step: batch sizes, platforms, GPUs, edits, into a table and a picture",
     "report": "one HTML file to show: the answer, why, timeline, memory, provenance",
     "serve": "the same answers as live pages and a REST API, on this machine",
     "models": "the built-in models",

@@ -89,8 +89,8 @@ def _prediction(
     answers = rank_answers(walked)
     slowest = _slowest(walked, answers)
     timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
-    errors = _kernel_errors(timeline, costs)
-    terms = _spread_terms(timeline, errors, host, answer.device_active, several=len(workload.ranks) > 1)
+    errors = kernel_errors(timeline, costs)
+    terms = spread_terms(timeline, errors, host, answer.device_active, several=len(workload.ranks) > 1)
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
@@ -140,7 +140,7 @@ def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Esti
     return costs
 
 
-def _kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
+def kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
     """Seconds that one log-sigma of each call of the step is worth."""
     sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
     per_call = np.bincount(
@@ -150,7 +150,7 @@ def _kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
     return {call: seconds for call, seconds in rows if seconds}
 
 
-def _spread_terms(
+def spread_terms(
     timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, active: float, *, several: bool
 ) -> dict[str, float]:
     """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the

@@ -9,9 +9,11 @@ from traincast.what_if.advice import Advice
 from traincast.what_if.money import Cost
 from traincast.what_if.result import WhatIf, bottleneck, brief, memory_bytes
 from traincast.what_if.sensitivity import Sensitivity
+from traincast.what_if.sweeps.result import SweepResult, cost
 
 _LEAST_MS = 0.0005  # below, a part is not shown
 _MOST_SUGGESTIONS = 20
+_MOST_POINTS, _MOST_FAILED = 25, 10
 _NO_GAIN = "no edit makes it faster"
 
 
@@ -116,3 +118,27 @@ def sensitivity_text(answer: Sensitivity) -> str:
         answer.headline(), "", table(("1 % more", "% of step", ""), numbers, right=(1,)), "",
         table(("if this were measured", "interval left"), measured, right=(1,)),
     ])  # fmt: skip
+
+
+def sweep_text(answer: SweepResult) -> str:
+    """The points that nothing beats as a table, and those that failed."""
+    paid = any(row["dollars_per_million_samples"] is not None for row in answer.pareto)
+    rows = [
+        (
+            *(row[name] for name in answer.grid.names), f"{row['iteration_ms']:,.3f}", f"{row['us_per_sample']:,.4g}",
+            f"{cost(row):,.4g}", f"{row['memory_gb']:.2f}",
+        )
+        for row in answer.pareto[:_MOST_POINTS]
+    ]  # fmt: skip
+    money = "$ a million samples" if paid else "GPU hours a million samples"
+    header = (*answer.grid.names, "ms a step", "us a sample", money, "GB")
+    width = len(answer.grid.names)
+    lines = [answer.headline(), "", table(header, rows, right=range(width, width + 4))]
+    if len(answer.pareto) > _MOST_POINTS:
+        lines.append(f"... and {len(answer.pareto) - _MOST_POINTS} more")
+    for row in answer.failed[:_MOST_FAILED]:
+        point = ", ".join(f"{name}={row[name]}" for name in answer.grid.names)
+        lines.append(f"failed: {point}: {row['error']}")
+    if len(answer.failed) > _MOST_FAILED:
+        lines.append(f"... and {len(answer.failed) - _MOST_FAILED:,} more that failed")
+    return "\n".join(lines)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.errors import TraincastError
+from traincast.errors import TraincastError, shown
 from traincast.host.profile import HostProfile
 from traincast.platform.platform import Platform
 from traincast.questions.loading import Loader
@@ -32,6 +33,7 @@ class SceneOptions(VariantOptions, total=False):
     layout: Layout | None
 
 
+_MOST_DOLLARS = 1e9
 _ASKED = ("gpus", "clock_mhz", "host", "roofline_only", "program", "cuda_graph", "loader")
 
 
@@ -47,3 +49,15 @@ def scene_from(workload: str | Path | Workload, on: str | Platform, options: Sce
         variant = {}
     question = Question(workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), **asked)
     return scene_of(question, layout)
+
+
+def prices_of(price: float | Mapping[str, float] | None) -> dict[str, float]:
+    """Dollars of a GPU and hour by platform; "" is for all others."""
+    if price is None:
+        return {}
+    known = dict(price) if isinstance(price, Mapping) else {"": price}
+    for name, dollars in known.items():
+        if isinstance(dollars, bool) or not isinstance(dollars, int | float) or not 0 < dollars < _MOST_DOLLARS:
+            where = f" of {name}" if name else ""
+            raise TraincastError(f"`price`{where} must be a number above 0, not {shown(dollars)}")
+    return known

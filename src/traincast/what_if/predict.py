@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from traincast.errors import TraincastError
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
 from traincast.prediction.prediction import predict_step
 from traincast.prediction.result import Prediction
+from traincast.prediction.sizes import SizeAnswer, predict_sizes
 from traincast.programs.data_parallel import data_parallel, on_gpus
 from traincast.programs.dlrm.cross_config import DcnConfig
 from traincast.programs.dlrm.program import dlrm_workload
@@ -19,7 +22,8 @@ from traincast.questions.programs import TORCHREC, recommender_on
 from traincast.questions.recommenders import hybrid_variant
 from traincast.questions.training import answer_training
 from traincast.questions.transformers import described_step
-from traincast.questions.workloads import load, load_on
+from traincast.questions.variant import Variant
+from traincast.questions.workloads import Source, load, load_on
 from traincast.training.result import TrainingPrediction
 from traincast.what_if.scene import Scene, Structural, training_question
 from traincast.workload.edit import without_phase
@@ -59,6 +63,23 @@ def walked(scene: Scene, step: Workload, notes: list[str]) -> Prediction:
     said = (missing_units(question.variant.dtype, alone), *notes, platform.assumed if many else "")
     warnings = (*answer.warnings, *(note for note in said if note))
     return replace(answer, warnings=warnings) if len(warnings) > len(answer.warnings) else answer
+
+
+def predicted_sizes(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
+    """What `predicted` says of scenes that differ in batch size or sequence length only, all of one GPU and without a
+    data loader, and the samples of each step."""
+    steps = [step_of(scene)[0] for scene in scenes]
+    first = scenes[0]
+    assert first.question.loader is None
+    answers = predict_sizes(
+        steps,
+        first.platform,
+        tf32=first.question.variant.dtype == "tf32",
+        host=first.question.host_profile(),
+        roofline_only=first.question.roofline_only,
+        op_speed=first.op_speed,
+    )
+    return [(answer, step.batch_size) for answer, step in zip(answers, steps, strict=True)]
 
 
 def step_of(scene: Scene) -> tuple[Workload, list[str]]:
@@ -106,7 +127,22 @@ def _one_gpu(scene: Scene) -> tuple[Workload, str]:
     question = scene.question
     if scene.transformer is not None:
         return described_step(scene.transformer, question.variant), ""
-    return load(question.workload, question.variant), ""
+    variant = question.variant
+    if variant.compiled or scene.source == "transformer":  # sizes decide what is written
+        return load(question.workload, variant), ""
+    return _resized(question.workload, replace(variant, batch_size=None, seq_len=None), variant), ""
+
+
+@lru_cache(maxsize=16)
+def _at_own_size(source: Source, variant: Variant) -> Workload:
+    """A workload as it was saved: what-ifs of many sizes read its file once."""
+    return load(source, variant)
+
+
+@lru_cache(maxsize=16)
+def _resized(source: Source, variant: Variant, sizes: Variant) -> Workload:
+    """One object for one size, so that what was lowered for one platform serves others."""
+    return _at_own_size(source, variant).resized(batch_size=sizes.batch_size, seq_len=sizes.seq_len)
 
 
 def _on_gpus(scene: Scene, step: Workload) -> Workload:

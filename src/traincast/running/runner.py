@@ -1,0 +1,144 @@
+"""Tasks run side by side in processes: small chunks, results as they come, and no task lost to a worker that dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from traincast.errors import TraincastError
+
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
+
+MOST_WORKERS = 1024
+_AHEAD = 2  # chunks a worker that wait for it: one runs, one is there when it is done
+_ATTEMPTS = 2  # of a task whose worker died: by itself the second time, so that no other dies with it
+_LARGEST_CHUNK = 2  # tasks: what a run that is killed may lose of each worker, times two
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Generic[Task, Outcome]):
+    """What is done with every task. `prepare` makes what a worker needs once, from `given`; `work` takes that and one
+    task. All of them are sent to other processes: functions of modules, plain values."""
+
+    prepare: Callable[[Any], Any]
+    given: Any
+    work: Callable[[Any, Task], Outcome]
+
+
+@dataclass(frozen=True)
+class Died:
+    """The outcome of a task that ended its worker, every time it was tried."""
+
+    reason: str
+
+
+Heard = Callable[[int, Any], None]
+"""Takes the number of a task and its outcome, or `Died`."""
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, *, workers: int | None = None) -> None:
+    """Does every task once and tells each outcome as it comes, in any order. One worker is this process itself."""
+    number = cores() if workers is None else workers
+    if not 1 <= number <= MOST_WORKERS:
+        raise TraincastError(f"`workers` {number} is out of range; give 1 to {MOST_WORKERS}")
+    number = min(number, len(tasks))
+    if number <= 1:
+        _alone(job, tasks, heard)
+        return
+    waiting = deque(chunks(range(len(tasks)), number))
+    tries = dict.fromkeys(range(len(tasks)), 0)
+    while waiting:
+        waiting.extend(_until_broken(job, tasks, waiting, heard, number, tries))
+
+
+def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
+    """Neighbours together, since they share what was prepared; smaller ones at the end, so that workers end together.
+
+    >>> [len(chunk) for chunk in chunks(range(9), 2)]
+    [2, 2, 2, 1, 1, 1]
+    """
+    made, start = [], 0
+    while start < len(numbers):
+        left = len(numbers) - start
+        size = max(1, min(_LARGEST_CHUNK, -(-left // (2 * workers))))
+        made.append(list(numbers[start : start + size]))
+        start += size
+    return made
+
+
+def _alone(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard) -> None:
+    prepared = job.prepare(job.given) if tasks else None
+    for number, task in enumerate(tasks):
+        heard(number, job.work(prepared, task))
+
+
+def _until_broken(
+    job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], heard: Heard, workers: int,
+    tries: dict[int, int],
+) -> Iterable[list[int]]:  # fmt: skip
+    """Works on chunks until none is left, or a worker dies; gives what is to be tried again, task by task."""
+    flying: dict[Future[list[Outcome]], list[int]] = {}
+    pool = ProcessPoolExecutor(workers, _context(), initializer=_begin, initargs=(job,))
+    try:
+        while waiting or flying:
+            while waiting and len(flying) < _AHEAD * workers:
+                chunk = waiting.popleft()
+                flying[pool.submit(_work, [(n, tasks[n]) for n in chunk])] = chunk
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            for future in done:
+                outcomes = future.result()
+                for number, outcome in zip(flying.pop(future), outcomes, strict=True):
+                    heard(number, outcome)
+        return []
+    except BrokenProcessPool:
+        return _again(flying.values(), tries, heard)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _again(flying: Iterable[list[int]], tries: dict[int, int], heard: Heard) -> list[list[int]]:
+    """Tasks that flew when a worker died, each by itself; those that have been tried enough are told as dead."""
+    again = []
+    for number in (n for chunk in flying for n in chunk):
+        tries[number] += 1
+        if tries[number] > _ATTEMPTS:
+            heard(number, Died("its worker died, each time it was tried"))
+        else:
+            again.append([number])
+    return again
+
+
+def _context() -> Any:
+    """Forked workers begin with all that is loaded; where that is not safe, they begin anew."""
+    forks = "fork" in multiprocessing.get_all_start_methods() and "torch" not in sys.modules
+    return multiprocessing.get_context("fork" if forks and threading.active_count() == 1 else "spawn")
+
+
+_HELD: dict[str, Any] = {}
+
+
+def _begin(job: Job[Any, Any]) -> None:
+    # Ctrl-C is for the parent, which ends its workers; handlers that a fork brought along are the parent's too
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _HELD["job"], _HELD["prepared"] = job, job.prepare(job.given)
+
+
+def _work(numbered: Sequence[tuple[int, Any]]) -> list[Any]:
+    job, prepared = _HELD["job"], _HELD["prepared"]
+    return [job.work(prepared, task) for _, task in numbered]

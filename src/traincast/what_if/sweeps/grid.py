@@ -1,0 +1,130 @@
+"""What a sweep goes through: axes of values, whose product are its points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from traincast.errors import TraincastError, shown
+from traincast.files.reading import read_document
+from traincast.what_if.edits.registry import parse_edits
+
+MOST_POINTS = 1_000_000
+MOST_VALUES = 100_000
+APPLY, NONE = "apply", "none"
+"""The axis of edits without values, and its value for none of them; `a+b` are two together."""
+_FIELDS = ("workload", "on", "price", "vary", "options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Axes by name (an edit, or `apply`), each with its values as texts, in the order in which points run: the last
+    axis changes fastest."""
+
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            raise TraincastError("a sweep needs something to vary, such as batch-size=512,1024,2048")
+        if self.points > MOST_POINTS:
+            longest = max(self.axes, key=lambda axis: len(axis[1]))
+            others = self.points // len(longest[1])
+            room = MOST_POINTS // others if others <= MOST_POINTS else 0
+            nearest = f"at most {room} values of it" if room else "fewer values of every axis"
+            raise TraincastError(
+                f"a sweep of {self.points:,} points is too large: at most {MOST_POINTS:,}; '{longest[0]}' has "
+                f"{len(longest[1]):,} values, give {nearest}"
+            )
+
+    @property
+    def points(self) -> int:
+        """How many points there are."""
+        return math.prod(len(values) for _, values in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        return tuple(name for name, _ in self.axes)
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return product(*(values for _, values in self.axes))
+
+
+def edits_at(names: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
+    """The edits of a point."""
+    texts: list[str] = []
+    for name, value in zip(names, values, strict=True):
+        if name == APPLY:
+            texts += [text for text in value.split("+") if text != NONE]
+        else:
+            texts.append(f"{name}={value}")
+    return tuple(texts)
+
+
+def grid_of(varied: Mapping[str, Sequence[str]]) -> Grid:
+    """The grid of axes as they were given, each value of each checked once; batch sizes go fastest, platforms slowest,
+    since neighbours share most work then."""
+    order = {"on": -3, "gpus": -2, APPLY: -1, "batch-size": 2, "seq-len": 1}
+    axes = []
+    for name in sorted(varied, key=lambda name: order.get(name, 0)):
+        values = tuple(dict.fromkeys(value for text in varied[name] for value in expanded(name, text)))
+        if not values:
+            raise TraincastError(f"axis '{name}' has no values; give some, such as {name}=1,2,4")
+        parse_edits(edits_at([name], values[:1]))
+        axes.append((name, values))
+    grid = Grid(axes=tuple(axes))
+    parse_edits(edits_at(grid.names, [values[-1] for _, values in axes]))
+    return grid
+
+
+def expanded(name: str, text: str) -> list[str]:
+    """The values of `512,1024`, of a range `256:4096:x2` or `100:1000:100`.
+
+    >>> expanded("batch-size", "256:2048:x2"), expanded("gpus", "1:7:3"), expanded("on", "v100,h100")
+    (['256', '512', '1024', '2048'], ['1', '4', '7'], ['v100', 'h100'])
+    """
+    values: list[str] = []
+    for part in str(text).split(","):
+        pieces = part.strip().split(":")
+        if len(pieces) == 3 and all(piece.lstrip("x").isdecimal() for piece in pieces):
+            values += _range(name, pieces)
+        elif part.strip():
+            values.append(part.strip())
+    if len(values) > MOST_VALUES:
+        raise TraincastError(f"axis '{name}' has {len(values):,} values; give at most {MOST_VALUES:,}")
+    return values
+
+
+def _range(name: str, pieces: Sequence[str]) -> list[str]:
+    first, last, step = int(pieces[0]), int(pieces[1]), int(pieces[2].lstrip("x"))
+    grows = pieces[2].startswith("x")
+    if first < 1 or last < first or step < (2 if grows else 1):
+        raise TraincastError(
+            f"{name}={':'.join(pieces)} is no range; write first:last:step, or first:last:x2 to double"
+        )
+    if grows:
+        return [str(first * step**n) for n in range(1 + int(math.log(last / first, step) + 1e-9))]
+    count = (last - first) // step + 1
+    if count > MOST_VALUES:
+        raise TraincastError(f"axis '{name}' has {count:,} values; give at most {MOST_VALUES:,}")
+    return [str(value) for value in range(first, last + 1, step)]
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """The fields of a sweep's file: `workload`, `on`, `vary` (edit: values), `price` (or those by platform), `options`
+    (those of predict, with underscores)."""
+    content = read_document(path)
+    if not isinstance(content, dict) or not isinstance(content.get("vary"), dict):
+        raise TraincastError(f"{path}: a sweep has 'workload', 'on' and 'vary' with values by edit")
+    for key in content:
+        if key not in _FIELDS:
+            raise TraincastError(f"{path}: unknown field {shown(key)}; known are {', '.join(_FIELDS)}")
+    vary = {
+        str(name): [str(value) for value in (values if isinstance(values, list) else [values])]
+        for name, values in content["vary"].items()
+    }
+    return {**content, "vary": vary}

@@ -1,0 +1,144 @@
+"""A sweep run: what is left of it in processes or on Ray, every point noted as it is done, the table at the end."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from traincast.errors import TraincastError
+from traincast.files.writing import check_output, write_bytes
+from traincast.running.on_ray import run_on_ray
+from traincast.running.runner import Died, Job, cores, run
+from traincast.what_if.scene import Scene
+from traincast.what_if.sweeps.grid import Grid
+from traincast.what_if.sweeps.journal import Journal, digest
+from traincast.what_if.sweeps.picture import picture
+from traincast.what_if.sweeps.points import FIGURES, Sweep, group_rows, grouped, prepared
+from traincast.what_if.sweeps.result import SweepResult
+from traincast.workload.workload import Workload
+
+SUFFIXES = (".csv", ".parquet")
+
+
+def sweep(
+    scene: Scene,
+    grid: Grid,
+    *,
+    out: Path | None = None,
+    image: Path | None = None,
+    prices: dict[str, float] | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> SweepResult:
+    """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and beside it, while the sweep runs, a
+    journal from which it goes on after an interruption; `image` a picture (.svg)."""
+    _check_files(out, image)
+    began = monotonic()
+    points = list(grid)
+    settled = Sweep(scene=scene, names=grid.names, prices=prices or {})
+    journal = None if out is None else Journal(out, _identity(settled, grid), len(points))
+    done = {} if journal is None else journal.done
+    resumed = len(done)
+    left = [number for number in range(len(points)) if number not in done]
+
+    runs = grouped(grid.names, [points[number] for number in left])
+
+    def heard(place: int, outcome: Any) -> None:
+        numbers = left[slice(*runs[place])]
+        rows = [{"error": outcome.reason}] * len(numbers) if isinstance(outcome, Died) else outcome
+        if journal is None:
+            done.update(zip(numbers, rows, strict=True))
+        else:
+            journal.add(numbers, rows)
+        progress(len(done) / len(points))
+
+    job = Job(prepare=prepared, given=settled, work=group_rows)
+    tasks = [tuple(points[number] for number in left[slice(*each)]) for each in runs]
+    try:
+        if ray is not None:
+            run_on_ray(job, tasks, heard, address=ray)
+        else:
+            run(job, tasks, heard, workers=workers)
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        raise
+    rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
+    how = f"Ray at {ray}" if ray is not None else _words(workers, len(tasks))
+    answer = SweepResult(
+        name=scene.name, grid=grid, rows=rows, resumed=resumed, workers=how, seconds=monotonic() - began
+    )
+    _write(answer, out, image)
+    if journal is not None:
+        journal.remove()
+    return answer
+
+
+def _words(workers: int | None, tasks: int) -> str:
+    number = max(1, min(cores() if workers is None else workers, tasks))
+    return f"{number} process{'es' * (number > 1)}"
+
+
+def _check_files(out: Path | None, image: Path | None) -> None:
+    for path, suffixes in ((out, SUFFIXES), (image, (".svg",))):
+        if path is not None:
+            if path.suffix not in suffixes:
+                raise TraincastError(f"'{path.name}' must end in {' or '.join(suffixes)}")
+            check_output(path)
+    if out is not None and out.suffix == ".parquet":
+        try:
+            import polars  # noqa: F401
+        except ImportError:
+            raise TraincastError("Parquet needs polars: pip install 'traincast[data]', or write .csv") from None
+
+
+def _identity(settled: Sweep, grid: Grid) -> str:
+    """What makes a sweep the same one: the step, the platform, all options, the axes."""
+    question = settled.scene.question
+    source = question.workload
+    held = None
+    if isinstance(source, Workload):
+        held = [[p.columns.op_signature.tobytes().hex()[:256], p.num_ops, p.batch_size] for p in source.programs]
+    described = {
+        "workload": source.name if isinstance(source, Workload) else str(source), "held": held,
+        "scene": repr((settled.scene.platform, question.variant, question.gpus, question.program, question.cuda_graph,
+                       question.loader, settled.scene.layout, getattr(question.host, "name", None))),
+        "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
+    }  # fmt: skip
+    return digest(described)
+
+
+def _write(answer: SweepResult, out: Path | None, image: Path | None) -> None:
+    if out is not None:
+        if out.suffix == ".csv":
+            write_bytes(out, _csv(answer.grid.names, answer.rows).encode())
+        else:
+            _write_parquet(out, answer)
+    if image is not None:
+        write_bytes(image, picture(answer).encode())
+
+
+def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, (*names, *FIGURES, "error"), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _write_parquet(out: Path, answer: SweepResult) -> None:
+    import polars as pl
+
+    schema: dict[str, Any] = dict.fromkeys(answer.grid.names, pl.String)
+    schema |= {name: pl.Boolean if name == "fits" else pl.Float64 for name in FIGURES}
+    schema["error"] = pl.String
+    columns = {name: [row.get(name) for row in answer.rows] for name in schema}
+    frame = pl.DataFrame(columns, schema=schema)
+    data = io.BytesIO()
+    frame.write_parquet(data)
+    write_bytes(out, data.getvalue())

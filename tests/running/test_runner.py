@@ -1,0 +1,71 @@
+"""Tasks side by side, and workers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from traincast.errors import TraincastError
+from traincast.running.runner import Died, Job, chunks, run
+
+
+def _prepare(given):
+    return given
+
+
+def _square(offset, task):
+    return offset + task * task
+
+
+def _dies_once(folder, task):
+    """Kills its own worker at task 5, unless somebody has done so before."""
+    marker = Path(folder) / "died"
+    if task == 5 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def _always_dies(_, task):
+    if task == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return task
+
+
+def _outcomes(job, tasks, **options):
+    heard = {}
+    run(job, tasks, lambda number, outcome: heard.setdefault(number, []).append(outcome), **options)
+    assert all(len(outcomes) == 1 for outcomes in heard.values())
+    return {number: outcomes[0] for number, outcomes in heard.items()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_task_is_done_once(workers):
+    job = Job(prepare=_prepare, given=1, work=_square)
+    assert _outcomes(job, list(range(20)), workers=workers) == {n: 1 + n * n for n in range(20)}
+
+
+def test_a_worker_that_is_killed_loses_no_task(tmp_path):
+    job = Job(prepare=_prepare, given=str(tmp_path), work=_dies_once)
+    assert _outcomes(job, list(range(20)), workers=2) == {n: n for n in range(20)}
+    assert (tmp_path / "died").exists()
+
+
+def test_a_task_that_kills_every_worker_is_told_and_stops_no_other():
+    outcomes = _outcomes(Job(prepare=_prepare, given=None, work=_always_dies), list(range(12)), workers=2)
+    assert isinstance(outcomes.pop(5), Died)
+    assert outcomes == {n: n for n in range(12) if n != 5}
+
+
+def test_chunks_hold_every_number_once_and_get_smaller():
+    made = chunks(range(101), 4)
+    assert [n for chunk in made for n in chunk] == list(range(101))
+    assert len(made[-1]) == 1
+
+
+def test_an_absurd_number_of_workers_is_refused():
+    with pytest.raises(TraincastError, match="1 to 1024"):
+        run(Job(prepare=_prepare, given=1, work=_square), [1, 2], print, workers=0)
