@@ -35,7 +35,7 @@ def refusal(tmp_path, body) -> str:
     ("body", "words"),
     [
         ("if x.sum() > 0: x.exp()", ["a decision on a tensor", "torch.where"]),
-        ("while not x.isnan().any(): pass", ["a decision on a tensor"]),
+        ("while not (x > 0).any(): pass", ["a decision on a tensor"]),
         ("torch.nonzero(x)", ["aten::nonzero", "torch.where"]),
         ("x[x > 0]", ["aten::index", "masked_fill"]),
         ("torch.masked_select(x, x > 0)", ["aten::masked_select"]),
@@ -48,7 +48,6 @@ def refusal(tmp_path, body) -> str:
         ("torch.zeros(x.long().max(), device='cuda')", ["a tensor as an index or size"]),
         ("x @ x", ["RuntimeError"]),
         ("torch.cuda.CUDAGraph()", ["CUDA graphs"]),
-        ("torch.compile(torch.exp)(x)", ["torch.compile"]),
         ("with torch.profiler.profile(): x.exp()", ["profiler"]),
         ("raise KeyError('lost')", ["KeyError", "lost"]),
     ],

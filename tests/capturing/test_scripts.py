@@ -76,7 +76,7 @@ def test_layers_on_the_cpu_have_their_backward_there():
 
 def whole_number(use):
     def make_step(batch):
-        x = torch.ones(batch, dtype=torch.int64, device="cuda")
+        x = torch.randn(batch, device="cuda").long()
         return lambda: use(x.sum().item())
 
     return make_step
@@ -108,8 +108,8 @@ def test_a_number_of_the_device_decides_nothing(use, said):
 
 def test_a_truth_value_of_the_device_is_refused():
     def make_step(batch):
-        x = torch.ones(batch, device="cuda")
-        return lambda: x.isnan().any().item()
+        x = torch.randn(batch, device="cuda")
+        return lambda: (x > 0).any().item()
 
     with pytest.raises(TraincastError, match="a decision on a tensor needs the values"):
         captured(make_step)
@@ -118,7 +118,7 @@ def test_a_truth_value_of_the_device_is_refused():
 @pytest.mark.parametrize("read", [torch.Tensor.tolist, lambda t: torch.zeros(int(t[0])), lambda t: t.nonzero()])
 def test_what_the_device_wrote_into_host_memory_is_not_known(read):
     def make_step(batch):
-        host, x = torch.zeros(batch, dtype=torch.int64), torch.ones(batch, dtype=torch.int64, device="cuda")
+        host, x = torch.zeros(batch, dtype=torch.int64), torch.randn(batch, device="cuda").long()
 
         def step():
             host.copy_(x)
@@ -161,7 +161,7 @@ def test_the_line_named_is_never_one_of_the_standard_library():
         yield
 
     def make_step(batch):
-        x = torch.ones(batch, device="cuda")
+        x = torch.randn(batch, device="cuda")
 
         @region()
         def step():

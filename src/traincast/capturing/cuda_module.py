@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -109,6 +109,19 @@ def _number(recorder: Recorder, stream: Stream | None) -> int:
     return recorder.regions.stream if stream is None else stream.number
 
 
+class _StreamContext:
+    """`with torch.cuda.stream(to):`; a class, since scripts name it in annotations."""
+
+    def __init__(self, to: Stream | None) -> None:
+        self._inside = to or nullcontext()
+
+    def __enter__(self) -> None:
+        self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inside.__exit__(*error)
+
+
 class Generator(torch._C.Generator):
     """A random generator of any device: numbers are never drawn."""
 
@@ -131,17 +144,16 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
     def set_stream(to: Stream) -> None:
         recorder.regions.stream = to.number
 
-    @contextmanager
-    def on_stream(to: Stream | None) -> Iterator[None]:
-        with to or nullcontext():
-            yield
+    def on_stream(to: Stream | None) -> _StreamContext:
+        return _StreamContext(to)
 
     stand_ins: dict[str, Any] = {
         **_answers(),
-        "Stream": stream, "Event": event, "ExternalStream": stream, "stream": on_stream, "StreamContext": on_stream,
+        "Stream": stream, "Event": event, "ExternalStream": stream, "stream": on_stream,
+        "StreamContext": _StreamContext,
         "current_stream": current_stream, "default_stream": lambda device=None: stream(number=0),
         "set_stream": set_stream, "synchronize": synchronize,
-        "CUDAGraph": _no_graphs, "graph": _no_graphs, "make_graphed_callables": _no_graphs,
+        "CUDAGraph": _NoGraph, "graph": _NoGraph, "make_graphed_callables": _no_graphs,
     }  # fmt: skip
     for name, value in stand_ins.items():
         patches.set(torch.cuda, name, value)
@@ -192,3 +204,10 @@ def _answers() -> dict[str, Callable[..., Any]]:
 
 def _no_graphs(*args: Any, **kwargs: Any) -> Any:
     raise TraincastError(f"{user_line()}: CUDA graphs cannot be captured; give the step without them")
+
+
+class _NoGraph:
+    """Stands for classes of CUDA graphs, which scripts may name but not use."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _no_graphs()

@@ -10,6 +10,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from traincast.capturing.flex import flex_attention, is_flex
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import refuse_values
 from traincast.capturing.unknown import UnknownInt, refuse_unknown
@@ -27,6 +28,12 @@ _WITH_VALUES = {
     torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers"),
     torch.Tensor.numpy: ("tensor.numpy()", "stay in torch"),
 }
+
+_BROKEN: dict[Any, bool] = {  # what a run that goes well answers
+    torch.isnan: False, torch.Tensor.isnan: False, torch.isinf: False, torch.Tensor.isinf: False,
+    torch.isfinite: True, torch.Tensor.isfinite: True,
+}  # fmt: skip
+_WHOLE = (torch.Tensor.tolist, torch.Tensor.numpy)
 
 
 def _new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -63,6 +70,7 @@ class DeviceMode(TorchFunctionMode):
             torch.tensor: self._from_data(torch.tensor),
             torch.as_tensor: self._from_data(torch.as_tensor),
             torch.asarray: self._from_data(torch.asarray),
+            **{ask: self._finite(ask, answer) for ask, answer in _BROKEN.items()},
         }
 
     def __torch_function__(
@@ -73,10 +81,12 @@ class DeviceMode(TorchFunctionMode):
         special = self._special.get(func)
         if special is not None:
             return special(*args, **kwargs)
-        if func in _WITH_VALUES and self.recorder.book.without_values(args[0]):
-            raise refuse_values(*_WITH_VALUES[func])
+        if func in _WITH_VALUES:
+            return self._asked(func, *args, **kwargs)
         if func in _NUMBERS:
             return self._number(func, args[0])
+        if is_flex(func):
+            return flex_attention(self.recorder.regions.compiled, *args, **kwargs)
         if self.recorder.execution.unknown_numbers:
             refuse_unknown(args, kwargs)
         if kwargs.get("device") is not None:
@@ -161,6 +171,30 @@ class DeviceMode(TorchFunctionMode):
             data = data.to("meta")
             self.recorder.book.info(data, device=place).device = place
         tensor.data = data
+
+    def _asked(self, ask: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Values that the user asks for to decide or compute with: known, or refused."""
+        if self.recorder.book.without_values(tensor):
+            raise refuse_values(*_WITH_VALUES[ask])
+        if not tensor.is_meta:
+            return ask(tensor, *args, **kwargs)
+        if ask in _WHOLE:
+            tensor = self._move(tensor, _CPU)
+        else:
+            torch.ops.aten._local_scalar_dense(tensor)  # the device is asked, and waited for
+        with torch._C._DisableTorchDispatch():
+            return ask(self.recorder.execution.values.of(tensor), *args, **kwargs)
+
+    def _finite(self, ask: Callable[..., torch.Tensor], answer: bool) -> Callable[..., torch.Tensor]:
+        """Checks for NaN and infinity: values that are not known are taken to be finite."""
+
+        def check(input: torch.Tensor) -> torch.Tensor:
+            found = ask(input)
+            if self.recorder.book.without_values(found):
+                self.recorder.execution.values.set(found, answer)
+            return found
+
+        return check
 
     def _number(self, ask: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
         """A number the user asks for by name, and so can live with one that is unknown."""

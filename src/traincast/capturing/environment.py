@@ -25,7 +25,8 @@ def environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, ru
     _own_labels_only(patches)
     _default_device(patches, devices)
     _user_code_in_backward(patches, devices)
-    _refuse_compilation_and_profiling(patches)
+    recorder.regions.compiled.install(patches)
+    _refuse_profiling(patches)
     _devices_by_number(patches)
     _without_values(patches)
     _follow_resizes(patches, recorder)
@@ -84,16 +85,11 @@ def _around_hook(register: Any, devices: DeviceMode) -> Any:
     return lambda tensor, hook: register(tensor, devices.around(hook))
 
 
-def _refuse_compilation_and_profiling(patches: Patches) -> None:
-    def refusal(what: str) -> Any:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise TraincastError(f"{user_line()}: {what}; give the step without it")
+def _refuse_profiling(patches: Patches) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise TraincastError(f"{user_line()}: the profiler is in use by the capture itself; give the step without it")
 
-        return refuse
-
-    patches.set(torch, "compile", refusal("torch.compile cannot be captured"))
-    patches.set(nn.Module, "compile", refusal("torch.compile cannot be captured"))
-    patches.set(torch.autograd.profiler, "profile", refusal("the profiler is in use by the capture itself"))
+    patches.set(torch.autograd.profiler, "profile", refuse)
 
 
 class _DeviceType(type):

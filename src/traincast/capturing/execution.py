@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
 from traincast.capturing.refusals import refuse_values, user_line
 from traincast.capturing.storages import StorageBook, strided_parts
+from traincast.capturing.values import Values
 from traincast.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -22,6 +23,7 @@ class Execution:
     """Runs ops. `copy_target` is where the copy being made goes; `number_asked` that item() or the like was called."""
 
     book: StorageBook
+    values: Values
     copy_target: str | None = None
     number_asked: bool = False
     unknown_numbers: bool = False  # whether item() has given any whole number so far
@@ -29,6 +31,8 @@ class Execution:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
         """The op's result, and the device that what it makes would be on."""
         tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, torch.Tensor)]
+        if func is _LOCAL_SCALAR and tensors[0].is_meta and (known := self.values.of(tensors[0])) is not None:
+            return known.item(), "cpu"
         if func is _LOCAL_SCALAR and self.book.without_values(tensors[0]):
             if not self.number_asked and not tensors[0].dtype.is_floating_point:
                 raise refuse_values("a tensor as an index or size", "use a Python int")
@@ -36,15 +40,26 @@ class Execution:
                 raise refuse_values("a decision on a tensor", "take it outside the step, or use torch.where")
             return (0.0 if tensors[0].dtype.is_floating_point else 0), "cpu"
         unknown = any(self.book.without_values(t) for t in tensors)
-        if unknown and (remedy := size_depends_on_values(func, args, kwargs)):
-            raise refuse_values(func._schema.name, remedy)
         device = self._result_device(tensors, kwargs)
-        result = self._execute(func, args, kwargs, tensors, device)
+        result = self._sized(func, args, kwargs) if unknown or any(t.is_meta for t in tensors) else None
+        if result is None:
+            result = self._execute(func, args, kwargs, tensors, device)
         for out in tree_iter(result):
             if isinstance(out, torch.Tensor):
                 for part in strided_parts(out):
                     self.book.info(part, device=device, produced=True).unknown |= unknown
+        self.values.follow(func, args, kwargs, tensors, result)
         return result, device
+
+    def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op whose size depends on values of the device; None for all other ops."""
+        remedy = size_depends_on_values(func, args, kwargs)
+        if not remedy:
+            return None
+        result = self.values.sized(func, args, kwargs)
+        if result is None:
+            raise refuse_values(func._schema.name, remedy)
+        return result
 
     def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> str:
         if self.copy_target is not None:

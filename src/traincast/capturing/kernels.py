@@ -112,6 +112,16 @@ def _as_cudnn_lays_out(made: torch.Tensor, input: torch.Tensor, weight: torch.Te
     return made.to(memory_format=last.pop())
 
 
+def _grouped_mm(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """PyTorch's own answer is for bfloat16 alone; CUDA takes float32 and half as well."""
+    halves = (t if t is None else t.to(torch.bfloat16) for t in (a, b))
+    made: torch.Tensor = aten._grouped_mm.default(*halves, offs, bias)
+    return made.to(out_dtype or a.dtype)
+
+
 def _fused(name: str) -> list[Any]:
     packet = getattr(aten, name)
     return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
@@ -129,6 +139,7 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: fused_attention_backward,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten._grouped_mm.default: _grouped_mm,
     aten.add_.Tensor: _add_,
     aten.sparse_mask.default: _sparse_mask,
     aten.index_put_.default: _first,

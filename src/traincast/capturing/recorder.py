@@ -18,6 +18,7 @@ from traincast.capturing.kernels import WRITTEN_IN_PLACE, take_over
 from traincast.capturing.refusals import user_line
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
+from traincast.capturing.values import Values
 from traincast.errors import TraincastError
 from traincast.workload.collectives import NAMESPACES
 from traincast.workload.ops import Phase, Signature, TensorSpec
@@ -67,7 +68,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, regions: Regions) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.book = StorageBook()
-        self.execution = Execution(self.book)
+        self.execution = Execution(self.book, Values(self.book))
         self.regions = regions
         self.ops: list[RawOp] = []
         self.communication: OtherRanks | None = None

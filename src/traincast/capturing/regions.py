@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from traincast.capturing.compilation import CompiledRegions
 from traincast.capturing.patches import Patches
 from traincast.workload.ops import Phase
 
@@ -31,6 +32,7 @@ class Regions:
         self.buckets: list[weakref.ref[torch.Tensor]] = []  # flat gradients of data parallelism
         self.on_optimizer: Callable[[], None] | None = None  # called before an optimizer's step
         self.on_backward_end: Callable[[], None] | None = None
+        self.compiled = CompiledRegions()
         self._training = training
         self._streams = 0
         self._events = 0
@@ -94,6 +96,7 @@ class Regions:
 
     def _within_backward(self, original: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
+            self.compiled.close()
             with self._backward_region():
                 return original(*args, **kwargs)
 
@@ -111,6 +114,7 @@ class Regions:
             self._after_backward = True
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.compiled.close()
         if not any(optimizer is known for known in self.optimizers):
             self.optimizers.append(optimizer)
         if self.on_optimizer is not None:
@@ -135,6 +139,7 @@ class Regions:
         if any(module is root for root in self.roots):
             return
         self.roots.append(module)
+        module = getattr(module, "_orig_mod", module)  # of a compiled one
         name = type(module).__name__
         for path, child in module.named_modules():
             self._paths.setdefault(id(child), f"{name}.{path}" if path else name)

@@ -20,7 +20,8 @@ _books = count()
 class StorageInfo:
     """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never).
 
-    `unknown` marks one on the host whose values come from the device, so that what it holds here means nothing.
+    `unknown` marks one on the host whose values come from the device, so that what it holds here means nothing;
+    `values` are those of one without data, where they are known.
     """
 
     index: int
@@ -30,6 +31,7 @@ class StorageInfo:
     kind: StorageKind = StorageKind.ACTIVATION
     free: int | None = None
     unknown: bool = False
+    values: torch.UntypedStorage | None = field(default=None, repr=False)
     merged_into: int | None = None
     reference: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -125,9 +127,11 @@ class StorageBook:
 
     def without_values(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has no values, or values that the device would have written."""
-        if tensor.is_meta or tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             return tensor.is_meta
         info = self.live.get(tensor.untyped_storage()._cdata)
+        if tensor.is_meta:
+            return info is None or info.values is None
         return info is not None and info.unknown
 
     def spec(self, tensor: torch.Tensor, device: str) -> TensorSpec:

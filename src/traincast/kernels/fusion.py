@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
 
+from traincast.arrays import BoolArray
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
 from traincast.kernels.lower import lower
@@ -20,6 +21,7 @@ from traincast.kernels.operands import real_bytes
 from traincast.kernels.registry import Item, LoweringContext
 from traincast.kernels.rowwise import NORM, SOFTMAX
 from traincast.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
+from traincast.workload.compiled import compiled_ops
 from traincast.workload.merge import Merged, merged
 from traincast.workload.ops import Signature, TensorSpec
 from traincast.workload.program import Program
@@ -29,6 +31,10 @@ FUSED = "inductor::fused"
 _SAID = (
     "compiled: chains of element-wise ops and row reductions run as one kernel each, as TorchInductor would fuse them; "
     "the host is given the time of an eager op for each of them, which is rather too long"
+)
+_STORED = (
+    "what the forward pass keeps for backward is what an eager step keeps: which results a compiler computes again "
+    "instead is not modelled"
 )
 _FUSING = frozenset(family.name for family in (ELEMENTWISE, COPY, SOFTMAX, REDUCTION))
 _NORMS = frozenset({"layer_forward", "batch_inference"})
@@ -82,12 +88,30 @@ def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
     return replace(workload, programs=programs, meta={**workload.meta, "compiled": _SAID})
 
 
-def _compiled(program: Program, context: LoweringContext) -> Program:
+def compiled_regions(workload: Workload, context: LoweringContext) -> Workload:
+    """The workload with what its script compiled run as a compiler would run it; the rest stays as it is."""
+    marked = [compiled_ops(program) for program in workload.programs]
+    if "compiled" in workload.meta or not any(ops.any() for ops in marked):
+        return workload
+    programs = tuple(
+        _compiled(program, context, ops & (program.columns.op_stream == 0)) if ops.any() else program
+        for program, ops in zip(workload.programs, marked, strict=True)
+    )
+    said = _SAID if workload.mode == "inference" else f"{_SAID}; {_STORED}"
+    return replace(workload, programs=programs, meta={**workload.meta, "compiled": said})
+
+
+def _compiled(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
+    """The program with all its ops compiled, or those marked in `inside`."""
     forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
-    ops = _Ops(program, [forms[s] for s in program.columns.op_signature.tolist()])
+    of_ops = [forms[s] for s in program.columns.op_signature.tolist()]
+    if inside is not None:
+        call = _Form(_Role.CALL)
+        of_ops = [form if here else call for form, here in zip(of_ops, inside.tolist(), strict=True)]
+    ops = _Ops(program, of_ops)
     groups = [ops.merged(group) for group in ops.groups() if len(group.members) > 1]
     dropped = [op for op, form in enumerate(ops.forms) if form.role is _Role.FREE or op in ops.folded]
-    return merged(program, groups, dropped)
+    return merged(program, groups, dropped, None if inside is None else ~inside)
 
 
 def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:

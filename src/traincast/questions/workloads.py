@@ -120,12 +120,11 @@ def _under(program: str, source: Source, platform: Platform, variant: Variant, g
 
 def _at_size(workload: Workload, variant: Variant) -> Workload:
     resized = workload.resized(batch_size=variant.batch_size, seq_len=variant.seq_len)
-    if not variant.compiled:
-        return resized
-    from traincast.kernels.fusion import compiled_step
+    from traincast.kernels.fusion import compiled_regions, compiled_step
     from traincast.kernels.registry import lowering_context
 
-    return compiled_step(resized, lowering_context(resized))
+    compiled = compiled_step if variant.compiled else compiled_regions
+    return compiled(resized, lowering_context(resized))
 
 
 def _held(workload: Workload, name: str, variant: Variant) -> Workload:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from traincast.arrays import BoolArray, Int32Array
+from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.workload.edit import pointer, renumber
 from traincast.workload.ops import Signature
 from traincast.workload.program import Columns, Program
@@ -26,17 +26,22 @@ class Merged:
     outputs: tuple[int, ...]
 
 
-def merged(program: Program, groups: Sequence[Merged], dropped: Iterable[int]) -> Program:
+def merged(
+    program: Program, groups: Sequence[Merged], dropped: Iterable[int], eager: BoolArray | None = None
+) -> Program:
     """The program with every group as one op and without the `dropped` ops; a merged op has a scope of its own name,
     every other op left has one of its scope's name. Memory that no op left touches, and that was not there before the
-    step, is gone; the rest lives from the first to the last op left that touches it."""
+    step, is gone; the rest lives from the first to the last op left that touches it. Ops marked in `eager` stay in the
+    scopes they were in."""
     at = {group.members[-1]: group for group in groups}
     gone = {member for group in groups for member in group.members} | set(dropped)
     left = [op for op in range(program.num_ops) if op in at or op not in gone]
     symbolic, op_signature = _signatures(program, [at.get(op) for op in left], left)
     names = {name: index for index, name in enumerate(program.names)}
     c, rows = program.columns, np.array(left, dtype=np.int64)
-    scope = program.op_scope[rows]
+    first = _first_of_scopes(program.op_scope[rows], rows if eager is None else rows[~eager[rows]], rows)
+    scope = program.op_scope[rows[first]]
+    threads = c.scope_thread[scope]
     inputs = [at[op].inputs if op in at else _span(c.input_ptr, c.input_tensor, op) for op in left]
     outputs = [at[op].outputs if op in at else _span(c.output_ptr, c.output_tensor, op) for op in left]
     storage = [{int(c.tensor_storage[t]) for t in (*i, *o)} for i, o in zip(inputs, outputs, strict=True)]
@@ -58,17 +63,26 @@ def merged(program: Program, groups: Sequence[Merged], dropped: Iterable[int]) -
         storage_free=free[keep],
         scope_name=np.array(
             [
-                names.setdefault(at[op].signature.name, len(names)) if op in at else c.scope_name[indices]
-                for op, indices in zip(left, scope.tolist(), strict=True)
+                names.setdefault(at[op].signature.name, len(names)) if op in at else c.scope_name[program.op_scope[op]]
+                for op in rows[first].tolist()
             ],
             dtype=np.int32,
         ),
         scope_phase=c.scope_phase[scope],
-        scope_thread=c.scope_thread[scope],
-        scope_after=np.full(len(left), -1, dtype=np.int32),
-        scope_ptr=np.arange(len(left) + 1, dtype=np.int32),
+        scope_thread=threads,
+        scope_after=np.where(np.diff(threads, prepend=threads[:1]) != 0, np.arange(len(threads)) - 1, -1).astype(
+            np.int32
+        ),
+        scope_ptr=np.append(first, len(left)).astype(np.int32),
     )
     return replace(program, symbolic=symbolic, names=tuple(names), columns=columns)
+
+
+def _first_of_scopes(scope: Int32Array, alone: IntArray, rows: IntArray) -> IntArray:
+    """Where in `rows` scopes begin: at every op of `alone`, and where the others change from one scope to the next."""
+    single = np.isin(rows, alone)
+    begins = single | np.append(True, single[:-1] | (np.diff(scope) != 0))
+    return np.flatnonzero(begins)
 
 
 def _signatures(

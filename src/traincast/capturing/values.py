@@ -1,0 +1,226 @@
+"""Values that are known without a GPU: what a script makes of constants, shapes and host data.
+
+A tensor without data keeps a copy of its values on the host as long as nothing unknown was written into it. Masks,
+lengths, positions and indices that a script builds itself can so be asked for, decided on and turned into sizes, as in
+a real run. What a model computes from parameters and activations stays unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from traincast.capturing.storages import StorageBook, StorageInfo
+
+aten = torch.ops.aten
+_MOST_BYTES = {True: 1 << 16, False: 1 << 26}  # kept of one tensor, by whether it is of floating point
+_MADE = frozenset(
+    ("aten::zeros", "aten::ones", "aten::full", "aten::arange", "aten::eye", "aten::linspace", "aten::scalar_tensor",
+     "aten::tril_indices", "aten::triu_indices", "aten::randint", "aten::randperm")
+)  # fmt: skip
+_MADE_LIKE = frozenset(
+    ("aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full",
+     "aten::randint_like")
+)  # fmt: skip
+_DRAWN = ("aten::randint", "aten::randint_like", "aten::randperm", "aten::random_")
+_OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.copy_.default, aten.random_.default, aten.random_.to,
+               getattr(aten.random_, "from"))  # fmt: skip
+_BY_MASK = (aten.index.Tensor, aten.masked_select.default)
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class Values:
+    """Follows ops on the values that are known. `seed` makes what a script draws the same in every capture."""
+
+    def __init__(self, book: StorageBook, seed: int = 0) -> None:
+        self._book = book
+        self._generator = torch._C.Generator()
+        self._generator.manual_seed(seed)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The values of a tensor, sharing memory with those of its views; None where they are not known."""
+        if tensor.layout is not torch.strided:
+            return None
+        info = self._book.live.get(tensor.untyped_storage()._cdata)
+        if not tensor.is_meta:
+            return None if info is not None and info.unknown else tensor
+        if info is None or info.values is None:
+            return None
+        form = (info.values, tensor.storage_offset(), tensor.shape, tensor.stride())
+        return torch.empty(0, dtype=tensor.dtype).set_(*form)
+
+    def known(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of a tensor are known."""
+        if tensor.layout is not torch.strided:
+            return not tensor.is_meta
+        info = self._book.live.get(tensor.untyped_storage()._cdata)
+        if tensor.is_meta:
+            return info is not None and info.values is not None
+        return info is None or not info.unknown
+
+    def set(self, tensor: torch.Tensor, value: bool) -> None:
+        """States what every element of a tensor is."""
+        info = self._info(tensor)
+        if info is not None and self._wanted(tensor):
+            with torch._C._DisableTorchDispatch():
+                self._keep(tensor, info, torch.full(tensor.shape, value, dtype=tensor.dtype))
+
+    def follow(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], result: Any
+    ) -> None:
+        """Does to the values what an op did to the tensors; forgets those it overwrote with unknown ones."""
+        if func._schema.is_mutable:
+            self._follow_write(func, args, kwargs, tensors)
+            return
+        made = [(out, info) for out in _tensors(result) if (info := self._wanted(out)) is not None]
+        if not made or not self._computable(func, tensors):
+            return
+        computed = self.run(func, args, kwargs)
+        for (out, info), value in zip(made, [v for v in _tensors(computed) if self._small(v)], strict=False):
+            self._keep(out, info, value)
+
+    def sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an op whose size depends on values, where these are known; else None."""
+        if func in _BY_MASK:
+            return self._by_mask(func, args)
+        if not all(self.known(t) for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)):
+            return None
+        computed = self.run(func, args, kwargs)
+        return None if computed is None else self.without_data(computed)
+
+    def without_data(self, computed: Any) -> Any:
+        """Results as tensors without data whose values are known."""
+
+        def emptied(value: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            if self._small(value):
+                self._keep(out, self._book.info(out, produced=True), value)
+            return out
+
+        return tree_map_only(torch.Tensor, emptied, computed)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op on the values alone; None where the host cannot do it."""
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        if "pin_memory" in kwargs:
+            kwargs = {**kwargs, "pin_memory": False}
+        if func._schema.name in _DRAWN:
+            func, kwargs = self._drawing(func, kwargs)
+        like = func._schema.name in _MADE_LIKE
+        args, kwargs = tree_map_only(torch.Tensor, _form if like else self.of, (args, kwargs))
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
+            return None
+
+    def _drawing(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The same draw, from our generator."""
+        if any(argument.name == "generator" for argument in func._schema.arguments):
+            return func, {**kwargs, "generator": self._generator}
+        name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+        named = getattr(func.overloadpacket, name, None)
+        return (func, kwargs) if named is None else (named, {**kwargs, "generator": self._generator})
+
+    def _follow_write(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
+    ) -> None:
+        written = [
+            tensor
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.is_write
+            for tensor in ([value] if isinstance(value, torch.Tensor) else value or ())
+        ]
+        infos = [info for t in written if t.layout is torch.strided and (info := self._info(t)) is not None]
+        if func in _OVERWRITES and written[0].is_meta and self._covers(written[0]) and self.known_inputs(tensors[1:]):
+            infos[0].values = infos[0].values or _room(infos[0].nbytes)
+        if not any(info.values is not None for info in infos) and all(t.is_meta for t in written):
+            return
+        if self._computable(func, tensors) and self.run(func, args, kwargs) is not None:
+            return
+        for info in infos:
+            info.values = None
+
+    def known_inputs(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether the values of all these are known."""
+        return all(self.known(t) for t in tensors)
+
+    def _info(self, tensor: torch.Tensor) -> StorageInfo | None:
+        return self._book.live.get(tensor.untyped_storage()._cdata)
+
+    def _covers(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is all of its storage, and small enough to be kept."""
+        whole = tensor.untyped_storage().nbytes()
+        return self._small(tensor) and tensor.numel() * tensor.element_size() == whole and tensor.is_contiguous()
+
+    def _computable(self, func: Any, tensors: list[torch.Tensor]) -> bool:
+        name = func._schema.name
+        if not tensors:
+            return name in _MADE
+        if name in _MADE_LIKE:
+            return True
+        return (name in _DRAWN or _RANDOM not in func.tags) and self.known_inputs(tensors)
+
+    def _wanted(self, out: torch.Tensor) -> StorageInfo | None:
+        """The storage of a result whose values are worth keeping and not there yet."""
+        if not out.is_meta or out.layout is not torch.strided or not self._small(out):
+            return None
+        info = self._info(out)
+        return info if info is not None and info.values is None and info.nbytes <= _MOST_BYTES[False] else None
+
+    def _small(self, tensor: torch.Tensor) -> bool:
+        return tensor.numel() * tensor.element_size() <= _MOST_BYTES[tensor.dtype.is_floating_point]
+
+    def _keep(self, out: torch.Tensor, info: StorageInfo, value: torch.Tensor) -> None:
+        info.values = _room(info.nbytes)
+        room = self.of(out)
+        if room is None or room.shape != value.shape or room.dtype != value.dtype:
+            info.values = None
+        else:
+            room.copy_(value)
+
+    def _by_mask(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """`x[mask]`: as long as the mask has places, whatever is in x."""
+        masks = [args[1]] if func is aten.masked_select.default else [m for m in args[1] if _is_mask(m)]
+        known = [self.of(mask) for mask in masks]
+        if any(mask is None for mask in known):
+            return None
+        if func is aten.masked_select.default:
+            mask = known[0]
+            assert mask is not None
+            over = mask | torch.zeros((), dtype=torch.bool).expand(args[0].shape)
+            return torch.empty(int(over.sum()), dtype=args[0].dtype, device="meta")
+        indices: list[torch.Tensor | None] = []
+        remaining = iter(known)
+        for index in args[1]:
+            places = next(remaining) if _is_mask(index) else None
+            if places is None:
+                indices.append(index)
+            else:
+                indices.extend(column.to("meta") for column in places.nonzero().unbind(1))
+        return func(args[0].to("meta") if not args[0].is_meta else args[0], indices)
+
+
+def _room(nbytes: int) -> torch.UntypedStorage:
+    made: torch.UntypedStorage = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _form(tensor: torch.Tensor) -> torch.Tensor:
+    """A host tensor of the same form, for ops that look at nothing else."""
+    if not math.prod(tensor.shape):
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]

@@ -1,0 +1,97 @@
+"""Values that a script makes itself are known while it is captured; those that a model computes are not."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from traincast.capturing import capture_step
+from traincast.errors import TraincastError
+
+
+def seen(make):
+    """What `make(batch)` returns on pretended tensors, and the ops of its step."""
+    values = []
+    program = capture_step(
+        lambda batch: lambda: values.append(make(batch)), batch_size=6, name="x", rebatch=False
+    ).programs[0]
+    return values[-1], [op.name for op in program.ops]
+
+
+KNOWN = {
+    "a mask of ones": lambda b: bool(torch.ones(b, 4, dtype=torch.long, device="cuda").all()),
+    "positions": lambda b: torch.arange(b, device="cuda").tolist(),
+    "lengths copied from the host": lambda b: torch.tensor([3, 1, 2]).cuda().cumsum(0).tolist(),
+    "a mask that is selected with": lambda b: tuple(
+        torch.randn(b, 5, device="cuda")[torch.arange(b, device="cuda") > 1].shape
+    ),
+    "places of a mask": lambda b: torch.nonzero(torch.tensor([0, 1, 1], device="cuda")).tolist(),
+    "a count as a size": lambda b: tuple(torch.zeros(int(torch.arange(b, device="cuda").sum()), device="cuda").shape),
+    "a view written into": lambda b: _written(b),
+    "a causal mask": lambda b: bool(
+        (torch.ones(b, b, device="cuda").tril() == torch.ones(b, b, device="cuda").tril()).all()
+    ),
+    "a copy in host memory": lambda b: torch.zeros(b, dtype=torch.long).copy_(torch.arange(b, device="cuda")).tolist(),
+    "repeats": lambda b: torch.repeat_interleave(torch.tensor([2, 0, 1], device="cuda")).tolist(),
+    "distinct values": lambda b: torch.unique(torch.tensor([5, 5, 2], device="cuda")).tolist(),
+    "no number is broken": lambda b: bool(torch.isnan(torch.randn(b, device="cuda")).any()),
+    "all numbers are finite": lambda b: bool(torch.isfinite(torch.randn(b, device="cuda").sum())),
+}
+
+
+def _written(batch):
+    table = torch.zeros(batch, 3, dtype=torch.long, device="cuda")
+    table[1] = 7
+    table[:, 2].add_(torch.arange(batch, device="cuda"))
+    return table.tolist()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_a_script_makes_is_known_as_in_a_real_run(name, monkeypatch):
+    captured, _ = seen(KNOWN[name])
+
+    # Then it is what the same code gives on the CPU
+    for maker in ("ones", "arange", "zeros", "randn", "tensor"):
+        original = getattr(torch, maker)
+        monkeypatch.setattr(torch, maker, lambda *a, _make=original, device=None, **k: _make(*a, **k))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
+    assert captured == KNOWN[name](6)
+
+
+def test_asking_waits_for_the_device():
+    assert "aten::_local_scalar_dense" in seen(KNOWN["a mask of ones"])[1]
+    assert seen(KNOWN["positions"])[1][-1] == "aten::_to_copy"
+
+
+UNKNOWN = {
+    "computed by the model": lambda b: (torch.randn(b, device="cuda") > 0).tolist(),
+    "uninitialised": lambda b: torch.empty(b, dtype=torch.long, device="cuda").tolist(),
+    "overwritten": lambda b: (
+        torch.zeros(b, dtype=torch.long, device="cuda").copy_(torch.randn(b, device="cuda")).tolist()
+    ),
+    "partly overwritten": lambda b: _spoilt(b).tolist(),
+    "too large to keep": lambda b: torch.zeros(1 << 24, dtype=torch.long, device="cuda").tolist(),
+}
+
+
+def _spoilt(batch):
+    table = torch.zeros(batch, 3, device="cuda")
+    table[0] = torch.randn(3, device="cuda")
+    return table
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known_is_refused(name):
+    with pytest.raises(TraincastError, match="needs the values of a tensor"):
+        seen(UNKNOWN[name])
+
+
+def test_what_a_script_draws_is_the_same_in_every_capture():
+    def draw(batch):
+        return torch.randint(0, 100, (batch,), device="cuda").tolist()
+
+    assert seen(draw)[0] == seen(draw)[0]
+    assert len(set(seen(draw)[0])) > 1
