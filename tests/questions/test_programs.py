@@ -64,3 +64,28 @@ def test_a_program_that_a_model_does_not_have_is_refused(model, program, message
 def test_every_recommender_has_torchrecs_programs():
     assert choices("mine") == ("torchrec", "torchrec-pipelined")
     assert ask("dlrm-ddp", "torchrec-pipelined", gpus=2, batch_size=64).gpus == 2
+
+
+@pytest.mark.parametrize("model", ["hstu", "onetrans", "din", "deepfm", "wide-deep"])
+def test_modern_recommenders_shard_their_tables(model):
+    # Given a recommender with fused tables, when it runs on eight GPUs, then TorchRec's program runs and says so
+    answer = ask(model)
+    assert len(answer.workload.ranks) == 8
+    assert any(f"{model} is taken as sharded" in said and "torchrec-pipelined" in said for said in answer.warnings)
+    assert answer.exposed_comm > 0
+    # and the next batch may be distributed beside the step, which is not longer for it
+    assert ask(model, "torchrec-pipelined").iteration < 1.001 * answer.iteration
+
+
+def test_a_program_that_a_recommender_was_not_published_with_is_refused():
+    with pytest.raises(TraincastError, match="deepfm was not published with the program 'hugectr'"):
+        ask("deepfm", "hugectr")
+    with pytest.raises(TraincastError, match="ncf has no programs to choose from"):
+        ask("ncf", "torchrec")
+
+
+def test_they_run_at_other_sizes_in_half_precision_and_on_numbers_of_gpus_that_fit_no_node():
+    short, long = (ask("hstu", gpus=2, seq_len=length, batch_size=4, dtype="bf16").iteration for length in (64, 256))
+    assert short < long
+    with pytest.raises(TraincastError, match="multiple of 8"):
+        ask("din", gpus=12)

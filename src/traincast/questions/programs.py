@@ -6,6 +6,7 @@ from traincast.errors import TraincastError, unknown
 from traincast.platform.platform import Platform
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.published.catalog import published_programs
+from traincast.programs.sharded.recommender import sharded_recommender
 from traincast.questions.published import published_step
 from traincast.questions.recommenders import hybrid_variant
 from traincast.questions.variant import Variant
@@ -51,9 +52,27 @@ def recommender_on(
     return step, said if program else f"{said}; this is TorchRec's program, `program` has others: {others}"
 
 
+def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str | None) -> tuple[Workload, str]:
+    """A step that trains FBGEMM tables on `gpus` GPUs under a program, and what is to be said about it."""
+    wanted = program or TORCHREC
+    if wanted not in (TORCHREC, PIPELINED):
+        raise TraincastError(
+            f"{workload.name} was not published with the program '{wanted}'; `program` is one of "
+            f"{', '.join(choices(workload.name))}"
+        )
+    step, said = sharded_recommender(
+        workload,
+        gpus,
+        memory_bytes=platform.device.memory_bytes,
+        gpus_per_node=platform.gpus_per_node,
+        pipelined=wanted == PIPELINED,
+    )
+    return step, said if program else f"{said}; this is TorchRec's program, `program` has another: {PIPELINED}"
+
+
 def no_program(name: str) -> TraincastError:
     """What is asked to choose a program and has none."""
     return TraincastError(
-        f"{name} has no programs to choose from: only DLRMs by name or in YAML that train eagerly have; leave out "
-        "`program`"
+        f"{name} has no programs to choose from: only recommenders that train FBGEMM tables eagerly have (DLRMs by "
+        "name or in YAML, hstu, onetrans, din, deepfm, wide-deep); leave out `program`"
     )

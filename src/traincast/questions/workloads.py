@@ -75,9 +75,9 @@ def load_on(
 ) -> tuple[Workload, str]:  # fmt: skip
     """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
 
-    A DLRM trains hybrid parallel on several GPUs (with `always_sharded` or a `program` also on one), every other
-    workload of one GPU data parallel; one captured on several GPUs runs on those, a published program as its authors
-    divide it.
+    On several GPUs a DLRM and every other step that trains FBGEMM tables shards them (with `always_sharded` or a
+    `program` also on one), every other workload of one GPU is data parallel; one captured on several GPUs runs on
+    those, a published program as its authors divide it.
     """
     if program is not None:
         return _under(program, source, platform, variant, 1 if gpus is None else gpus)
@@ -100,6 +100,12 @@ def load_on(
     workload = load(source, variant)
     if gpus is None:
         return workload, ""
+    if gpus > 1 or always_sharded:
+        from traincast.programs.sharded.recommender import is_shardable
+        from traincast.questions.programs import sharded_on
+
+        if is_shardable(workload):
+            return sharded_on(workload, gpus, platform, None)
     from traincast.programs.data_parallel import on_gpus
 
     return on_gpus(workload, gpus), ""
@@ -107,15 +113,21 @@ def load_on(
 
 def _under(program: str, source: Source, platform: Platform, variant: Variant, gpus: int) -> tuple[Workload, str]:
     """A recommender under a program that was asked for."""
-    from traincast.questions.programs import check_program, no_program, recommender_on
+    from traincast.programs.sharded.recommender import is_shardable
+    from traincast.questions.programs import check_program, no_program, recommender_on, sharded_on
     from traincast.questions.recommenders import described_dlrm
 
     check_program(program)
-    sharded = not isinstance(source, Workload) and published_program(source) is None and variant.trains_eagerly
-    config = described_dlrm(str(source)) if sharded else None
-    if config is None:
-        raise no_program(f"workload '{source.name}'" if isinstance(source, Workload) else str(source))
-    return recommender_on(config, gpus, platform, variant, program)
+    nobody = no_program(f"workload '{source.name}'" if isinstance(source, Workload) else str(source))
+    if published_program(source) is not None or is_transformer(source) or not variant.trains_eagerly:
+        raise nobody
+    config = None if isinstance(source, Workload) else described_dlrm(str(source))
+    if config is not None:
+        return recommender_on(config, gpus, platform, variant, program)
+    workload = load(source, variant)
+    if not is_shardable(workload):
+        raise nobody
+    return sharded_on(workload, gpus, platform, program)
 
 
 def _at_size(workload: Workload, variant: Variant) -> Workload:

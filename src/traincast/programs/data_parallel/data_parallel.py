@@ -23,7 +23,7 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 @dataclass(frozen=True, slots=True)
-class _Gradient:
+class Gradient:
     """A gradient that is ready when a scope ends, and the stream it is made on."""
 
     grad: Ref
@@ -77,14 +77,14 @@ def with_ddp(
     """
     if bucket_mb is not None and not bucket_mb > 0:
         raise TraincastError(f"buckets of {bucket_mb} MiB are impossible; give a size above 0")
-    gradients = _gradients(program)
+    gradients = gradients_of(program)
     if not gradients:
         return program
     sent = buffers_of(program) if buffers else []
     group = Communicator(communicator, ranks)
     tape = SpliceTape(program, group)
     broadcast_buffers(tape, group, sent)
-    end = _end_of_backward(program, gradients)
+    end = end_of_backward(program, gradients)
     limits = BUCKET_BYTES if bucket_mb is None else (bucket_mb * MIB,)
     _reduce(tape, group, gradients, limits, end)
     _hold_until_backward_returns(tape.splice, end)
@@ -116,7 +116,7 @@ def _accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]
 
 
 def _reduce(
-    tape: SpliceTape, group: Communicator, gradients: Sequence[_Gradient], limits: Sequence[float], end: int
+    tape: SpliceTape, group: Communicator, gradients: Sequence[Gradient], limits: Sequence[float], end: int
 ) -> None:
     """Every gradient into its bucket where it is ready; waits and copies back before scope `end`."""
     forms = [gradient.grad.spec for gradient in gradients]
@@ -130,7 +130,7 @@ def _reduce(
         tape.splice.scope_after[end] = tape.builder.place
 
 
-def _gradients(program: Program) -> list[_Gradient]:
+def gradients_of(program: Program) -> list[Gradient]:
     """The gradients in the order in which they become ready."""
     c = program.columns
     gradients = []
@@ -143,11 +143,11 @@ def _gradients(program: Program) -> list[_Gradient]:
             raise TraincastError("a sparse gradient cannot be reduced in buckets; use dense embeddings, or shard them")
         tensor = int(c.output_tensor[c.output_ptr[last]])
         grad = Ref(tensor, int(c.tensor_storage[tensor]), signature.outputs[0])
-        gradients.append(_Gradient(grad, scope, int(c.op_stream[last])))
+        gradients.append(Gradient(grad, scope, int(c.op_stream[last])))
     return gradients
 
 
-def _end_of_backward(program: Program, gradients: Sequence[_Gradient]) -> int:
+def end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
     """The scope before which backward has returned."""
     thread = program.columns.scope_thread
     first, last = gradients[0].scope, gradients[-1].scope

@@ -58,7 +58,7 @@ class SpliceTape(Tape):
         super().__init__(program.batch_size, builder=SpliceBuilder(Splice(program)))
         self.splice = self.builder.splice
         self._streams[group.number] = _stream_of(program, group.number)
-        self._events = 1 + _last_event(program)
+        self._events = 1 + last_event(program)
 
     def end_of(self, scope: int) -> None:
         """What follows goes to the end of a scope."""
@@ -79,6 +79,7 @@ def _stream_of(program: Program, communicator: int) -> int:
     return 1 + int(c.op_stream.max(initial=0))
 
 
-def _last_event(program: Program) -> int:
+def last_event(program: Program) -> int:
+    """The highest number of an event in a program; -1 when there is none."""
     events = [signature.scalar("event") for signature in program.signatures]
     return max((event for event in events if isinstance(event, int)), default=-1)

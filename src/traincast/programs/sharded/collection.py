@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from traincast.placement.kinds import ShardingKind
 from traincast.programs.data_parallel.reducer import Reducer
 from traincast.programs.optimizers import Stepped, step_together, with_state
 from traincast.programs.sharded.inputs import Features, offsets_of, ordered, redistribute, split
 from traincast.programs.sharded.layout import Layout, Section
 from traincast.programs.sharded.marks import Role
-from traincast.programs.sharded.outputs import Names, Outputs
+from traincast.programs.sharded.outputs import Exchange, Names, Outputs
 from traincast.programs.sharded.tables import Lookup
 from traincast.programs.sharded.tape import MarkedTape
 from traincast.programs.tape import Ref
@@ -27,10 +29,11 @@ class ShardedTables:
         self.tape, self.layout, self.index_dtype = tape, layout, index_dtype
         self.sections = layout.sections
         self.lookups = [
-            [Lookup.of(tape, batch, self.samples(section)) for batch in section.ranks[tape.rank]]
+            [Lookup.of(tape, batch, self._rows(section)) for batch in section.ranks[tape.rank]]
             for section in self.sections
         ]
-        self.outputs = [Outputs(tape, layout, section, names) for section in self.sections]
+        self.names = names
+        self.outputs = [self._output(section) for section in self.sections]
         self.reshapes: dict[str, int] = {}  # by kind of sharding
         self.copies = self._copies()
         self.reducer: Reducer | None = None
@@ -44,9 +47,26 @@ class ShardedTables:
         """Columns of every sample's rows together."""
         return sum(output.columns for output in self.outputs)
 
+    @property
+    def own_samples(self) -> int:
+        """Samples of one rank."""
+        return self.layout.batch_size
+
     def samples(self, section: Section) -> int:
         """The samples that a rank looks up in the tables of a section."""
-        return section.kind.samples(self.layout.batch_size, self.layout.world_size)
+        return section.kind.samples(self.own_samples, self.layout.world_size)
+
+    def _rows(self, section: Section) -> int:
+        """Rows that a kernel gives of each of its tables."""
+        return self.samples(section)
+
+    def _output(self, section: Section) -> Exchange:
+        """The exchange of what the kernels of a section give."""
+        return Outputs(self.tape, self.layout, section, self.names)
+
+    def _redistribute(self, section: Section, features: Features) -> Features | None:
+        """Lookups to the ranks that hold the tables of a section."""
+        return redistribute(self.tape, section, features, self.own_samples)
 
     def under_ddp(self) -> None:
         """Copied tables get their buckets and the state of their optimizers."""
@@ -80,11 +100,12 @@ class ShardedTables:
 
     def redistributed(self, local: Features) -> list[list[Features]]:
         """The lookups of each kernel, for the samples of all ranks."""
-        tape, batch = self.tape, self.layout.batch_size
+        tape = self.tape
         result = []
-        for section, features in zip(self.sections, ordered(tape, self.sections, local, batch), strict=True):
+        dealt = ordered(tape, self.sections, local, self.own_samples)
+        for section, features in zip(self.sections, dealt, strict=True):
             batches = section.ranks[tape.rank]
-            arrived = features if section.kind.copied else redistribute(tape, section, features, batch)
+            arrived = features if section.kind.copied else self._redistribute(section, features)
             parts = split(tape, arrived, batches, self.samples(section)) if arrived is not None else []
             result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
         return result
@@ -125,7 +146,7 @@ class ShardedTables:
                 if lookups:
                     self._update(section, lookups, self._shaped(flat, section, lookups))
                 tape.free(flat)
-                came += [flat] if output.names.keeps else []
+                came += [flat] if self.names.keeps else []
         return came
 
     def reduce_copies(self) -> None:
@@ -146,9 +167,9 @@ class ShardedTables:
     def _offset(self, lookups: Features, section: Section, batch: int) -> Features:
         """The lookups of one kernel, by where each bag starts."""
         with self.tape.marked(Role.LOOKUP, section.kind, batch):
-            return Features(offsets_of(self.tape, lookups.bags, self.index_dtype), lookups.values, lookups.weights)
+            return replace(lookups, bags=offsets_of(self.tape, lookups.bags, self.index_dtype))
 
-    def _look_up(self, section: Section, lookups: list[Lookup], output: Outputs, inputs: list[Features]) -> None:
+    def _look_up(self, section: Section, lookups: list[Lookup], output: Exchange, inputs: list[Features]) -> None:
         """Runs the kernels of a section and sends what they pooled on its way."""
         tape = self.tape
         pooled = []

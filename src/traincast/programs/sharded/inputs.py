@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from traincast.programs.sharded.layout import Batch, Section
 from traincast.programs.sharded.marks import Role
@@ -19,12 +19,14 @@ LENGTH_DTYPE = "int32"
 class Features:
     """Lookups in jagged form: `values` are row numbers, `weights` those of weighted lookups.
 
-    `bags` holds the length of every bag ([tables * samples]), or where each starts and the last one ends.
+    `bags` holds the length of every bag ([tables * samples]), or where each starts and the last one ends. `order` says
+    where each lookup was before it was dealt out to blocks of rows; only unpooled rows need it.
     """
 
     bags: Ref
     values: Ref
     weights: Ref | None
+    order: Ref | None = None
 
 
 def copy_features(
@@ -46,16 +48,19 @@ def ordered(tape: MarkedTape, sections: Sequence[Section], local: Features, batc
     return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
 
 
-def redistribute(tape: MarkedTape, section: Section, features: Features, batch: int) -> Features | None:
+def redistribute(
+    tape: MarkedTape, section: Section, features: Features, batch: int, *, with_order: bool = False
+) -> Features | None:
     """The lookups of this rank's parts for the samples of all ranks; None when it has no part.
 
-    Sizes first, which the host waits for; then lengths, row numbers and weights.
+    Sizes first, which the host waits for; then lengths, row numbers and weights. `with_order` keeps where lookups were
+    that are dealt out to blocks of rows.
     """
     world, rank = tape.world_size, tape.rank
     lookups = [section.local_lookups(holder) for holder in range(world)]
     if section.kind.by_rows:
         with tape.marked(Role.BUCKET, section.kind):
-            features = _bucketized(tape, sum(section.tables) * batch, features)
+            features = _bucketized(tape, sum(section.tables) * batch, features, with_order)
     tensors = [features.bags, features.values, *([] if features.weights is None else [features.weights])]
     with tape.marked(Role.SIZES, section.kind):
         _exchange_sizes(tape, len(tensors))
@@ -74,7 +79,7 @@ def redistribute(tape: MarkedTape, section: Section, features: Features, batch: 
     with tape.marked(Role.ARRIVE, section.kind):
         result = _permuted(tape, received.bags.shape[0], received.values.shape[0], received)
     tape.free(*(tensor for tensor, _ in arrived))
-    return result
+    return replace(result, order=features.order)
 
 
 def split(tape: MarkedTape, features: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
@@ -87,6 +92,7 @@ def _part(tape: MarkedTape, whole: Features, lengths: int, lookups: int) -> Feat
         tape.view(whole.bags, (lengths,)),
         tape.view(whole.values, (lookups,)),
         None if whole.weights is None else tape.view(whole.weights, (lookups,)),
+        whole.order,
     )
 
 
@@ -105,24 +111,29 @@ def _permuted(tape: MarkedTape, lengths: int, lookups: int, features: Features) 
     return _moved(tape, "fbgemm::permute_2D_sparse_data", lengths, lookups, features)
 
 
-def _bucketized(tape: MarkedTape, lengths: int, features: Features) -> Features:
+def _bucketized(tape: MarkedTape, lengths: int, features: Features, with_order: bool) -> Features:
     """Row numbers sorted by the rank that holds their block of rows."""
-    tape.scope("fbgemm::block_bucketize_sparse_features", Phase.FORWARD)
-    return _moved(tape, "fbgemm::block_bucketize_sparse_features", lengths, features.values.shape[0], features)
+    name, lookups = "fbgemm::block_bucketize_sparse_features", features.values.shape[0]
+    tape.scope(name, Phase.FORWARD)
+    return _moved(tape, name, lengths, lookups, features, with_order=with_order)
 
 
-def _moved(tape: MarkedTape, name: str, lengths: int, lookups: int, features: Features) -> Features:
+def _moved(
+    tape: MarkedTape, name: str, lengths: int, lookups: int, features: Features, *, with_order: bool = False
+) -> Features:
     dtype = features.values.spec.dtype
     moved = Features(
         tape.new((lengths,), LENGTH_DTYPE),
         tape.new((lookups,), dtype),
         None if features.weights is None else tape.new((lookups,)),
+        tape.new((lookups,), dtype) if with_order else None,
     )
     arguments: Arguments = [("lengths", features.bags), ("indices", features.values)]
     outputs = [moved.bags, moved.values]
     if features.weights is not None and moved.weights is not None:
         arguments = [*arguments, ("weights", features.weights)]
         outputs.append(moved.weights)
+    outputs += [] if moved.order is None else [moved.order]
     tape.op(name, arguments, outputs, module=MODULE)
     return moved
 

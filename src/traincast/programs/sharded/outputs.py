@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from traincast.placement.kinds import ShardingKind
 from traincast.programs.sharded.layout import Layout, Section
@@ -33,6 +34,26 @@ TORCHREC = Names(
     keeps=False,
 )  # fmt: skip
 REFERENCE = Names("ExchangeRequest", "ExchangeWait", "ExchangeWaitBackward", "ExchangeRequestBackward", keeps=True)
+
+
+class Exchange(Protocol):
+    """What the kernels of a section gave, on its way to the ranks of its samples, and its gradients back."""
+
+    @property
+    def columns(self) -> int:
+        """Columns after the exchange."""
+
+    def start(self, pooled: Ref, /) -> None:
+        """Sends what was looked up (flat) on its way."""
+
+    def finish(self) -> list[Ref]:
+        """Waits; gives what came."""
+
+    def start_backward(self, grads: list[Ref], /) -> None:
+        """Sends the gradients of what `finish` gave on their way back."""
+
+    def finish_backward(self) -> Ref:
+        """Waits; gives the gradients of what was looked up (flat)."""
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,8 @@ MAX_RANKS = 4096
 """Every rank exchanges with every other: time and memory of a prediction grow with the square of the ranks."""
 PREFETCH = 16
 """The stream of the next batch, beyond those of the communicators."""
-_RIGID = "how often rows repeat depends on the batch size; build it anew for another one"
+RIGID = "how often rows repeat depends on the batch size; build it anew for another one"
+"""Why a sharded step cannot be resized."""
 
 
 def sharded_dlrm(
@@ -68,7 +69,7 @@ def sharded_dlrm(
         written.append(program)
     return Workload(
         name=name,
-        programs=tuple(replace(program, rigid=_RIGID) for program in share_templates(written)),
+        programs=tuple(replace(program, rigid=RIGID) for program in share_templates(written)),
         ranks=ranks,
         mode="training",
         meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
