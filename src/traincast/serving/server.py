@@ -18,6 +18,7 @@ from traincast.errors import TraincastError
 from traincast.serving.app import Settings, make_app
 from traincast.serving.guard import is_loopback
 
+_BACKLOG = 2048  # connections that wait
 _MOST_HEADER = 1 << 15  # bytes of a request's first line and headers
 
 
@@ -63,6 +64,7 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(_BACKLOG)  # from here on connections wait for the application to start
     except (OSError, UnicodeError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraincastError(f"cannot listen on `host` {host}, `port` {port}: {reason}; give another") from None

@@ -34,7 +34,7 @@
     button("+", "Zoom in", function () { view.zoom(0.5); });
     button("−", "Zoom out", function () { view.zoom(2); });
     button("⤢", "Show all", function () { view.show(0, model.end); });
-    button("Save trace", "Save as a Chrome trace, which Perfetto opens", function () { save(model, key); });
+    button("Save trace", "Save trace for Perfetto (Chrome trace)", function () { save(model, key); });
     if (data.first) view.show(data.first[0], data.first[1]);
     if (data.left_out) status.textContent = data.left_out + " of the shortest slices are left out.";
     pointers(canvas, view, tip, status);

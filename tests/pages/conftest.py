@@ -1,0 +1,3 @@
+"""What tests of pages share."""
+
+from tests.browsing import browser as browser
