@@ -19,9 +19,9 @@ _FLAGS = (
 )  # fmt: skip
 _COMPARE = """
 const [given, kept, done] = arguments;
-const load = text => new Promise((yes, no) => { const i = new Image(); i.onload = () => yes(i); i.onerror = no;
-  i.src = 'data:image/png;base64,' + text; });
-Promise.all([load(given), load(kept)]).then(both => {
+const load = (text, kind) => new Promise((yes, no) => { const i = new Image(); i.onload = () => yes(i); i.onerror = no;
+  i.src = `data:image/${kind};base64,` + text; });
+Promise.all([load(given, 'png'), load(kept, 'webp')]).then(both => {
   const [a, b] = both.map(image => { const c = document.createElement('canvas'); c.width = 48; c.height = 48;
     const p = c.getContext('2d'); p.drawImage(image, 0, 0, 48, 48); return p.getImageData(0, 0, 48, 48).data; });
   let sum = 0; for (let i = 0; i < a.length; i++) sum += Math.abs(a[i] - b[i]);
@@ -33,7 +33,7 @@ const [text, width, done] = arguments, image = new Image();
 image.onload = () => { const c = document.createElement('canvas'); c.width = width;
   c.height = Math.round(image.height * width / image.width);
   const p = c.getContext('2d'); p.imageSmoothingQuality = 'high'; p.drawImage(image, 0, 0, c.width, c.height);
-  done(c.toDataURL('image/png').split(',')[1]); };
+  done(c.toDataURL('image/webp', 0.6).split(',')[1]); };
 image.src = 'data:image/png;base64,' + text;
 """
 
@@ -98,9 +98,9 @@ class Browser:
         TRAINCAST_KEEP_PICTURES set, the picture is kept anew."""
         text = self.driver.get_screenshot_as_base64()
         self.driver.get("about:blank")
-        kept = REFERENCES / f"{name}.png"
+        kept = REFERENCES / f"{name}.webp"
         if os.environ.get("TRAINCAST_KEEP_PICTURES"):
-            kept.write_bytes(b64decode(self.driver.execute_async_script(_SHRINK, text, 400)))
+            kept.write_bytes(b64decode(self.driver.execute_async_script(_SHRINK, text, 320)))
         reference = b64encode(kept.read_bytes()).decode()
         return self.driver.execute_async_script(_COMPARE, text, reference)
 

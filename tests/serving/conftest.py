@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
+from tests.browsing import browser as browser
 from traincast.serving.app import Settings, make_app
 from traincast.serving.pool import Limits
 from traincast.serving.store import Room

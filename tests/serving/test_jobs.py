@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
-import pytest
+from tests.serving.starting import fetched, server
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = {"of": "sharding", "workload": "dlrm-2022-788", "on": "dgx-a100", "gpus": 8}
@@ -79,56 +73,21 @@ def test_uploads_are_answered_like_files_of_ones_own(client):
     assert client.get(f"/api/uploads/{upload['id']}").status_code == 404
 
 
-def fetched(url, data=None, method=None, **headers):
-    request = urllib.request.Request(url, data=data, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.loads(answer.read() or b"null")
+def test_killed_and_started_again_it_has_what_it_promised(tmp_path):
+    with server(tmp_path) as (first, url):
+        known = fetched(f"{url}api/uploads?name=run.json", data=TRACE, **{"content-type": "application/octet-stream"})
+        question = {"workload": "gpt2-large", "on": "dgx-a100", "gpus": "1,2,4"}
+        job = fetched(f"{url}api/jobs", data=json.dumps(question).encode(), **{"content-type": "application/json"})
+        assert job["status"] in ("waiting", "running")
 
-
-@pytest.fixture
-def started(tmp_path):
-    """Starts the command; every process it makes is ended at the end."""
-    processes = []
-
-    def start():
-        command = [sys.executable, "-m", "traincast", "serve", "--port", "0", "--keep", str(tmp_path), "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        processes.append(process)
-        text = ""
-        while not text.endswith("}\n"):
-            text += process.stdout.readline()
-        url = json.loads(text)["url"]
-        for _ in range(200):
-            try:
-                fetched(f"{url}api/health")
-                break
-            except urllib.error.URLError:
-                time.sleep(0.05)
-        return process, url
-
-    yield start
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def test_killed_and_started_again_it_has_what_it_promised(started):
-    first, url = started()
-    known = fetched(f"{url}api/uploads?name=run.json", data=TRACE, **{"content-type": "application/octet-stream"})
-    question = {"workload": "gpt2-large", "on": "dgx-a100", "gpus": "1,2,4"}
-    job = fetched(f"{url}api/jobs", data=json.dumps(question).encode(), **{"content-type": "application/json"})
-    assert job["status"] in ("waiting", "running")
-
-    first.kill()
-    first.wait()
-    second, url = started()
-
-    assert fetched(f"{url}api/uploads") == [known]
-    end = time.monotonic() + 60
-    while (state := fetched(f"{url}api/jobs/{job['id']}"))["status"] != "finished" and time.monotonic() < end:
-        assert state["status"] in ("waiting", "running"), state
-        time.sleep(0.1)
-    assert fetched(f"{url}api/jobs/{job['id']}/result")
-    second.send_signal(signal.SIGINT)
-    assert second.wait(20) == 0
+        first.kill()
+        first.wait()
+    with server(tmp_path) as (second, url):
+        assert fetched(f"{url}api/uploads") == [known]
+        end = time.monotonic() + 60
+        while (state := fetched(f"{url}api/jobs/{job['id']}"))["status"] != "finished" and time.monotonic() < end:
+            assert state["status"] in ("waiting", "running"), state
+            time.sleep(0.1)
+        assert fetched(f"{url}api/jobs/{job['id']}/result")
+        second.send_signal(signal.SIGINT)
+        assert second.wait(20) == 0

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-SLOTS = 8
+SLOTS = 12
 """So many colours, each with a texture of its own, tell parts apart."""
 
 

@@ -45,7 +45,7 @@
   Traincast.plot = function (place, chart) {
     var data = [chart.x], series = [{ label: chart.x_label }], bands = [];
     chart.series.forEach(function (one, n) {
-      var slot = (one.slot === undefined ? n : one.slot) % 8, colour = one.strong ? ink("--fg") : ink("--c" + slot);
+      var slot = (one.slot === undefined ? n : one.slot) % 12, colour = one.strong ? ink("--fg") : ink("--c" + slot);
       var line = { label: one.label, stroke: colour, width: 2, spanGaps: true, dash: DASHES[(one.dash || 0) % DASHES.length],
                    points: { show: one.kind === "line" && chart.x.length < 40, size: 7 } };
       if (one.kind === "points") { line.paths = marks(n); line._stroke = colour; line.points = { show: false }; line.spanGaps = false; }

@@ -2,7 +2,7 @@
    slices there are: at most one rectangle a pixel and track. */
 "use strict";
 (function () {
-  var ROW = 24, AXIS = 26, SLOTS = 8;
+  var ROW = 24, AXIS = 26, SLOTS = 12;
 
   Traincast.View = function (canvas, model) {
     this.canvas = canvas;
@@ -48,6 +48,10 @@
     if (slot === 3) { pen.moveTo(-1, -1); pen.lineTo(9, 9); pen.moveTo(7, -1); pen.lineTo(9, 1); pen.moveTo(-1, 7); pen.lineTo(1, 9); }
     if (slot === 4 || slot === 6) { pen.moveTo(0, 4); pen.lineTo(8, 4); }
     if (slot === 5 || slot === 6) { pen.moveTo(4, 0); pen.lineTo(4, 8); }
+    if (slot === 8) pen.fillRect(2, 2, 4, 4);
+    if (slot === 9) { pen.moveTo(0, 2); pen.lineTo(8, 2); pen.moveTo(0, 6); pen.lineTo(8, 6); }
+    if (slot === 10) { pen.moveTo(0, 6); pen.lineTo(4, 2); pen.lineTo(8, 6); }
+    if (slot === 11) { pen.moveTo(2, 0); pen.lineTo(2, 8); pen.moveTo(6, 0); pen.lineTo(6, 8); }
     if (slot === 7) { pen.moveTo(0, 0); pen.lineTo(8, 8); pen.moveTo(8, 0); pen.lineTo(0, 8); }
     pen.stroke();
     return tile.getContext("2d").createPattern(tile, "repeat");
@@ -106,7 +110,7 @@
       var x = Math.round(this.x(at)) + 0.5;
       pen.moveTo(x, 16);
       pen.lineTo(x, this.height());
-      pen.fillText(Traincast.duration(at).replace(/\.?0+ /, " "), x + 3, 13);
+      pen.fillText(at ? Traincast.duration(at).replace(/\.0+ |(\.\d*?)0+ /, "$1 ") : "0", x + 3, 13);
     }
     pen.stroke();
   };

@@ -61,7 +61,7 @@
       picture.setAttribute("class", "swatch");
       picture.setAttribute("viewBox", "0 0 16 16");
       picture.setAttribute("aria-hidden", "true");
-      [["class", "s" + number % 8], ["fill", "url(#t" + number % 8 + ")"]].forEach(function (paint) {
+      [["class", "s" + number % 12], ["fill", "url(#t" + number % 12 + ")"]].forEach(function (paint) {
         var square = document.createElementNS(name, "rect");
         square.setAttribute("width", "16");
         square.setAttribute("height", "16");
@@ -223,8 +223,17 @@
   ["(prefers-color-scheme: dark)", "print"].forEach(function (query) {
     matchMedia(query).addEventListener("change", function () { again(true); });
   });
-  window.addEventListener("beforeprint", function () { again(true); });
-  window.addEventListener("afterprint", function () { again(true); });
+  /* On paper nothing can be opened: all of it is. */
+  var opened = [];
+  window.addEventListener("beforeprint", function () {
+    opened = [].slice.call(document.querySelectorAll("main details:not([open])"));
+    opened.forEach(function (fold) { fold.open = true; });
+    again(true);
+  });
+  window.addEventListener("afterprint", function () {
+    opened.forEach(function (fold) { fold.open = false; });
+    again(true);
+  });
   var stored = document.getElementById("page-data");
   if (stored) Traincast.start(JSON.parse(stored.textContent));
 })();
