@@ -67,11 +67,11 @@ def test_block_scales_cost_casts() -> None:
     ("options", "message"),
     [
         ("--overlap foo", "unknown exchange 'foo'"),
-        ("--overlap tp --no-overlap", "`overlap` and `no_overlap` say different things"),
+        ("--overlap tp --no-overlap", "--overlap and --no-overlap say different things"),
         ("--fp8-gather", "`fp8_gather` is for 8-bit arithmetic (dtype fp8), not bf16"),
         ("--fp8-scaling mx", "`fp8_scaling` is for 8-bit arithmetic (dtype fp8), not bf16"),
         ("--tp 2 --optimizer sgd", "optimizer 'sgd' has no layout of GPUs"),
-        ("--tp 2 --compiled --kernels eager", "`compiled` and kernels 'eager' say different things"),
+        ("--tp 2 --compiled --kernels eager", "--compiled and kernels 'eager' say different things"),
         ("--tp 2 --loader-ms 5", "data loaders and --program do not go with a layout of GPUs"),
         ("--pp 2 --stage-layers 15,x", "stage layers '15,x' are no whole numbers"),
     ],
