@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from traincast.benching.measure import Measured
     from traincast.benching.selfcheck import SelfCheck
     from traincast.calibration.profile import Profile
+    from traincast.calibration.ranks import RanksPrediction
     from traincast.calibration.step import SerialPrediction
     from traincast.questions.bench import Benched
     from traincast.questions.here import Calibrated
@@ -35,6 +36,7 @@ def measure(
     clock: str = "wall",
     nominal: float | None = None,
     trace_out: str | Path | None = None,
+    gpus: int = 1,
     progress: Progress = _silent,
     **variant: Unpack[VariantOptions],
 ) -> Measured:
@@ -43,14 +45,15 @@ def measure(
     `step` is a built-in model, a DLRM in YAML or as a `DlrmConfig`, "FILE.py:FUNCTION" or a function (`capture` says
     of which form). It is run up to `repeats` times within about `seconds`. `clock` is "wall", or "busy" (the time of
     this thread alone). `nominal` is how long the reference takes where the corrected figure is to hold (default: here
-    and now). `trace_out` receives a Kineto trace. Needs torch; variants as in `predict`.
+    and now). `trace_out` receives a Kineto trace. With `gpus` as many processes train together (a DLRM hybrid parallel,
+    others under DDP), over gloo on a CPU, one thread each, or NCCL. Needs torch; variants as in `predict`.
     """
     from traincast.questions.measure import measure as run
     from traincast.questions.variant import variant_of
 
     return run(
         step, variant_of(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
-        trace=None if trace_out is None else Path(trace_out), progress=progress,
+        trace=None if trace_out is None else Path(trace_out), gpus=gpus, progress=progress,
     )  # fmt: skip
 
 
@@ -104,9 +107,14 @@ def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -
 
 
 def predict_here(
-    step: Step | Workload, *, on: str | Profile = "here", **variant: Unpack[VariantOptions]
-) -> SerialPrediction:
-    """Predicts one step on a machine that was measured: this one, or that of a profile's file. A CPU, one thread.
+    step: Step | Workload,
+    *,
+    on: str | Profile = "here",
+    gpus: int | None = None,
+    **variant: Unpack[VariantOptions],
+) -> SerialPrediction | RanksPrediction:
+    """Predicts one step on a machine that was measured: this one, or that of a profile's file. A CPU, one thread; with
+    `gpus` as many ranks of one thread each, which must be as many as `bench` measured collectives between.
 
     `step` is what `measure` takes, or a workload. Seconds are those of the machine as it was when it was measured; a
     workload needs no torch, any other step is captured first.
@@ -114,4 +122,4 @@ def predict_here(
     from traincast.questions.here import predict_here as answer
     from traincast.questions.variant import variant_of
 
-    return answer(step, variant_of(variant), on)
+    return answer(step, variant_of(variant), on, gpus)

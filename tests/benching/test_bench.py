@@ -129,7 +129,13 @@ def test_a_budget_that_is_none_is_refused(text):
         (["fit", "gemm", "--store", "nowhere"], "leave out pieces"),
         (["fit", "--clock", "busy"], "--clock and --refine are about a --store"),
         (["predict", "dlrm-ddp", "--on", "here"], "measure this machine with 'traincast bench'"),
-        (["predict", "dlrm-ddp", "--on", "here", "--gpus", "2"], "--gpus is for GPUs"),
+        (["predict", "dlrm-ddp", "--on", "here", "--gpus", "2,4"], "give one number of ranks"),
+        (["predict", "dlrm-ddp", "--on", "here", "--clock-mhz", "900"], "--clock-mhz is for GPUs"),
+        (["measure", "dlrm-ddp", "--gpus", "99"], "--gpus is 99; give a whole number of ranks from 2 to 64"),
+        (["measure", "dlrm-ddp", "--gpus", "2", "--clock", "busy"], "leave out --clock"),
+        (["measure", "dlrm-ddp", "--gpus", "2", "--optimizer", "adam"], "with SGD and EmbeddingBags"),
+        (["measure", "dlrm-ddp", "--gpus", "2", "--trace-out", "t.json"], "a trace is of one process"),
+        (["measure", "dlrm-v2", "--gpus", "2"], "dlrm-v2 is not trained data parallel here"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(home, capsys, arguments, said):

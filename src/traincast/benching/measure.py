@@ -24,7 +24,8 @@ _WARM_UPS = 2  # the first step makes optimizer state and loads kernels, the sec
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Measured(Result):
-    """One step as it ran here. Seconds; `clock` says by which clock ("wall", or the thread's "busy" time)."""
+    """One step as it ran here. Seconds; `clock` says by which clock ("wall", or the thread's "busy" time). As many as
+    `ranks` ran it together, each at `batch_size`."""
 
     workload: str
     batch_size: int
@@ -35,6 +36,7 @@ class Measured(Result):
     series: Series
     notes: tuple[str, ...]
     trace: str = ""
+    ranks: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Milliseconds, and what they were measured on."""
@@ -44,6 +46,7 @@ class Measured(Result):
             "workload": self.workload,
             "batch_size": self.batch_size,
             "seq_len": self.seq_len or None,
+            "ranks": self.ranks,
             "device": self.identity.to_dict(),
             "clock": self.clock,
             "repeats": self.summary.repeats,
@@ -58,8 +61,10 @@ class Measured(Result):
     def headline(self) -> str:
         """Median, corrected figure with its interval, and what disturbed the run."""
         s = self.summary
+        together = f"{self.ranks} ranks, each " if self.ranks > 1 else ""
         lines = [
-            f"{self.workload}, batch {self.batch_size}, on {self.identity.name} ({self.identity.threads} thread)",
+            f"{self.workload}, {together}batch {self.batch_size}, on {self.identity.name} "
+            f"({self.identity.threads} thread{' a rank' if self.ranks > 1 else ''})",
             f"median {1e3 * s.median:.2f} ms ({self.clock} time, {s.repeats} steps, spread {s.spread:.1%})",
             f"drift-corrected {1e3 * s.corrected:.2f} ms (90 % interval of the median {1e3 * s.low:.2f} to "
             f"{1e3 * s.high:.2f}), for a reference of {1e3 * s.reference:.3f} ms",

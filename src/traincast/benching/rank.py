@@ -35,11 +35,11 @@ _LOOK_SECONDS = 0.5  # between two looks at whether the launcher is still there
 
 
 def measure_together(
-    work: Work, reference: Reference, seconds: float, device: Device, least: int = _LEAST
+    work: Work, reference: Reference, seconds: float, device: Device, most: int = _MOST
 ) -> dict[str, list[float]]:
     """Seconds of every repetition by both clocks, and of the reference beside it: of the slowest rank on the wall's
     clock ("step"), else means over ranks ("busy" is processor time of a whole rank)."""
-    steps, repeats = _sizes(work, seconds, device, least)
+    steps, repeats = _sizes(work, seconds, device, most)
     taken, busy, beside = [], [], []
     for _ in range(repeats):
         dist.barrier()
@@ -67,7 +67,7 @@ def _between(values: list[float]) -> list[float]:
     return [math.sqrt(before * after) for before, after in pairwise(values)]
 
 
-def _sizes(work: Work, seconds: float, device: Device, least: int) -> tuple[int, int]:
+def _sizes(work: Work, seconds: float, device: Device, most: int) -> tuple[int, int]:
     """How often the work runs between two looks at the clock, and how many looks there are; the same on all ranks."""
     for _ in range(_WARM_UPS):
         work()
@@ -78,7 +78,7 @@ def _sizes(work: Work, seconds: float, device: Device, least: int) -> tuple[int,
     device.synchronise()
     once = _slowest([time.perf_counter() - begin], device)[0]
     steps = max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / once)))
-    return steps, max(least, min(_MOST, round(seconds / (steps * once))))
+    return steps, max(min(_LEAST, most), min(most, round(seconds / (steps * once))))
 
 
 def _slowest(values: list[float], device: Device) -> list[float]:
@@ -137,8 +137,8 @@ def serve(
         for job in order["jobs"]:
             make = next(make for field, make in works.items() if field in job)
             work = make(job, rank, ranks, device)
-            least = int(job.get("least", _LEAST))
-            taken: dict[str, Any] = measure_together(work, reference, float(job["seconds"]), device, least)
+            most = int(job.get("most", _MOST))
+            taken: dict[str, Any] = measure_together(work, reference, float(job["seconds"]), device, most)
             taken |= after(job, work, reference)
             if rank == 0:
                 results.write(json.dumps({**job, **taken}) + "\n")

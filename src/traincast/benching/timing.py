@@ -68,18 +68,21 @@ class Series:
 
     def notes(self) -> tuple[str, ...]:
         """What disturbed the run: neighbours on the processor, a clock that moved."""
-        said = []
         waited = float(np.median(self.wall / np.maximum(self.busy, 1e-12)))
-        if waited > _BUSY_NEIGHBOURS:
-            said.append(f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them")
+        if waited <= _BUSY_NEIGHBOURS:
+            return self.drift()
+        return (f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them", *self.drift())
+
+    def drift(self) -> tuple[str, ...]:
+        """What moved the clock, or the reference otherwise."""
         quarters = np.array_split(self.reference_busy, 4) if len(self.wall) >= 8 else []
         medians = [float(np.median(quarter)) for quarter in quarters]
         if medians and max(medians) > _DRIFTED * min(medians):
-            said.append(
+            return (
                 f"the reference drifted by {max(medians) / min(medians) - 1:.0%} (throttling or neighbours); "
-                "the corrected figure has it divided out"
+                "the corrected figure has it divided out",
             )
-        return tuple(said)
+        return ()
 
 
 def run_series(

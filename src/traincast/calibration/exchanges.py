@@ -17,7 +17,7 @@ from traincast.arrays import FloatArray
 from traincast.calibration.estimator import KindModel, fit_kind
 from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row, within
-from traincast.workload.collectives import COLLECTIVES
+from traincast.workload.collectives import COLLECTIVES, UNEVEN_FORM
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class ExchangeModels:
     def _key(self, exchanges: Sequence[Exchange]) -> str:
         """The model of these exchanges, or of what stands for them."""
         kind, ranks = exchanges[0].kind, len(exchanges)
-        for candidate in (kind, COLLECTIVES[kind].like if kind in COLLECTIVES else ""):
+        for candidate in (kind, COLLECTIVES[kind].like if kind in COLLECTIVES else "", UNEVEN_FORM.get(kind, "")):
             if f"{ranks} {candidate}" in self.seconds:
                 return f"{ranks} {candidate}"
         measured = ", ".join(self.seconds) or "none"

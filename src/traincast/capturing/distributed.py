@@ -32,6 +32,7 @@ def capture_distributed(
     framework_version: str = DEFAULT_FRAMEWORK,
     synchronised: bool = False,
     ranks: Sequence[int] | None = None,
+    runs_on: str = "cuda",
 ) -> Workload:
     """A workload of `world_size` ranks from `make_step(batch_size, rank=..., world_size=...)`.
 
@@ -41,8 +42,8 @@ def capture_distributed(
     """
     check_request(mode, batch_size, seq_len)
     captured = _ranks_to_capture(world_size, ranks)
-    _check_signature(make_step)
-    capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch)
+    check_takes_ranks(make_step)
+    capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch, runs_on)
     programs, program_of = _distinct([capture.first(rank) for rank in captured])
     rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
     programs = _generalised(programs, rank_of, capture)
@@ -63,8 +64,16 @@ class _Capture:
     """Captures any rank, at the size asked for and at those it takes to re-batch it."""
 
     def __init__(
-        self, make_step: Callable[..., Step], world_size: int, batch: int, seq_len: int | None, mode: str, rebatch: bool
+        self,
+        make_step: Callable[..., Step],
+        world_size: int,
+        batch: int,
+        seq_len: int | None,
+        mode: str,
+        rebatch: bool,
+        runs_on: str,
     ) -> None:
+        self._runs_on = runs_on
         self._make_step, self._world_size, self._seq_len, self._mode = make_step, world_size, seq_len, mode
         self.sizes = capture_sizes(batch, seq_len or 0) if rebatch else [(batch, seq_len or 0)]
 
@@ -79,7 +88,9 @@ class _Capture:
     def _at(self, rank: int, batch: int, length: int) -> Program:
         build = with_sizes(partial(self._make_step, rank=rank, world_size=self._world_size), self._seq_len)
         with only_own_garbage():  # nor that of the ranks before
-            return capture_program(build, batch, length, self._mode, Place(rank, self._world_size))
+            return capture_program(
+                build, batch, length, self._mode, Place(rank, self._world_size), runs_on=self._runs_on
+            )
 
 
 def _ranks_to_capture(world_size: int, ranks: Sequence[int] | None) -> list[int]:
@@ -93,7 +104,8 @@ def _ranks_to_capture(world_size: int, ranks: Sequence[int] | None) -> list[int]
     return chosen
 
 
-def _check_signature(make_step: Callable[..., Step]) -> None:
+def check_takes_ranks(make_step: Callable[..., Step]) -> None:
+    """Refuses a function that does not say what each rank does."""
     try:
         inspect.signature(make_step).bind_partial(rank=0, world_size=1)
     except (TypeError, ValueError) as error:

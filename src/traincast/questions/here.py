@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from traincast.calibration.profile import Profile, is_profile, load_profile, save_profile
+from traincast.calibration.ranks import RanksPrediction, predict_ranks
 from traincast.calibration.step import SerialPrediction, predict_serial
 from traincast.errors import TraincastError
 from traincast.files.reading import shown_path
@@ -16,6 +17,7 @@ from traincast.measurements.metrics import ErrorRow
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.questions.dlrm_file import read_dlrm
 from traincast.questions.measure import Source, runnable
+from traincast.questions.ranks import captured_ranks
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import load
 from traincast.results import Records, Result
@@ -84,11 +86,23 @@ def _access(source: Any) -> tuple[str, ...]:
     return read_dlrm(Path(name)).access if name.endswith((".yaml", ".yml")) else ()
 
 
-def predict_here(source: Source | Workload, variant: Variant, on: str | Profile = HERE) -> SerialPrediction:
-    """One step on a machine that was measured."""
+def predict_here(
+    source: Source | Workload, variant: Variant, on: str | Profile = HERE, gpus: int | None = None
+) -> SerialPrediction | RanksPrediction:
+    """One step on a machine that was measured: of one process, or of as many ranks as `gpus`."""
     profile = find_profile(on)
-    workload, access = captured_here(source, variant)
-    return predict_serial(workload, profile, access)
+    if isinstance(source, Workload) or str(source).endswith(".tc"):
+        workload = load(source if isinstance(source, Workload) else str(source), variant)
+        if gpus is not None and gpus != len(workload.ranks):
+            raise TraincastError(
+                f"{workload.name} was captured on {len(workload.ranks)} ranks, not {gpus}; capture it again"
+            )
+        return predict_serial(workload, profile) if len(workload.ranks) == 1 else predict_ranks(workload, profile)
+    if gpus is None or gpus == 1:
+        workload, access = captured_here(source, variant)
+        return predict_serial(workload, profile, access)
+    together, accesses = captured_ranks(source, variant, gpus)
+    return predict_ranks(together, profile, accesses)
 
 
 @dataclass(frozen=True, repr=False)

@@ -49,7 +49,8 @@ def runnable(source: Source, variant: Variant, device: str = "cpu") -> Runnable:
     return _built_in(name, variant, device)
 
 
-def _setting(variant: Variant, choice: str, optimizer: str, device: str) -> Any:
+def setting_of(variant: Variant, choice: str, optimizer: str, device: str) -> Any:
+    """How the step of a built-in model is run on a device, as `zoo.build.steps.Setting`."""
     from traincast.zoo.build.steps import Setting
 
     if variant.dtype not in ("fp32", "bf16"):
@@ -80,7 +81,7 @@ def _dlrm(config: DlrmConfig, variant: Variant, device: str) -> Runnable:
             f"the tables of {config.name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free here; describe a "
             "smaller model in YAML"
         )
-    build = dlrm_step(_setting(variant, "bag", config.optimizer, device), Dlrm, config)
+    build = dlrm_step(setting_of(variant, "bag", config.optimizer, device), Dlrm, config)
     return Runnable(config.name, variant.batch_size or config.batch_size, 0, build)
 
 
@@ -96,7 +97,7 @@ def _built_in(name: str, variant: Variant, device: str) -> Runnable:
     choice = (variant.attention if recipe.axis == "attention" else variant.embedding) or recipe.choices[0]
     if choice not in recipe.choices or choice == "fbgemm":
         raise TraincastError(f"{name} does not run here with '{choice}'; its tables or its attention need a GPU")
-    build = recipe.make(_setting(variant, choice, recipe.optimizers[0], device))
+    build = recipe.make(setting_of(variant, choice, recipe.optimizers[0], device))
     return Runnable(name, variant.batch_size or recipe.batch_size, variant.seq_len or recipe.seq_len, build)
 
 
@@ -121,9 +122,10 @@ def measure(
     clock: str = "wall",
     nominal: float | None = None,
     trace: Path | None = None,
+    gpus: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Measured:
-    """The step, run here; see `benching.measure.measure_step`."""
+    """The step, run here, by one process (see `benching.measure.measure_step`) or by as many ranks as `gpus`."""
     from traincast.benching.measure import measure_step
     from traincast.benching.opening import open_device
     from traincast.benching.timing import CLOCKS
@@ -135,6 +137,14 @@ def measure(
         raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
     if clock not in CLOCKS:
         raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
+    if gpus != 1:
+        from traincast.questions.ranks import measure_ranks
+
+        if trace is not None:
+            raise TraincastError("a trace is of one process; leave out `trace_out`")
+        return measure_ranks(
+            source, variant, gpus, device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal
+        )
     opened = open_device(device)
     step = runnable(source, variant, device)
     return measure_step(

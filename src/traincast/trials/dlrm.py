@@ -158,7 +158,7 @@ def dlrm_step(task: DlrmTask, plan: Plan) -> Callable[..., Step]:
         dense = torch.rand(batch_size * world_size, task.config.bottom_mlp[0])[mine]
         target = torch.rand(batch_size * world_size, 1)[mine]
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, foreach=False)
-        criterion = nn.BCELoss()
+        criterion: nn.Module = nn.MSELoss() if task.config.loss == "mse" else nn.BCELoss()
 
         def step() -> torch.Tensor:
             optimizer.zero_grad()

@@ -7,6 +7,8 @@ from typing import Any
 
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.step import capture_step
+from traincast.placement.plan import Plan
+from traincast.programs.dlrm.config import DlrmConfig
 from traincast.trials.catalog import BUILT_IN, RANDOM, Trial, task_of, task_plans
 from traincast.trials.dlrm import Division, one_rank_plan
 from traincast.trials.steps import make_step_of
@@ -32,7 +34,7 @@ def trial_workload(trial: Trial) -> TrialWorkload:
     make_step = make_step_of(trial)
     sizes: dict[str, Any] = {"batch_size": trial.batch_size, "name": trial.key, "rebatch": False}
     if trial.ranks > 1:
-        workload = capture_distributed(make_step, world_size=trial.ranks, **sizes)
+        workload = capture_distributed(make_step, world_size=trial.ranks, runs_on="cpu", **sizes)
     else:
         workload = capture_step(make_step, runs_on="cpu", **sizes)
     return TrialWorkload(workload, tuple(_access(trial, rank) for rank in range(trial.ranks)))
@@ -43,6 +45,11 @@ def _access(trial: Trial, rank: int) -> tuple[str, ...]:
         return ()
     task = task_of(trial)
     plan = task_plans(task)[trial.plan] if trial.ranks > 1 else one_rank_plan(task.config)
-    division = Division.of(plan, task.config, rank)
+    return rank_access(task.config, plan, rank)
+
+
+def rank_access(config: DlrmConfig, plan: Plan, rank: int) -> tuple[str, ...]:
+    """Which rows the lookups of a rank want under a plan, in the order in which it makes them."""
+    division = Division.of(plan, config, rank)
     shards = (*division.exchanged[rank], *division.by_rows)
-    return tuple(task.config.access[table] for table in (*(shard.table for shard in shards), *division.copied))
+    return tuple(config.access[table] for table in (*(shard.table for shard in shards), *division.copied))

@@ -5,6 +5,8 @@ WORKLOAD is a built-in model (its tables as EmbeddingBags), a DLRM described in 
 kernel runs between every two steps; the drift-corrected figure is the median ratio to it, and that is what predictions
 are compared with. '--clock busy' counts the time of this thread only, for machines that others are using.
 On a GPU '--trace-out' records one step for 'traincast trace'.
+'--gpus 2' lets two processes train together, a DLRM with its tables divided between them, other models under DDP:
+over gloo on a CPU, one thread each, or over NCCL. FUNCTION then takes rank and world_size by name.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--optimizer", choices=OPTIMIZERS[1:])
     parser.add_argument("--attention", choices=ATTENTIONS, help="Transformers; default eager")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that train together (default 1)")
     parser.add_argument("--repeats", type=int, default=30, metavar="N", help="most steps to time (default 30)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="N", help="time for them (default 20)")
     parser.add_argument("--clock", choices=("wall", "busy"), default="wall")
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
             seconds=args.seconds,
             clock=args.clock,
             trace_out=args.trace_out,
+            gpus=args.gpus,
             progress=progress,
             **variant_options(args),
         )

@@ -3,7 +3,7 @@
 WORKLOAD is a built-in model (see 'traincast models'), a workload saved by 'traincast capture' (.tc), or a DLRM
 described in YAML. PLATFORM is a built-in GPU or node (see 'traincast platforms') or your own description (.toml).
 'here' is this machine, and a profile of 'traincast fit --store' (.toml) the machine it was measured on: a CPU, one
-thread. WORKLOAD may then be FILE.py:FUNCTION too.
+thread. WORKLOAD may then be FILE.py:FUNCTION too, and '--gpus 2' is two processes that train together over gloo.
 Batch size is per GPU. Training is forward, backward and optimizer step; '--optimizer none' leaves the step out.
 
 '--gpus 16' predicts data-parallel training (DistributedDataParallel) on 16 GPUs, on as many nodes as hold them; a DLRM
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 
 from traincast.api import predict, predict_here, predict_training, scaling
+from traincast.calibration.ranks import RanksPrediction
 from traincast.calibration.step import SerialPrediction
 from traincast.cli.arguments import file_path, variant_options, whole_numbers
 from traincast.cli.layouts import add_layout_arguments, has_layout, layout_of
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-Answer = Prediction | ScalingCurve | TrainingPrediction | SerialPrediction
+Answer = Prediction | ScalingCurve | TrainingPrediction | SerialPrediction | RanksPrediction
 """What the options may ask for."""
 
 
@@ -147,11 +148,14 @@ def loader_of(args: argparse.Namespace) -> Loader | None:
     return None if loader == Loader() else loader
 
 
-def _here(args: argparse.Namespace) -> SerialPrediction:
-    for option in ("gpus", "scaling", "clock_mhz", "host", "trace_out", "compiled", "by"):
+def _here(args: argparse.Namespace) -> SerialPrediction | RanksPrediction:
+    for option in ("scaling", "clock_mhz", "host", "trace_out", "compiled", "by"):
         if getattr(args, option, None):
             raise TraincastError(f"--{option.replace('_', '-')} is for GPUs; leave it out with '--on {args.on}'")
-    return predict_here(args.workload, on=args.on, **variant_options(args))
+    gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
+    if gpus and len(gpus) > 1:
+        raise TraincastError(f"--gpus {args.gpus}: give one number of ranks with '--on {args.on}'")
+    return predict_here(args.workload, on=args.on, gpus=gpus[0] if gpus else None, **variant_options(args))
 
 
 def _curve(args: argparse.Namespace, gpus: list[int]) -> ScalingCurve:

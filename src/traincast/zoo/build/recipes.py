@@ -37,7 +37,7 @@ ATTENTIONS = ("eager", "sdpa")
 class Recipe:
     """How to capture one model. `axis` names what `choices` choose between; defaults come first.
 
-    `without` lists (choice, optimizer) pairs that do not exist.
+    `without` lists (choice, optimizer) pairs that do not exist. A `data_parallel` model is the same on every rank.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Recipe:
     without: tuple[tuple[str, str], ...] = ()
     framework_version: str = DEFAULT_FRAMEWORK
     synchronised: bool = False
+    data_parallel: bool = False
 
     def settings(self) -> list[Setting]:
         """Every variant, the default first."""
@@ -98,7 +99,7 @@ def _language_model(
     return Recipe(
         name=name, description=description, batch_size=batch_size, seq_len=seq_len, make=make,
         parameters=lambda: count_parameters(lambda: build("eager")),
-        axis="attention", choices=choices, optimizers=("adam", "sgd", "adagrad"),
+        axis="attention", choices=choices, optimizers=("adam", "sgd", "adagrad"), data_parallel=True,
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def _bert() -> Recipe:
         description="BERT-large: pre-training heads when training, classification head at inference",
         batch_size=8, seq_len=512, make=make,
         parameters=lambda: count_parameters(lambda: bert.BertForPreTraining(bert.BertConfig())),
-        axis="attention", choices=ATTENTIONS, optimizers=("adam", "sgd", "adagrad"),
+        axis="attention", choices=ATTENTIONS, optimizers=("adam", "sgd", "adagrad"), data_parallel=True,
     )  # fmt: skip
 
 
@@ -176,7 +177,7 @@ def _cnn(name: str, description: str, model: Callable[[], nn.Module], *, side: i
 
     return Recipe(
         name=name, description=description, batch_size=32, make=make, parameters=lambda: count_parameters(model),
-        framework_version=STUDY_FRAMEWORK if study else DEFAULT_FRAMEWORK, synchronised=study,
+        framework_version=STUDY_FRAMEWORK if study else DEFAULT_FRAMEWORK, synchronised=study, data_parallel=True,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.draws import draw_rows
@@ -38,7 +39,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Setting:
     """What differs between the files of one model. `precision` is "fp32" or "half" (autocast when training).
 
-    `device` is "cuda", which a capture imitates, or the "cpu" that a step is really run on.
+    `device` is "cuda", which a capture imitates, or the "cpu" that a step is really run on. As many as `ranks` train
+    together, under `DistributedDataParallel`.
     """
 
     mode: str
@@ -46,6 +48,7 @@ class Setting:
     precision: str
     choice: str
     device: str = "cuda"
+    ranks: int = 1
 
     @property
     def autocast(self) -> AbstractContextManager[object]:
@@ -61,6 +64,10 @@ class Setting:
             model = model.eval()
             return model.to(torch.bfloat16) if self.precision == "half" else model
         return model.train()
+
+    def shared(self, model: nn.Module) -> nn.Module:
+        """The model as every rank trains it."""
+        return DistributedDataParallel(model) if self.ranks > 1 else model
 
     @property
     def input_dtype(self) -> torch.dtype:
@@ -84,7 +91,7 @@ def modern_step(
     """Today's loop: gradients dropped, not zeroed; PyTorch's default (foreach) optimizer; inputs on the GPU."""
 
     def make(batch_size: int, seq_len: int) -> Step:
-        model = setting.prepare(build)
+        model = setting.shared(setting.prepare(build))
         batch, targets = setting.on_device(inputs, batch_size, seq_len), setting.on_device(labels, batch_size, seq_len)
         if setting.mode == "inference":
             return _inference(model, batch)
@@ -106,7 +113,7 @@ def cnn_study_step(setting: Setting, build: Callable[[], nn.Module], inputs: Inp
     """The loop of convnet-benchmark-py: synchronised after forward, backward and update, gradients zeroed last."""
 
     def make(batch_size: int, seq_len: int) -> Step:
-        model = setting.prepare(build)
+        model = setting.shared(setting.prepare(build))
         batch = setting.on_device(inputs, batch_size, seq_len)
         (targets,) = setting.on_device(labels, batch_size, seq_len)
         if setting.mode == "inference":

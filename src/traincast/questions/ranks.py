@@ -1,0 +1,154 @@
+"""A step that several ranks of this machine train together: DLRMs hybrid parallel, other models under DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.errors import TraincastError, unknown
+from traincast.programs.dlrm.config import STUDY_DLRMS, DlrmConfig
+from traincast.questions.dlrm_file import read_dlrm
+from traincast.questions.measure import Source, setting_of
+from traincast.questions.variant import Variant
+from traincast.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from traincast.benching.measure import Measured
+
+MOST_RANKS = 64
+"""More than one machine has GPUs: a larger number is a mistake."""
+RANK_MODULE = "traincast.questions.rank"
+"""What a rank that measures a step runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStep:
+    """A step of several ranks: `make_step(batch_size[, seq_len], *, rank, world_size)`. `access[r]` says which rows the
+    lookups of rank r want."""
+
+    name: str
+    batch_size: int
+    seq_len: int
+    make_step: Callable[..., Any]
+    access: tuple[tuple[str, ...], ...]
+
+
+def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu") -> RanksStep:
+    """The step of a model on this many ranks. Needs torch."""
+    if not 2 <= ranks <= MOST_RANKS:
+        raise TraincastError(f"`gpus` is {ranks}; give a whole number of ranks from 2 to {MOST_RANKS}")
+    if not variant.trains_eagerly or variant.optimizer == "none":
+        raise TraincastError("ranks train together; leave out `mode`, `compiled` and `optimizer='none'`")
+    if isinstance(source, DlrmConfig):
+        return _dlrm(source, variant, ranks)
+    name = str(source)
+    if callable(source) or ":" in name:
+        return _function(source, variant, ranks)
+    if name.endswith((".yaml", ".yml")):
+        return _dlrm(read_dlrm(Path(name)), variant, ranks)
+    if name in STUDY_DLRMS:
+        return _dlrm(STUDY_DLRMS[name], variant, ranks)
+    return _data_parallel(name, variant, ranks, device)
+
+
+def _dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep:
+    """Tables whole, balanced by their lookups; MLPs on every rank; SGD."""
+    from traincast.trials.catalog import task_plans
+    from traincast.trials.dlrm import dlrm_step
+    from traincast.trials.plans import BALANCED
+    from traincast.trials.tasks import DlrmTask
+    from traincast.trials.workloads import rank_access
+
+    if variant.dtype != "fp32" or variant.optimizer not in (None, "sgd") or variant.embedding not in (None, "bag"):
+        raise TraincastError(
+            "DLRMs of several ranks are run here in fp32 with SGD and EmbeddingBags; leave out `dtype`, `optimizer` "
+            "and `embedding`"
+        )
+    rows = config.access or ("uniform",) * config.num_tables
+    config = replace(config, embedding="bag", index_dtype="int64", optimizer="sgd", access=rows)
+    size = variant.batch_size or config.batch_size
+    task = DlrmTask(name=config.name, config=config, batch_sizes=(size,), ranks=ranks, seed=0)
+    plan = task_plans(task)[BALANCED]
+    access = tuple(rank_access(config, plan, rank) for rank in range(ranks))
+    return RanksStep(config.name, size, 0, dlrm_step(task, plan), access)
+
+
+def _data_parallel(name: str, variant: Variant, ranks: int, device: str) -> RanksStep:
+    from traincast.zoo.build.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
+    recipe = RECIPES[name]
+    if not recipe.data_parallel:
+        raise TraincastError(f"{name} is not trained data parallel here; give a DLRM, a Transformer or a CNN")
+    choice = (variant.attention if recipe.axis == "attention" else None) or recipe.choices[0]
+    setting = replace(setting_of(variant, choice, recipe.optimizers[0], device), ranks=ranks)
+    build = recipe.make(setting)
+    length = variant.seq_len or recipe.seq_len
+
+    def make_step(batch_size: int, *, rank: int, world_size: int) -> Callable[[], object]:
+        return build(batch_size, length)
+
+    return RanksStep(name, variant.batch_size or recipe.batch_size, length, make_step, ((),) * ranks)
+
+
+def _function(source: str | Path | Callable[..., Any], variant: Variant, ranks: int) -> RanksStep:
+    from functools import partial
+
+    from traincast.capturing.distributed import check_takes_ranks
+    from traincast.capturing.from_file import load_function
+
+    function = source if callable(source) else load_function(str(source))
+    name = getattr(source, "__name__", "step") if callable(source) else Path(str(source).rpartition(":")[0]).stem
+    check_takes_ranks(function)
+    made = function if variant.seq_len is None else partial(function, seq_len=variant.seq_len)
+    return RanksStep(name, variant.batch_size or 32, variant.seq_len or 0, made, ((),) * ranks)
+
+
+def captured_ranks(source: Source, variant: Variant, ranks: int) -> tuple[Workload, tuple[tuple[str, ...], ...]]:
+    """A step of several ranks as CPUs run it, without running it, and which rows each rank's lookups want."""
+    from traincast.capturing.distributed import capture_distributed
+
+    step = ranks_step(source, variant, ranks, device="cuda")
+    workload = capture_distributed(
+        step.make_step, world_size=ranks, batch_size=step.batch_size, name=step.name, rebatch=False, runs_on="cpu"
+    )
+    return workload, step.access
+
+
+def measure_ranks(
+    source: Source,
+    variant: Variant,
+    ranks: int,
+    *,
+    device: str,
+    repeats: int,
+    seconds: float,
+    clock: str,
+    nominal: float | None,
+) -> Measured:
+    """The step, run by processes that this one launches as torchrun would; of the slowest rank, on the wall's clock."""
+    import numpy as np
+
+    from traincast.benching.measure import MOST_REPEATS, Measured
+    from traincast.benching.opening import open_device
+    from traincast.benching.ranks import run_ranks
+    from traincast.benching.timing import Series, summarise
+
+    if callable(source) or isinstance(source, DlrmConfig):
+        raise TraincastError("ranks are processes of their own: give a model's name, a YAML file or FILE.py:FUNCTION")
+    if clock != "wall":
+        raise TraincastError("ranks wait for each other, which is no processor time; leave out `clock`")
+    if not 3 <= repeats <= MOST_REPEATS:
+        raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
+    step = ranks_step(source, variant, ranks, device)
+    job = {"step": str(source), "variant": asdict(variant), "seconds": seconds, "most": repeats}
+    heard: list[dict[str, Any]] = []
+    run_ranks([job], ranks, each=heard.append, module=RANK_MODULE, device=device)
+    series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
+    return Measured(
+        workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=open_device(device).identity(),
+        clock="wall", summary=summarise(series, "wall", nominal), series=series, notes=series.drift(), ranks=ranks,
+    )  # fmt: skip
