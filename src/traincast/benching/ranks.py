@@ -20,7 +20,7 @@ from typing import Any
 from traincast.benching.orders import JOBS, RESULTS
 from traincast.errors import TraincastError
 
-_LOOK_SECONDS = 0.05  # between two looks at the ranks' results
+_LOOK_SECONDS = 0.2  # between two looks at the ranks' results, which take time of a core that ranks are measured on
 _END_SECONDS = 5.0  # that ranks get to end by themselves
 _ERROR_LENGTH = 300  # characters of a rank's last words that a message repeats
 
@@ -82,18 +82,22 @@ def _follow(
     deadline: float,
 ) -> bool:
     """Hears results until all are there, which it tells, the time is over, or a rank has failed."""
-    heard = 0
+    heard = read = 0
     while heard < expected and time.monotonic() < deadline:
         ended = [process.poll() for process in processes]  # before reading, so that no last result is missed
-        lines = (folder / RESULTS).read_text(encoding="utf-8").split("\n")[:-1]
-        for line in lines[heard:]:
+        with (folder / RESULTS).open("rb") as results:
+            results.seek(read)
+            lines = results.read().split(b"\n")[:-1]
+        for line in lines:
             each(json.loads(line))
-        heard = len(lines)
-        gone = [rank for rank, code in enumerate(ended) if code is not None]
-        if heard < expected and gone:
-            rank = next((rank for rank in gone if ended[rank]), gone[0])
+        read += sum(len(line) + 1 for line in lines)
+        heard += len(lines)
+        failed = [rank for rank, code in enumerate(ended) if code]
+        if heard < expected and (failed or all(code == 0 for code in ended)):
+            rank = failed[0] if failed else 0
             raise TraincastError(f"rank {rank} of {len(processes)} ended early: {_last_words(folder, rank)}")
-        time.sleep(_LOOK_SECONDS)
+        if heard < expected:
+            time.sleep(_LOOK_SECONDS)
     return heard == expected
 
 
