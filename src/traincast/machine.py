@@ -51,9 +51,17 @@ def measure(
     from traincast.questions.measure import measure as run
     from traincast.questions.variant import variant_of
 
+    trace = None if trace_out is None else Path(trace_out)
+    if gpus != 1:
+        from traincast.questions.ranks import measure_ranks
+
+        return measure_ranks(
+            step, variant_of(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
+            nominal=nominal, trace=trace,
+        )  # fmt: skip
     return run(
         step, variant_of(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
-        trace=None if trace_out is None else Path(trace_out), gpus=gpus, progress=progress,
+        trace=trace, progress=progress,
     )  # fmt: skip
 
 

@@ -112,6 +112,15 @@ def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runn
     return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, with_sizes(function, variant.seq_len))
 
 
+def check_sizes(variant: Variant, seconds: float) -> None:
+    """Refuses sizes and times that cannot be meant."""
+    for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
+        if value is not None and not 1 <= value <= MAX_BATCH:
+            raise TraincastError(f"`{what}` is {value}; give a whole number from 1 to {MAX_BATCH}")
+    if not 0 < seconds < inf:
+        raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
+
+
 def measure(
     source: Source,
     variant: Variant,
@@ -122,29 +131,16 @@ def measure(
     clock: str = "wall",
     nominal: float | None = None,
     trace: Path | None = None,
-    gpus: int = 1,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Measured:
-    """The step, run here, by one process (see `benching.measure.measure_step`) or by as many ranks as `gpus`."""
+    """The step, run here by one process; see `benching.measure.measure_step`."""
     from traincast.benching.measure import measure_step
     from traincast.benching.opening import open_device
     from traincast.benching.timing import CLOCKS
 
-    for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
-        if value is not None and not 1 <= value <= MAX_BATCH:
-            raise TraincastError(f"`{what}` is {value}; give a whole number from 1 to {MAX_BATCH}")
-    if not 0 < seconds < inf:
-        raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
+    check_sizes(variant, seconds)
     if clock not in CLOCKS:
         raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
-    if gpus != 1:
-        from traincast.questions.ranks import measure_ranks
-
-        if trace is not None:
-            raise TraincastError("a trace is of one process; leave out `trace_out`")
-        return measure_ranks(
-            source, variant, gpus, device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal
-        )
     opened = open_device(device)
     step = runnable(source, variant, device)
     return measure_step(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from traincast.errors import TraincastError, unknown
 from traincast.programs.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.questions.dlrm_file import read_dlrm
-from traincast.questions.measure import Source, setting_of
+from traincast.questions.measure import Source, check_sizes, setting_of
 from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
@@ -128,6 +128,7 @@ def measure_ranks(
     seconds: float,
     clock: str,
     nominal: float | None,
+    trace: Path | None = None,
 ) -> Measured:
     """The step, run by processes that this one launches as torchrun would; of the slowest rank, on the wall's clock."""
     import numpy as np
@@ -137,6 +138,9 @@ def measure_ranks(
     from traincast.benching.ranks import run_ranks
     from traincast.benching.timing import Series, summarise
 
+    check_sizes(variant, seconds)
+    if trace is not None:
+        raise TraincastError("a trace is of one process; leave out `trace_out`")
     if callable(source) or isinstance(source, DlrmConfig):
         raise TraincastError("ranks are processes of their own: give a model's name, a YAML file or FILE.py:FUNCTION")
     if clock != "wall":
