@@ -1,7 +1,11 @@
-"""A step that several ranks of this machine train together: DLRMs hybrid parallel, other models under DDP."""
+"""A step that several ranks of this machine train together: DLRMs hybrid parallel, other models under DDP.
+
+Run as a module with torchrun's environment variables it is one of those ranks.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,12 +19,11 @@ from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from traincast.benching.device import Device
     from traincast.benching.measure import Measured
 
 MOST_RANKS = 64
 """More than one machine has GPUs: a larger number is a mistake."""
-RANK_MODULE = "traincast.questions.rank"
-"""What a rank that measures a step runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +153,22 @@ def measure_ranks(
     step = ranks_step(source, variant, ranks, device)
     job = {"step": str(source), "variant": asdict(variant), "seconds": seconds, "most": repeats}
     heard: list[dict[str, Any]] = []
-    run_ranks([job], ranks, each=heard.append, module=RANK_MODULE, device=device)
+    run_ranks([job], ranks, each=heard.append, module=__name__, device=device)
     series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
     return Measured(
         workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=open_device(device).identity(),
         clock="wall", summary=summarise(series, "wall", nominal), series=series, notes=series.drift(), ranks=ranks,
     )  # fmt: skip
+
+
+def step_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
+    """The step of a job, as one rank runs it."""
+    step = ranks_step(job["step"], Variant(**job["variant"]), ranks, device.kind)
+    made: Callable[[], object] = step.make_step(step.batch_size, rank=rank, world_size=ranks)
+    return made
+
+
+if __name__ == "__main__":
+    from traincast.benching.rank import serve
+
+    serve(Path(sys.argv[1]), {"step": step_work})
