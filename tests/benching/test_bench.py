@@ -94,6 +94,7 @@ def test_a_dry_run_needs_no_device(home, capsys):
     assert main(["bench", "--device", "cuda", "--dry-run", "--budget", "1m", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["planned"]["gemm"] > 10 and document["measured"] == 0
+    assert document["planned"]["copies"] > 5 and document["planned"]["collectives"] > 5 and document["seconds"] <= 60
     assert not (home / "store-cuda").exists()
 
 

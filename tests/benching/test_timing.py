@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tests.calibration.made_up import samples
+from traincast.benching.disturbance import run_notes
 from traincast.benching.timing import Series, median_interval, summarise
 
 
@@ -54,3 +58,21 @@ def test_the_interval_of_a_median_covers_it_nine_times_in_ten(count):
         hits += low <= 0.0 <= high
     assert hits / 400 >= (0.7 if count == 3 else 0.87)
     assert hits / 400 <= 0.97
+
+
+def sample(wait=1.0, drift=1.0, spread=0.01):
+    return replace(samples(1)[0], reference_wall=wait * drift, reference_busy=drift, spread=spread)
+
+
+def test_a_run_says_what_disturbed_it():
+    assert run_notes([sample()] * 20, (0.0, 0.0)) == []
+    (neighbours,) = run_notes([sample(wait=1.25)] * 20, (1400.0, 1395.0))
+    assert neighbours.startswith("other programs had the processor for 20% of the time")
+    drifted = [sample(drift=1 + 0.02 * number) for number in range(20)]
+    assert run_notes(drifted, (0.0, 0.0))[0].startswith("the reference drifted by ")
+    assert run_notes([sample()] * 19 + [sample(spread=0.9)], (0.0, 0.0)) == [
+        "1 of 20 samples spread by more than 25% and will not be used"
+    ]
+    assert run_notes([], (1410.0, 1100.0)) == [
+        "the clock was 1410 MHz before and 1100 after: lock it, or let the device cool"
+    ]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 EXCHANGE_SECONDS = 0.4
 """Of repetitions of one collective."""
 _JOB_SECONDS = 0.7  # with buffers, warm-up and the reference beside them
+_STEP_SECONDS, _COPY_SECONDS = 0.5, 0.15  # of a tiny step with its capture, of a copy
 _START_SECONDS = 15.0  # that ranks may take to find each other
 _MOST_COPIES, _MOST_EXCHANGES = 60, 280  # more say nothing new of a dozen curves
 
@@ -37,6 +38,17 @@ def possible_ranks(device: Device) -> int:
 
         return min(torch.cuda.device_count(), 8)
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2)
+
+
+def planned_parts(kind: str, host: float, copies: float, exchanges: float) -> dict[str, int]:
+    """How many measurements a kind of device gets in so many seconds of each part; of collectives, where it has two
+    cores or GPUs."""
+    parts = {
+        "host steps": min(24, round(host / _STEP_SECONDS)) if kind == "cpu" else 0,
+        "copies": min(_MOST_COPIES, round(copies / _COPY_SECONDS)),
+        "collectives": min(_MOST_EXCHANGES, round(exchanges / _JOB_SECONDS)),
+    }
+    return {name: number for name, number in parts.items() if number}
 
 
 def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> None:

@@ -24,6 +24,20 @@ from traincast.benching.orders import JOBS, RESULTS
 from traincast.benching.timing import Reference
 
 Work = Callable[[], object]
+
+
+class Prepared:
+    """Work that finds its operands in a state of its own: `prepare` runs before every call, untimed, and a call is
+    timed by itself."""
+
+    def __init__(self, work: Work, prepare: Work) -> None:
+        self.work, self.prepare = work, prepare
+
+    def __call__(self) -> object:
+        """The work alone."""
+        return self.work()
+
+
 Works = Mapping[str, Callable[[dict[str, Any], int, int, Device], Work]]
 """How a job becomes work of a rank, by the field that the job has: (job, rank, ranks, device)."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -31,6 +45,7 @@ _WARM_UPS = 2  # the first step makes buckets and loads kernels, the second fill
 _LEAST, _MOST = 5, 60  # repetitions
 _BLOCK_SECONDS = 0.05  # steps that are shorter run several times between two looks at the clock
 _MOST_STEPS = 20  # of a block
+_BETWEEN_BYTES = 1 << 20  # that a step touches between the last gradient of a bucket and the call
 _LOOK_SECONDS = 0.5  # between two looks at whether the launcher is still there
 
 
@@ -44,6 +59,8 @@ def measure_together(
     for _ in range(repeats):
         dist.barrier()
         beside.append(reference.seconds())
+        if isinstance(work, Prepared):
+            work.prepare()
         device.synchronise()
         dist.barrier()
         begin, used = time.perf_counter(), time.process_time()
@@ -77,7 +94,7 @@ def _sizes(work: Work, seconds: float, device: Device, most: int) -> tuple[int, 
     work()
     device.synchronise()
     once = _slowest([time.perf_counter() - begin], device)[0]
-    steps = max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / once)))
+    steps = 1 if isinstance(work, Prepared) else max(1, min(_MOST_STEPS, round(_BLOCK_SECONDS / once)))
     return steps, max(min(_LEAST, most), min(most, round(seconds / (steps * once))))
 
 
@@ -148,5 +165,16 @@ def serve(
     dist.destroy_process_group()
 
 
+def exchange_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Work:
+    """The collective of a job as a step calls it: its buffers were written a little before."""
+    work = collective_work(job, rank, ranks, device)
+
+    def prepare() -> None:
+        work()
+        device.flush(_BETWEEN_BYTES)
+
+    return Prepared(work, prepare)
+
+
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), {"collective": collective_work})
+    serve(Path(sys.argv[1]), {"collective": exchange_work})

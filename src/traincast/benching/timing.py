@@ -21,8 +21,9 @@ from traincast.benching.device import Device, Seconds, run_timed
 
 CLOCKS = ("wall", "busy")
 _REFERENCE_SIDE = {"cpu": 384, "cuda": 4096}  # about a millisecond of matrix product on a core, and on a GPU
-_BUSY_NEIGHBOURS = 1.05  # the wall's clock this far ahead of the thread's: someone else had the processor
-_DRIFTED = 1.10  # the reference in one quarter of the run against another
+BUSY_NEIGHBOURS = 1.05  # the wall's clock this far ahead of the thread's: someone else had the processor
+DRIFTED = 1.10  # the reference in one quarter of the run against another
+_FEWEST_FOR_DRIFT = 8  # repetitions
 _Z90 = NormalDist().inv_cdf(0.95)
 
 
@@ -69,20 +70,27 @@ class Series:
     def notes(self) -> tuple[str, ...]:
         """What disturbed the run: neighbours on the processor, a clock that moved."""
         waited = float(np.median(self.wall / np.maximum(self.busy, 1e-12)))
-        if waited <= _BUSY_NEIGHBOURS:
+        if waited <= BUSY_NEIGHBOURS:
             return self.drift()
         return (f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them", *self.drift())
 
     def drift(self) -> tuple[str, ...]:
         """What moved the clock, or the reference otherwise."""
-        quarters = np.array_split(self.reference_busy, 4) if len(self.wall) >= 8 else []
-        medians = [float(np.median(quarter)) for quarter in quarters]
-        if medians and max(medians) > _DRIFTED * min(medians):
-            return (
-                f"the reference drifted by {max(medians) / min(medians) - 1:.0%} (throttling or neighbours); "
-                "the corrected figure has it divided out",
-            )
-        return ()
+        moved = drift_of(self.reference_busy)
+        if moved <= DRIFTED:
+            return ()
+        return (
+            f"the reference drifted by {moved - 1:.0%} (throttling or neighbours); the corrected figure has it divided "
+            "out",
+        )
+
+
+def drift_of(reference: FloatArray) -> float:
+    """How far the slowest quarter of a run lies from its fastest, as a factor; 1 for a run too short to say."""
+    if len(reference) < _FEWEST_FOR_DRIFT:
+        return 1.0
+    medians = [float(np.median(quarter)) for quarter in np.array_split(reference, 4)]
+    return max(medians) / min(medians)
 
 
 def run_series(

@@ -60,7 +60,7 @@ class Benched(Result):
         """What was done, or would be."""
         if self.planned:
             kinds = ", ".join(f"{kind} {number}" for kind, number in self.planned.items())
-            return f"would measure {sum(self.planned.values())} ops in about {self.seconds:.0f} s: {kinds}"
+            return f"would make {sum(self.planned.values())} measurements in about {self.seconds:.0f} s: {kinds}"
         lines = [f"{self.store}: {self.measured} measured in {self.seconds:.0f} s, {self.total} in all"]
         lines += [
             f"after {minutes:.1f} min: {share:.1%} of the step's predicted time" for minutes, share in self.coverage
@@ -106,13 +106,14 @@ def bench(
     needed = None if workload is None else _needed(workload, variant or Variant())
     tasks = plan(seed) if needed is None else iter(needed.tasks)
     if dry_run:
-        return _planned(folder, tasks, seconds)
+        return _planned(folder, tasks, seconds, device if needed is None else "")
+    from traincast.benching.disturbance import run_notes
     from traincast.benching.opening import open_device
     from traincast.benching.store import Store
 
     opened = open_device(device)
     held = Store(folder, opened.identity())
-    started = time.monotonic()
+    started, clock = time.monotonic(), opened.clock_mhz()
     before = len(held)
     if needed is None:
         coverage: tuple[tuple[float, float], ...] = ()
@@ -120,6 +121,7 @@ def bench(
         notes += _run(opened, held, tasks, started, seconds, progress)
     else:
         coverage, notes = _cover(opened, held, needed, started, seconds, progress)
+    notes += run_notes(list(islice(held.samples(), before, None)), (clock, opened.clock_mhz()))
     return Benched(
         store=folder, identity=held.identity, measured=len(held) - before, total=len(held),
         seconds=time.monotonic() - started, coverage=coverage, notes=tuple(dict.fromkeys(notes)),
@@ -194,12 +196,19 @@ def _cover(
     return (*marks, ((time.monotonic() - started) / 60, coverage.share())), notes
 
 
-def _planned(folder: Path, tasks: Iterator[Task], seconds: float) -> Benched:
+def _planned(folder: Path, tasks: Iterator[Task], seconds: float, device: str) -> Benched:
+    """What would be measured on a `device`; "" for the ops of a workload alone."""
     from traincast.calibration.features import kind_of
 
-    number = max(1, int(seconds / _SECONDS_PER_SAMPLE))
-    kinds = Counter(kind_of(task.signature) for task in islice(tasks, number))
+    beside: dict[str, int] = {}
+    if device:
+        from traincast.benching.parts import planned_parts
+
+        beside = planned_parts(device, _HOST_SHARE * seconds, _COPY_SHARE * seconds, _EXCHANGE_SHARE * seconds)
+    left = seconds - (_HOST_SHARE + _COPY_SHARE + _EXCHANGE_SHARE) * seconds if device else seconds
+    kinds = Counter(kind_of(task.signature) for task in islice(tasks, max(1, int(left / _SECONDS_PER_SAMPLE))))
+    needed = kinds.total() * _SECONDS_PER_SAMPLE + (seconds - left)
     return Benched(
-        store=folder, identity=None, measured=0, total=0, seconds=min(seconds, kinds.total() * _SECONDS_PER_SAMPLE),
-        planned=dict(kinds.most_common()),
+        store=folder, identity=None, measured=0, total=0, seconds=min(seconds, needed),
+        planned={**beside, **dict(kinds.most_common())},
     )  # fmt: skip

@@ -1,0 +1,37 @@
+"""What disturbed a run of microbenchmarks: neighbours on the processor, a clock that moved, samples that say little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from traincast.benching.timing import BUSY_NEIGHBOURS, DRIFTED, drift_of
+from traincast.calibration.exchanges import is_exchange
+from traincast.calibration.samples import Sample
+
+_FEWEST = 8  # samples that a run must have for anything to be said of it
+_SPREAD = 0.25  # of repetitions, beyond which a sample is not used
+
+
+def run_notes(samples: Sequence[Sample], clocks_mhz: tuple[float, float]) -> list[str]:
+    """What to say of the samples of one run, in their order; `clocks_mhz` are the device's before and after it."""
+    said = []
+    before, after = clocks_mhz
+    if before > 0 and after > 0 and max(before, after) > DRIFTED * min(before, after):
+        said.append(f"the clock was {before:.0f} MHz before and {after:.0f} after: lock it, or let the device cool")
+    single = [sample for sample in samples if not is_exchange(sample.signature)]
+    if len(single) < _FEWEST:
+        return said
+    waited = float(np.median([sample.reference_wall / max(sample.reference_busy, 1e-12) for sample in single]))
+    if waited > BUSY_NEIGHBOURS:
+        said.append(
+            f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them, then measure anew"
+        )
+    drift = drift_of(np.array([sample.reference_busy for sample in single]))
+    if drift > DRIFTED:
+        said.append(f"the reference drifted by {drift - 1:.0%} (throttling or neighbours); samples have it divided out")
+    disturbed = sum(sample.spread > _SPREAD for sample in single)
+    if disturbed:
+        said.append(f"{disturbed} of {len(single)} samples spread by more than {_SPREAD:.0%} and will not be used")
+    return said
