@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from traincast.questions.models import ModelList
     from traincast.questions.platforms import PlatformList
     from traincast.questions.variant import VariantOptions
+    from traincast.replay.compare import TraceComparison
     from traincast.replay.results import TraceReport
     from traincast.results import Result
     from traincast.sharding.result import ShardingAnswer
@@ -287,6 +288,14 @@ def trace(
     from traincast.questions.trace import trace as answer
 
     return answer(files, on=on, host=host, host_scale=host_scale, twice=twice, step_marker=step_marker)
+
+
+def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
+    """Two traced runs (files, or folders of ranks, of which the slowest count): what of the step changed, and which
+    ops, matched by name and shape, explain it. `step_marker` is as in `trace`."""
+    from traincast.questions.trace import compare_traces as answer
+
+    return answer(before, after, step_marker=step_marker)
 
 
 def load_trace(*files: str | Path, step: int | None = None) -> Workload:

@@ -107,6 +107,7 @@ def test_every_room_has_a_page():
         "torchrec_io": "torchrec",
         "display": "report",
         "measurements": "fitting",
+        "profiler": "traces",
     }
     shared |= dict.fromkeys(("api", "cli", "questions"), "questions-and-api")
     folders = [room for room in rooms if (ROOT / "src" / "traincast" / room).is_dir()]

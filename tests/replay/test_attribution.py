@@ -14,12 +14,12 @@ from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.cli.main import main
 from traincast.host.profile import load_host_profile
 from traincast.platform.platform import load_platform
+from traincast.profiler.ops import framework_version
 from traincast.replay.analysis import TraceQuestion, analyse_traces
 from traincast.replay.attribution import attribute, choose_profile, host_scale
 from traincast.replay.host import TYPES, pooled_host
 from traincast.replay.kernels import Known, predict_kernels
 from traincast.replay.notes import replay_notes
-from traincast.replay.ops import framework_version
 from traincast.replay.path import path_report
 from traincast.replay.steps import rewalk
 from traincast.replay.timeline import timeline_instructions
@@ -121,13 +121,23 @@ def test_a_slower_host_makes_the_prediction_longer(tmp_path):
     assert predicted(tied, scale=4.0).steps[0].unscaled == predicted(tied).steps[0].full
 
 
+def test_long_work_between_ops_is_the_users_own(tmp_path):
+    late = event("cpu_op", "aten::view", 1900, 5)
+    tied = linked(tmp_path, [*product_step(), late])
+    pieces = pooled_host(tied, timeline_instructions(tied), load_host_profile("study-2022")).pieces
+    between = [p for p in pieces if p.kind == "kept" and not p.op]
+    assert all(p.measured == p.pooled > 100e-6 for p in between)
+    assert not any(p.measured > 100e-6 for p in pieces if p.kind == "T1")
+    assert between
+
+
 def test_data_loading_is_not_predicted(tmp_path):
     loading = event("user_annotation", "enumerate(DataLoader)#_Single.__next__", 1200, 700)
     tied = linked(tmp_path, [*product_step(), loading])
     kept = [
         p
         for p in pooled_host(tied, timeline_instructions(tied), load_host_profile("study-2022")).pieces
-        if p.kind == "kept"
+        if p.kind == "kept" and p.op
     ]
     assert sum(p.measured for p in kept) == pytest.approx(700e-6)
     assert all(p.measured == p.pooled for p in kept)

@@ -45,6 +45,7 @@ SUITES = {
         "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
     ),
     "sharding": Suite(here="here:evaluate_sharding"),
+    "traces": Suite(table="traced:evaluate_traces"),
     "transformers": Suite("single_gpu:transformer_cases"),
 }
 """Every suite by name, in the order in which they are offered."""

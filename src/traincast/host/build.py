@@ -9,10 +9,9 @@ from typing import Any
 from traincast.errors import TraincastError
 from traincast.host.distribution import Distribution
 from traincast.host.names import ISSUERS, PYTHON, current_name
-from traincast.host.overheads import TYPES, Overheads, pooled
+from traincast.host.overheads import LONGEST_GAP, TYPES, Overheads, pooled
 
 _MIN_SAMPLES = 3  # fewer do not make a mean that outliers could be told from
-_LONGEST_GAP = 100e-6  # seconds between ops; what is longer is the user's own Python
 _RUNTIME = ("launch", "memcpy", "memset")
 
 
@@ -32,7 +31,7 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
     waits = overheads.table.get(("T4", "synchronize"), launch)
     t4["synchronize"] = _us(waits.quantile(0.05))  # a call that found nothing to wait for
     return {
-        "t1_us": {name: _rounded(1e6 * gaps.get(name, gaps[PYTHON]).mean_below(_LONGEST_GAP)) for name in ISSUERS},
+        "t1_us": {name: _rounded(1e6 * gaps.get(name, gaps[PYTHON]).mean_below(LONGEST_GAP)) for name in ISSUERS},
         "t2_us": _table(overheads.of_type("T2")),
         "t3_us": _table(overheads.of_type("T3")),
         "t4_us": t4,

@@ -35,6 +35,9 @@ _RUNTIME_CLASSES = (
     ("launch", re.compile(r"\w*Launch")),
 )
 
+LONGEST_GAP = 100e-6
+"""Seconds between two ops that count as overhead; what is longer is work of the user's own."""
+
 TYPES = ("T1", "T2", "T3", "T4", "T5", "alone")
 """The types of overhead, in the order in which they are shown."""
 

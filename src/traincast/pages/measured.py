@@ -10,6 +10,7 @@ from traincast.pages.page import Page, Section
 from traincast.pages.parts import NO_PRICE, number_html, records_table, seconds_table, step_stack, warnings_html
 from traincast.pages.provenance import software_section
 from traincast.pages.timelines import MOST_SLICES, timeline_data
+from traincast.replay.compare import slowest_rank
 from traincast.replay.results import RankReport, TraceReport
 from traincast.report.measured_chrome import measured_chrome_trace
 from traincast.traces.breakdown import PARTS
@@ -40,11 +41,6 @@ def trace_page(report: TraceReport, price: float | None = None) -> Page:
     ]))  # fmt: skip
     name = rank.linked.trace.path.name.partition(".")[0]
     return Page(title=f"Traced steps of {name}", subtitle=f"measured on {device}{several}", sections=sections)
-
-
-def slowest_rank(report: TraceReport) -> RankReport:
-    """The rank whose median step is longest."""
-    return max(report.ranks, key=lambda rank: rank.median_step.step)
 
 
 def answer_section(report: TraceReport) -> Section:

@@ -8,6 +8,7 @@ from pathlib import Path
 from traincast.errors import TraincastError
 from traincast.platform.platform import Platform, load_platform
 from traincast.replay.analysis import TraceQuestion, analyse_traces
+from traincast.replay.compare import TraceComparison, compare
 from traincast.replay.results import TraceReport
 
 
@@ -28,3 +29,9 @@ def trace(
         platform=platform, host=host, host_scale=host_scale, twice=tuple(twice), step_marker=step_marker
     )
     return analyse_traces(files, question)
+
+
+def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
+    """What changed from one traced run to another."""
+    question = TraceQuestion(step_marker=step_marker)
+    return compare(*(analyse_traces([path], question) for path in (before, after)))

@@ -12,6 +12,8 @@ from traincast.errors import TraincastError
 from traincast.host.overheads import Overheads, measure_overheads
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
+from traincast.profiler.exchanges import shared_exchange_rows
+from traincast.profiler.tables import profile_tables
 from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
 from traincast.replay.notes import replay_notes
 from traincast.replay.path import path_report
@@ -87,6 +89,7 @@ def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherR
     return TogetherReport(
         numbers=numbers,
         breakdown=over_ranks([report.steps for report in ranks]),
+        exchanges=shared_exchange_rows(matches, numbers),
         replay=replayed,
         path=path,
         prediction=prediction,
@@ -106,12 +109,15 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
         notes.append("no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`")
     unlinked = int((linked.launch[linked.device] < 0).sum())
     if unlinked:
-        notes.append(f"{unlinked} of {len(linked.device)} kernels were launched before the trace began")
+        notes.append(
+            f"{unlinked} of {len(linked.device)} kernels were launched before the trace began: they are on their "
+            "streams from its first moment, what follows waits for them, and they belong to no step"
+        )
     instructions = timeline_instructions(linked)
     replayed, overheads = rewalk(linked, instructions), measure_overheads(linked)
+    reader, made = SignatureReader(linked, execution, node), tuple(collectives(linked))
     attribution = None
     if question.platform is not None:
-        reader = SignatureReader(linked, execution, node)
         attribution = _predicted(linked, instructions, reader, overheads, question.platform, question)
     return RankReport(
         rank=rank,
@@ -124,7 +130,8 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
         replay=replayed,
         path=path_report(rank, linked, instructions, question.twice),
         attribution=attribution,
-        collectives=tuple(collectives(linked)),
+        collectives=made,
+        profile=profile_tables(linked, reader, made),
         slowdowns=slowdowns(linked),
         joined=joined,
         notes=(*notes, *replay_notes(linked, replayed)),

@@ -10,16 +10,17 @@ import numpy as np
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.host.names import current_name, issuer
+from traincast.host.overheads import LONGEST_GAP, ProfilerCost, profiler_cost, runtime_class
 from traincast.host.overheads import TYPES as OVERHEAD_TYPES
-from traincast.host.overheads import ProfilerCost, profiler_cost, runtime_class
 from traincast.host.profile import AFTER, ALONE, BEFORE, BETWEEN, HostProfile
 from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.walk.schedule import Code
 
-# what no profile of ops knows: reading the next batch takes as long as the user's loader does
-_KEPT = re.compile(r"enumerate\(DataLoader\)")
+# what no profile of ops knows: reading the next batch takes as long as the user's loader does, and code that a compiler
+# made from the user's program as long as that code is
+_KEPT = re.compile(r"enumerate\(DataLoader\)|CompiledFunction|Torch-Compiled Region|CompiledFxGraph|## Call CompiledFx")
 KEPT = "kept"
 TYPES = (*OVERHEAD_TYPES, KEPT)
 
@@ -134,7 +135,7 @@ class _Cutter:
                 continue
             if first >= at:
                 gap = self.profile.t1[issuer(name, main=thread == 0)]
-                self._add(i, "T1", "", first - at, gap + 1e-9 * self.cost.op)
+                self._between(i, first - at, gap + 1e-9 * self.cost.op)
             at = max(at, first)
             covered = max(min(last, end) - at, 0)
             at = max(at, min(last, end))
@@ -150,8 +151,13 @@ class _Cutter:
             self._scope(i, "T3" if ended else "alone", name, covered, AFTER if ended else ALONE, thread, last)
             place += 1
         else:
-            self._add(i, "T1", "", max(end - at, 0), 0.0)
+            self._between(i, max(end - at, 0), 0.0)
         self.next[thread] = place
+
+    def _between(self, i: int, measured_ns: int, pooled: float) -> None:
+        """Time between two ops; profiles hold the mean of short ones, long ones are work of the user's own."""
+        long = 1e-9 * measured_ns > LONGEST_GAP
+        self._add(i, KEPT if long else "T1", "", measured_ns, 1e-9 * measured_ns if long else pooled)
 
     def _scope(self, i: int, kind: str, name: str, covered: int, part: int, thread: int, end: int) -> None:
         """One part of a scope's host time, with the cost of what was recorded during it."""

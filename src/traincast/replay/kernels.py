@@ -17,7 +17,7 @@ from traincast.kernels.registry import LoweringContext
 from traincast.kernels.streaming import MEMCPY
 from traincast.platform.catalog import device_by_name
 from traincast.platform.device import Device
-from traincast.replay.ops import OpFinder, framework_version, version_context
+from traincast.profiler.ops import OpFinder, framework_version, version_context
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader

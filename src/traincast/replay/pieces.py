@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traincast.kernels.registry import Control, LoweringContext
-from traincast.replay.ops import OpFinder
+from traincast.profiler.ops import OpFinder
 from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.classify import COMMUNICATION, kernel_family
 from traincast.traces.events import Kind

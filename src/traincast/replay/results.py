@@ -14,6 +14,8 @@ import numpy as np
 from traincast.arrays import IntArray
 from traincast.display.text import milliseconds
 from traincast.host.overheads import TYPES, Overheads
+from traincast.profiler.exchanges import SharedExchangeRow
+from traincast.profiler.tables import ProfileTables, plain_rows
 from traincast.replay.attribution import Attribution
 from traincast.replay.path import PathReport
 from traincast.replay.path_together import RanksPath
@@ -32,7 +34,8 @@ from traincast.traces.slowdowns import Slowdown
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankReport:
     """One rank: its linked timeline, its instructions and what follows from them. `joined` is the share of ops that
-    were found in the execution trace (None without one), `node` where; `attribution` the prediction on a platform."""
+    were found in the execution trace (None without one), `node` where; `attribution` the prediction on a platform;
+    `profile` what a profiler's page shows."""
 
     rank: int
     linked: Linked
@@ -45,6 +48,7 @@ class RankReport:
     path: PathReport
     attribution: Attribution | None
     collectives: tuple[Collective, ...]
+    profile: ProfileTables
     slowdowns: dict[str, Slowdown]
     joined: float | None
     notes: tuple[str, ...]
@@ -76,6 +80,7 @@ class RankReport:
                 name: {"count": s.count, "ratio": s.ratio, "quartiles": list(s.quartiles)}
                 for name, s in self.slowdowns.items()
             },
+            "profile": self.profile.to_dict(),
             "critical_path": self.path.to_dict(),
             "prediction": self.attribution and self.attribution.to_dict(),
         }
@@ -125,6 +130,7 @@ class TogetherReport:
 
     numbers: tuple[int, ...]
     breakdown: RanksBreakdown
+    exchanges: tuple[SharedExchangeRow, ...]
     replay: RanksReplay | None
     path: RanksPath | None
     prediction: RanksPrediction | None
@@ -137,6 +143,7 @@ class TogetherReport:
             "eg_comm": self.breakdown.eg_comm,
             "eg_imbalance": self.breakdown.eg_imbalance,
             "notes": list(self.notes),
+            "exchanges": plain_rows(self.exchanges),
             "replay": self.replay and _replay_dict(self.numbers, self.replay),
             "critical_path": self.path and self.path.to_dict(),
             "prediction": self.prediction and self.prediction.to_dict(self.numbers),
@@ -196,12 +203,12 @@ class TraceReport(Result):
         return "\n".join(_headline(rank) for rank in self.ranks)
 
     def records(self) -> Records:
-        """Tables "steps", "kernels", "overheads", "collectives", "critical_path" and, where the run was predicted,
-        "prediction" (one row per step); of several ranks also "together" (one row per step, replayed and predicted with
-        all ranks) and "path_over_ranks". Every row has a `rank`."""
-        tables: Records = {
-            "steps": [], "kernels": [], "overheads": [], "collectives": [], "critical_path": [], "prediction": [],
-        }  # fmt: skip
+        """Tables "steps", "kernels", "overheads", "collectives", "critical_path", those of a profiler's page
+        ("top_kernels", "rates", "modules", "annotations", "exchanges", "launches", "graphs", "memory", "memory_curve")
+        and, where the run was predicted, "prediction" (one row per step); of several ranks also "together" (one row per
+        step, replayed and predicted with all ranks), "shared_exchanges" and "path_over_ranks". Every row but those has
+        a `rank`."""
+        tables: Records = {}
         for rank in self.ranks:
             entry, label = rank.to_dict(), {"rank": rank.rank}
             rows: Records = {
@@ -211,9 +218,10 @@ class TraceReport(Result):
                 "collectives": entry["collectives"],
                 "critical_path": entry["critical_path"]["segments"],
                 "prediction": [_step_row(step) for step in (entry["prediction"] or {"steps": []})["steps"]],
+                **entry["profile"],
             }
-            for name, table in tables.items():
-                table += [{**label, **row} for row in rows[name]]
+            for name, table in rows.items():
+                tables.setdefault(name, []).extend({**label, **row} for row in table)
         return tables | _together_records(self.together.to_dict() if self.together else {})
 
 
@@ -247,4 +255,8 @@ def _together_records(document: dict[str, Any]) -> Records:
     steps = [{"rank": rank["rank"], **step} for rank in replay.get("ranks", ()) for step in rank["steps"]]
     predicted = {(step["rank"], step["number"]): _step_row(step) for step in prediction.get("steps", ())}
     rows = [{**step, **predicted.get((step["rank"], step["number"]), {})} for step in steps]
-    return {"together": rows, "path_over_ranks": path.get("segments", [])}
+    return {
+        "together": rows,
+        "shared_exchanges": document.get("exchanges", []),
+        "path_over_ranks": path.get("segments", []),
+    }

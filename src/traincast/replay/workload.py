@@ -11,8 +11,8 @@ import numpy as np
 
 from traincast.errors import TraincastError, unknown
 from traincast.host.names import current_name
+from traincast.profiler.ops import framework_version, version_context
 from traincast.replay.collectives import collective_ops, world_of
-from traincast.replay.ops import framework_version, version_context
 from traincast.replay.pieces import Piece, step_pieces
 from traincast.replay.results import RankReport, TraceReport
 from traincast.replay.timeline import JOIN_NS

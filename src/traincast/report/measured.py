@@ -2,48 +2,59 @@
 
 from __future__ import annotations
 
-import numpy as np
+import textwrap
+from functools import reduce
 
 from traincast.display.text import bar, milliseconds, table
+from traincast.host.distribution import Distribution
 from traincast.replay.results import RankReport, TraceReport
 from traincast.report.attribution import OVERHEAD_NAMES, attribution_text
 from traincast.report.measured_path import path_text
+from traincast.report.measured_profile import exchanges_text, profile_text
 from traincast.report.measured_ranks import together_text
 from traincast.traces.breakdown import PARTS, StepBreakdown
 
-_PART_NAMES = (
+PART_NAMES = dict(zip(PARTS, (
     "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
     "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
-)  # fmt: skip
+), strict=True))  # fmt: skip
+"""The parts of a step in words."""
 _LEAST_EVIDENCE = 0.01  # share of the step: less idle time than this needs no explanation
-_TOP = 8  # rows of a table: a page shows the largest, JSON all
+TOP = 8
+"""Rows of a table, unless another number is asked for: a page shows the largest, JSON all."""
+_WIDTH = 100  # letters of a line of notes
 
 
-def measured_text(report: TraceReport) -> str:
-    """A page per rank, and the figures over ranks."""
-    pages = [_rank_text(rank) for rank in report.ranks]
+def measured_text(report: TraceReport, top: int = TOP) -> str:
+    """A page per rank, and the figures over ranks; at most `top` rows of each table."""
+    pages = [_rank_text(rank, top) for rank in report.ranks]
     if report.together:
-        pages.append(together_text(report.together))
+        pages.append(together_text(report.together, top))
     return "\n\n".join(pages)
 
 
-def _rank_text(rank: RankReport) -> str:
+def _note(text: str) -> str:
+    """A note in lines that a terminal shows whole."""
+    return textwrap.fill(text, _WIDTH, initial_indent="  note: ", subsequent_indent="        ")
+
+
+def _rank_text(rank: RankReport, top: int) -> str:
     linked = rank.linked
     title = f"Rank {rank.rank}: {linked.trace.path.name}"
     if linked.trace.device_name:
         title += f", {linked.trace.device_name}"
-    lines = [title, *(f"  note: {note}" for note in rank.notes), ""]
+    lines = [title, *map(_note, rank.notes), ""]
     lines += [
         _steps_table(rank),
         "",
         "Where the median step goes",
         *_parts(rank),
         "",
-        *_top("Kernels", rank, "by_family"),
+        *_top("Kernels", rank, "by_family", top),
     ]
-    lines += ["", *_top("Ops", rank, "by_op"), "", _overheads_table(rank)]
+    lines += ["", *_top("Ops", rank, "by_op", top), *profile_text(rank, top), "", _overheads_table(rank)]
     if rank.collectives:
-        lines += ["", _collectives_table(rank)]
+        lines += ["", exchanges_text(rank, top)]
     if rank.slowdowns:
         lines += ["", "Beside a collective, against the same kernels alone", _slowdowns_table(rank)]
     lines += ["", path_text(rank.path)]
@@ -70,26 +81,25 @@ def _share(seconds: float, step: StepBreakdown) -> float:
 
 def _parts(rank: RankReport) -> list[str]:
     step = rank.median_step
-    rows = [(label, getattr(step, name)) for name, label in zip(PARTS, _PART_NAMES, strict=True)]
+    rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items()]
     lines = [
         f"  {label:<34} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows
     ]
-    labels = dict(zip(PARTS, _PART_NAMES, strict=True))
     most = [
-        f"    {labels[reason]}: most of it before {what[:60]}"
+        f"    {PART_NAMES[reason]}: most of it before {what[:60]}"
         for reason, what in step.evidence.items()
         if _share(getattr(step, reason), step) >= _LEAST_EVIDENCE
     ]
     return [*lines, *most]
 
 
-def _top(title: str, rank: RankReport, attribute: str) -> list[str]:
+def _top(title: str, rank: RankReport, attribute: str, top: int) -> list[str]:
     step = rank.median_step
     totals: dict[str, float] = getattr(step, attribute)
-    shown = list(totals.items())[:_TOP]
+    shown = list(totals.items())[:top]
     lines = [f"{title} (device time of the median step)"]
     lines += [f"  {name[:40]:<40} {milliseconds(s):>8} ms  {bar(_share(s, step))}" for name, s in shown]
-    rest = sum(list(totals.values())[_TOP:])
+    rest = sum(list(totals.values())[top:])
     return [*lines, f"  {'the rest':<40} {milliseconds(rest):>8} ms"] if rest else lines
 
 
@@ -101,25 +111,14 @@ def _overheads_table(rank: RankReport) -> str:
         if not by_name:
             continue
         largest = next(iter(by_name))
-        total = sum(d.total for d in by_name.values())
-        summary = by_name[largest].summary_us()
+        whole = reduce(Distribution.merged, by_name.values())
+        summary = whole.summary_us()
         rows.append(
-            (label, milliseconds(total / len(rank.steps)), str(sum(d.count for d in by_name.values())),
-             f"{summary['mean']:.1f}", f"{summary['median']:.1f}", f"{summary['p95']:.1f}", largest[:36] or "-")
+            (label, milliseconds(whole.total / len(rank.steps)), str(whole.count),
+             f"{1e6 * whole.total / whole.count:.1f}", f"{summary['median']:.1f}", f"{summary['p95']:.1f}",
+             largest[:36] or "-")
         )  # fmt: skip
     return table(header, rows, right=(1, 2, 3, 4, 5))
-
-
-def _collectives_table(rank: RankReport) -> str:
-    groups: dict[tuple[str, int, str], list[float]] = {}
-    for c in rank.collectives:
-        groups.setdefault((c.kind, c.message_bytes, c.group or "-"), []).append(c.seconds)
-    shown = sorted(groups.items(), key=lambda item: -sum(item[1]))[:_TOP]
-    rows = [
-        (kind, f"{size:,}" if size >= 0 else "?", group, str(len(times)), milliseconds(float(np.median(times))))
-        for (kind, size, group), times in shown
-    ]
-    return table(("collective", "bytes", "group", "count", "median ms"), rows, right=(1, 3, 4))
 
 
 def _slowdowns_table(rank: RankReport) -> str:

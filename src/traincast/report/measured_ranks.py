@@ -10,11 +10,10 @@ from traincast.replay.predicted_together import RanksPrediction
 from traincast.replay.results import TogetherReport
 from traincast.replay.together import RanksReplay
 from traincast.report.measured_path import gain_lines
+from traincast.report.measured_profile import shared_exchanges_text
 
-_TOP = 8  # rows of a table: a page shows the largest, JSON all
 
-
-def together_text(together: TogetherReport) -> str:
+def together_text(together: TogetherReport, top: int) -> str:
     """The figures over ranks, their replay together, the path over them, and their prediction."""
     figures, numbers = together.breakdown, together.numbers
     parts = [
@@ -22,10 +21,12 @@ def together_text(together: TogetherReport) -> str:
         f"eg_comm {figures.eg_comm:.1%}, eg_imbalance {figures.eg_imbalance:.1%}",
         *(f"  note: {note}" for note in together.notes),
     ]
+    if together.exchanges:
+        parts += ["", "Collectives over ranks (means of one call)", shared_exchanges_text(together.exchanges, top)]
     if together.replay:
         parts += ["", _replay_text(numbers, together.replay)]
     if together.path:
-        parts += ["", _path_text(together.path)]
+        parts += ["", _path_text(together.path, top)]
     if together.prediction:
         parts += ["", _prediction_text(numbers, together.prediction)]
     return "\n".join(parts)
@@ -52,14 +53,14 @@ def _replay_text(numbers: Sequence[int], replay: RanksReplay) -> str:
     ])  # fmt: skip
 
 
-def _path_text(path: RanksPath) -> str:
+def _path_text(path: RanksPath, top: int) -> str:
     begin = f"rank {path.segments[0].rank}" if path.segments else "no rank"
     lines = [
         f"Critical path over ranks: begins on {begin}, {milliseconds(path.skew)} ms after the first rank began",
         *(f"  {f'rank {rank}':<48} {share:>6.1%}  {bar(share)}" for rank, share in path.by_rank.items()),
         "  of which under these ops:",
     ]
-    places = list(path.by_place.items())[:_TOP]
+    places = list(path.by_place.items())[:top]
     names = {place: f"rank {place[0]}, {place[1] or 'between ops'}" for place, _ in places}
     lines += [f"    {names[place][:46]:<46} {share:>6.1%}" for place, share in places]
     return "\n".join([

@@ -23,6 +23,7 @@ class Kind(IntEnum):
     MEMSET = 5
     SYNC = 6
     OVERHEAD = 7
+    MODULE = 8  # the forward pass of an `nn.Module`, as Python's tracer saw it
 
 
 DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
@@ -62,6 +63,17 @@ EVENT = np.dtype(
 )
 
 
+MEMORY = np.dtype(
+    [
+        ("time", "i8"),  # nanoseconds, the trace's own clock
+        ("device", "i8"),
+        ("bytes", "i8"),  # allocated, or negative: given back
+        ("allocated", "i8"),  # in all after that, or -1
+        ("reserved", "i8"),  # by the allocator after that, or -1
+    ]
+)
+"""What a profiler that records memory says of every allocation on a device."""
+
 _NOT_RECORDED = (
     "external", "correlation", "record_function", "sequence", "bytes", "device", "stream", "waits_for",
 )  # fmt: skip
@@ -80,7 +92,8 @@ class TimelineTrace:
     """One rank's timeline, as columns in file order (see `EVENT`).
 
     `details` are the recorded arguments of ops as JSON (shapes, types, collective), shared by equal ops. `notes` say
-    in plain words what was odd about the file; `skipped` counts the events that could not be read.
+    in plain words what was odd about the file; `skipped` counts the events that could not be read. `memory` are
+    allocations on devices, where they were recorded (see `MEMORY`).
     """
 
     path: Path
@@ -93,6 +106,7 @@ class TimelineTrace:
     device_name: str = ""
     skipped: int = 0
     notes: tuple[str, ...] = field(default=())
+    memory: Table = field(default_factory=lambda: np.empty(0, dtype=MEMORY))
 
     def of_kind(self, *kinds: Kind) -> IntArray:
         """Rows of these kinds, in file order."""

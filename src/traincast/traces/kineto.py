@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from traincast.errors import printable
-from traincast.traces.events import CATEGORIES, EVENT, Kind, TimelineTrace, blank_events
+from traincast.traces.events import CATEGORIES, EVENT, MEMORY, Kind, TimelineTrace, blank_events
 from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
-from traincast.traces.tables import Interner, Table
+from traincast.traces.tables import Interner, Table, TableBuilder
 
 Time = Int | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
@@ -22,7 +22,9 @@ _NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
 _RAW = msgspec.Raw(b"")
 _HOST = {int(Kind.OP), int(Kind.ANNOTATION)}
-_CODES = {category: int(kind) for category, kind in CATEGORIES.items()}
+_CODES = {category: int(kind) for category, kind in CATEGORIES.items()} | {"nn.Module": int(Kind.MODULE)}
+_PYTHON, _MODULE = "python_function", "nn.Module: "
+_ALLOCATION, _ON_DEVICE = "[memory]", 1  # an instant event, and the device type of GPUs in it
 
 
 class Arguments(msgspec.Struct, gc=False, rename={
@@ -32,7 +34,8 @@ class Arguments(msgspec.Struct, gc=False, rename={
     "collective": "Collective name", "in_elements": "In msg nelems", "out_elements": "Out msg nelems",
     "in_split": "In split size", "out_split": "Out split size", "group": "Process Group Name",
     "group_ranks": "Process Group Ranks", "group_size": "Group size",
-    "stack": "Call stack", "strides": "Input Strides",
+    "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
+    "reserved": "Total Reserved", "device_type": "Device Type", "device_id": "Device Id",
 }):  # fmt: skip
     """The arguments of an event that matter; everything else is skipped without being built."""
 
@@ -60,6 +63,11 @@ class Arguments(msgspec.Struct, gc=False, rename={
     group_ranks: Any = ""
     group_size: Any = 0
     stack: msgspec.Raw = _RAW
+    allocation: Any = 0
+    allocated: Any = -1
+    reserved: Any = -1
+    device_type: Any = -1
+    device_id: Any = 0
 
 
 class Event(msgspec.Struct, gc=False):
@@ -92,6 +100,7 @@ class _KinetoSink(RowSink):
         self.nanoseconds: bool | None = None
         self.device = -1  # that the first kernel ran on
         self._recorded: dict[bytes, int] = {}
+        self.memory = TableBuilder(MEMORY)
 
     def batch(self, raw: bytes) -> bool:
         """Rows of a whole batch."""
@@ -100,7 +109,7 @@ class _KinetoSink(RowSink):
         except UNREADABLE:
             return False
         self.seen += len(events)
-        self._keep([event for event in events if event.ph == "X" and event.cat in _CODES])
+        self._sort(events)
         return True
 
     def single(self, raw: bytes) -> None:
@@ -111,8 +120,37 @@ class _KinetoSink(RowSink):
         except UNREADABLE:
             self.skipped += 1
             return
-        if event.ph == "X" and event.cat in _CODES:
-            self._keep([event])
+        self._sort([event])
+
+    def _sort(self, events: list[Event]) -> None:
+        """Keeps what took time, forward passes of modules, and allocations."""
+        allocations = []
+        for event in events:
+            if event.cat == _PYTHON and event.name.startswith(_MODULE):
+                event.cat, event.name = "nn.Module", event.name[len(_MODULE) :]
+            elif event.name == _ALLOCATION and event.ph in ("i", "I"):
+                allocations.append(event)
+        self._keep([event for event in events if event.ph == "X" and event.cat in _CODES])
+        if allocations:
+            self._keep_memory(allocations)
+
+    def _keep_memory(self, events: list[Event]) -> None:
+        """Rows of allocations on devices; those that make no sense are left out."""
+        rows = [
+            (event.ts, _whole(a.device_id) or 0, a.allocation, _count(a.allocated), _count(a.reserved))
+            for event in events
+            if (a := event.args) is not None and a.device_type == _ON_DEVICE and _sound(event.ts, a.allocation)
+        ]
+        if rows:
+            if self.nanoseconds is None:
+                self.nanoseconds = abs(rows[0][0]) >= _NANOSECONDS_FROM
+            table = np.empty(len(rows), dtype=MEMORY)
+            columns = dict(
+                zip(("time", "device", "bytes", "allocated", "reserved"), zip(*rows, strict=True), strict=True)
+            )
+            for name, values in columns.items():
+                table[name] = self._clock(np.array(values)) if name == "time" else values
+            self.memory.append(table)
 
     def _keep(self, events: list[Event]) -> None:
         if not events:
@@ -192,6 +230,11 @@ def _count(value: Any) -> int:
     return int(value) if isinstance(value, (int, float)) and 0 <= value <= LIMIT else -1
 
 
+def _sound(time: float, allocation: Any) -> bool:
+    """Whether a moment and a number of bytes fit into columns."""
+    return abs(time) <= _LARGEST_US * 1000 and isinstance(allocation, int) and abs(allocation) <= _LARGEST_US
+
+
 def _details(a: Arguments) -> bytes:
     """The recorded arguments as one JSON object; equal ops share it."""
     shapes = b'{"dims":%b,"types":%b,"strides":%b,"values":%b' % (
@@ -235,6 +278,7 @@ def read_kineto(path: str | Path) -> TimelineTrace:
         device_name=_device_name(sink.members.get("deviceProperties"), max(sink.device, 0)),
         skipped=sink.skipped,
         notes=tuple(notes),
+        memory=sink.memory.finish(),
     )
 
 

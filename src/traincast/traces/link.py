@@ -131,6 +131,10 @@ class Linked:
         """The kernel family of each of these kernels."""
         return np.asarray(self._family_of_name[self.events["name"][rows]])
 
+    def family_of(self, name: int) -> str:
+        """The kernel family that the name of this number is of."""
+        return str(self._family_of_name[name])
+
     def communicates(self, rows: IntArray) -> BoolArray:
         """Which of these kernels exchange data with other ranks."""
         return np.asarray(self.families(rows) == COMMUNICATION)
@@ -209,19 +213,24 @@ def _host_order(trace: TimelineTrace) -> IntArray:
     return rows[np.lexsort((events["kind"] == Kind.RUNTIME, -events["duration"], events["start"]))]
 
 
+def thread_keys(trace: TimelineTrace) -> IntArray:
+    """A number for the process and thread of every event; traces write the same one as a number and as text."""
+    keys: dict[tuple[str, str], int] = {}
+    number = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks], dtype=np.int64)
+    return np.asarray(number[trace.events["track"]])
+
+
 def _threads(trace: TimelineTrace, marker: IntArray) -> IntArray:
     """Host threads by number: the marked one first, then by first event. Devices get -1."""
-    keys: dict[tuple[str, str], int] = {}
-    track_key = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks])
     host = _host_order(trace)
     if not len(host):
         raise TraincastError(f"'{trace.path}' has no host events; record CPU activities too")
-    event_key = track_key[trace.events["track"]]
+    event_key = thread_keys(trace)
     first = int(event_key[marker[0]]) if len(marker) else int(np.bincount(event_key[host]).argmax())
     order = {first: 0}
     for key in event_key[host].tolist():
         order.setdefault(key, len(order))
-    number = np.full(len(keys), -1, dtype=np.int64)
+    number = np.full(int(event_key.max()) + 1, -1, dtype=np.int64)
     number[list(order)] = list(order.values())
     thread = np.full(len(trace.events), -1, dtype=np.int64)
     thread[host] = number[event_key[host]]

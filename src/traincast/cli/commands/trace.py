@@ -5,6 +5,10 @@ them, one file per rank. Idle time is given with its reason, host time by the fi
 before an op's first launch, T3 after its last, T4 a runtime call, T5 between launches). With '--on' the traced step is
 also predicted, from the shapes of its ops and its own host times (or with '--host' a profile), and the error is split
 into what the walk, the kernels and the overheads add to it.
+
+Tables of what a profiler's page shows (kernels, rates by op and shape, modules, collectives, launches, memory) come
+with '--top' rows each; '--tables-out DIR' writes them whole. With '--compare' the first of two traces (or folders) is
+compared with the second: what changed, matched by op and shape.
 """
 
 from __future__ import annotations
@@ -13,14 +17,19 @@ import argparse
 from contextlib import suppress
 from pathlib import Path
 
-from traincast.api import trace
+from traincast.api import compare_traces, trace
 from traincast.cli.arguments import file_path
 from traincast.cli.output import check_outputs, print_json, print_text
+from traincast.cli.tables import FORMATS, check_folder, write_tables
+from traincast.errors import TraincastError
 from traincast.files.writing import write_json
 from traincast.replay.workload import trace_workload
-from traincast.report.measured import measured_text
+from traincast.report.compared import comparison_text
+from traincast.report.measured import TOP, measured_text
 from traincast.report.measured_chrome import measured_chrome_trace
 from traincast.workload.file import save_workload
+
+_MOST_ROWS = 10_000  # of a table that somebody reads; '--tables-out' has them all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +73,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="op or annotation at which steps begin (default: ProfilerStep, else the steps of an optimizer)",
     )
+    parser.add_argument(
+        "--compare", action="store_true", help="the second trace against the first: what changed, and why"
+    )
+    parser.add_argument("--top", type=_rows, default=TOP, metavar="N", help=f"rows of each table (default {TOP})")
+    parser.add_argument("--tables-out", type=file_path, metavar="DIR", help="all tables as files in this folder")
+    parser.add_argument("--tables-format", choices=FORMATS, default=FORMATS[0], help="of those files (default csv)")
 
 
 def _scale(text: str) -> float | None:
     return None if text == "auto" else float(text)
+
+
+def _rows(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= _MOST_ROWS:
+        raise ValueError(text)
+    return number
 
 
 def _inputs(path: Path) -> list[Path]:
@@ -80,6 +102,9 @@ def _inputs(path: Path) -> list[Path]:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, measures and prints."""
+    check_folder(args.tables_out)
+    if args.compare:
+        return _compare(args)
     check_outputs(args.trace_out, args.workload_out, inputs=[file for path in args.files for file in _inputs(path)])
     report = trace(
         *args.files,
@@ -91,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.trace_out:
         write_json(args.trace_out, measured_chrome_trace(report))
+    if args.tables_out:
+        write_tables(report, args.tables_out, args.tables_format)
     written = None
     if args.workload_out:
         written = trace_workload(report, name=args.workload_out.stem)
@@ -98,8 +125,28 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.to_dict() | ({"workload": dict(written.meta)} if written else {}))
     else:
-        print_text(measured_text(report))
+        print_text(measured_text(report, args.top))
         if written:
             print_text(f"\nWorkload {args.workload_out}: {len(written.programs)} programs, {len(written.ranks)} ranks")
             print_text("\n".join(f"  {name}: {text}" for name, text in written.meta.items()))
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    if len(args.files) != 2:
+        raise TraincastError(f"--compare takes two traces or folders of ranks; {len(args.files)} were given")
+    others = {
+        "--on": args.on, "--host": args.host, "--trace-out": args.trace_out, "--workload-out": args.workload_out,
+        "--twice": args.twice,
+    }  # fmt: skip
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise TraincastError(f"{given[0]} is about one run; leave it out with --compare")
+    comparison = compare_traces(*args.files, step_marker=args.step_marker)
+    if args.tables_out:
+        write_tables(comparison, args.tables_out, args.tables_format)
+    if args.json:
+        print_json(comparison.to_dict())
+    else:
+        print_text(comparison_text(comparison, args.top))
     return 0

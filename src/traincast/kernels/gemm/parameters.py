@@ -16,7 +16,7 @@ from traincast.kernels.chips import Chips
 from traincast.kernels.gemm.engine import Engine, Problem, describe
 from traincast.kernels.gemm.residual_net import Float32Array, ResidualNet
 from traincast.kernels.model import State
-from traincast.platform.device import VOLTA, Device
+from traincast.platform.device import AMPERE, VOLTA, Device
 from traincast.platform.sheet import ARCHITECTURES
 
 SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
@@ -32,6 +32,9 @@ _SMALL_TILE = 32.0
 _LONE_BLOCK = 0.4
 _VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
 _UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
+# Half precision falls back to kernels written for Turing (cutlass_75, s1688), which load element by element: bytes that
+# an SM moves in a cycle, for each element that divides the rows. From one H100 trace (rows of 5,185), tried on another
+_NARROW_BYTES, _HALF_BYTES = 4.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,8 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
         starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
         odd = unaligned(calls, problem.item_bytes)
         corrected = np.where(odd, starved * corrected, corrected)
+        if device.since(AMPERE) and problem.item_bytes == _HALF_BYTES:
+            corrected = np.where(odd, np.maximum(corrected, _narrow_seconds(calls, problem)), corrected)
         if device.compute_capability == VOLTA:
             corrected = np.where(odd, np.maximum(corrected, _unsplit_seconds(problem)), corrected)
     return np.asarray(engine.least_seconds + corrected)
@@ -107,11 +112,25 @@ def _unsplit_seconds(problem: Problem) -> FloatArray:
     return np.asarray(np.where(blocks < problem.device.num_sms, 2.0 * _SMALL_TILE**2 * problem.k / rate, 0.0))
 
 
+def _narrow_seconds(calls: Calls, problem: Problem) -> FloatArray:
+    """Seconds of moving all matrices by loads as wide as the rows allow."""
+    widest = _VECTOR_BYTES / problem.item_bytes
+    rows = [np.where(stored > 1, stored, widest) for stored in _stored_rows(calls)]  # vectors do not matter
+    together = np.gcd.reduce([side.astype(np.int64) for side in (*rows, np.full(len(calls), widest))])
+    rate = _NARROW_BYTES * together * problem.device.num_sms * 1e6 * problem.device.effective_clock_mhz
+    moved = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
+    return np.asarray(problem.batch * moved * problem.item_bytes / rate)
+
+
+def _stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Elements of a row of each matrix as it is stored."""
+    left = np.where(calls["trans_a"] == 1, calls["m"], calls["k"])
+    return left, np.where(calls["trans_b"] == 1, calls["k"], calls["n"]), calls["n"]
+
+
 def unaligned(calls: Calls, item_bytes: float) -> BoolArray:
     """Products with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
-    left = np.where(calls["trans_a"] == 1, calls["m"], calls["k"])
-    right = np.where(calls["trans_b"] == 1, calls["k"], calls["n"])
-    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in (left, right, calls["n"])]
+    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in _stored_rows(calls)]
     return np.asarray(np.logical_or.reduce(odd))
 
 

@@ -19,6 +19,7 @@ from traincast.kernels.streaming.parameters import DeviceView, StreamParameters
 from traincast.platform.device import Device
 
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
+_WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 
 
@@ -39,13 +40,24 @@ class SoftmaxModel(ParametricModel[RowParameters]):
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         rows, cols = calls["rows"], calls["cols"]
-        seconds, known, sigma = self.fitted.seconds(softmax_features, device, rows, cols, calls.item_bytes())
+        seconds, known, sigma = self.fitted.seconds(softmax_features, device, rows, cols, _softmax_bytes(calls))
         backward = calls.is_kind("backward", "log_backward")
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
         low, high = self.fitted.cols_range
         measured = ~derived & (cols >= low) & (cols <= high)
         return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
+
+
+def _softmax_bytes(calls: Calls) -> FloatArray:
+    """Bytes of an element by which a softmax takes its time.
+
+    PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element, and
+    two bytes take as long as four (H100, rows of 5,185 and 3,137 in bf16: see docs/evidence/streaming.md).
+    """
+    item = calls.item_bytes()
+    unaligned = (calls["cols"] > _WARP_COLS) & ((item * calls["cols"]) % _VECTOR_BYTES != 0)
+    return np.where(unaligned, np.maximum(item, 4.0), item)
 
 
 class NormModel(KernelModel):

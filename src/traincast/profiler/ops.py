@@ -16,7 +16,7 @@ from traincast.traces.signatures import SignatureReader
 from traincast.workload.ops import Signature
 
 # ops that only call others: what they call is costed
-_COMPOSITE = re.compile(
+COMPOSITE = re.compile(
     r"aten::(?:linear|to|contiguous|reshape|flatten|matmul|conv[123]d|zeros|ones|full|zeros_like|ones_like|item|pin_memory"
     r"|_batch_norm_impl_index|max_pool2d|stack|embedding_bag|\w*\.\w*)$"
 )
@@ -52,7 +52,7 @@ class OpFinder:
         if row in self._anchors:
             return self._anchors[row]
         chain = self.chain(launch)
-        ops = [op for op in chain if not _COMPOSITE.match(self.linked.name(op))]
+        ops = [op for op in chain if not COMPOSITE.match(self.linked.name(op))]
         known = [op for op in ops if self._lowered(op)]
         anchor = known[-1] if known else next((op for op in ops if self._shapes(op)), chain[0] if chain else -1)
         self._anchors[row] = anchor

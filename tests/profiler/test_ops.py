@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, op, step
-from traincast.replay.ops import OpFinder, framework_version, version_context
+from traincast.profiler.ops import OpFinder, framework_version, version_context
 from traincast.traces.events import Kind
 from traincast.traces.signatures import SignatureReader
 

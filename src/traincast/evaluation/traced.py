@@ -1,0 +1,171 @@
+"""Traced steps against what was measured: replayed, and predicted with the host's own times or another's profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traincast.errors import TraincastError
+from traincast.host.build import build_host_profile
+from traincast.host.overheads import measure_overheads
+from traincast.host.profile import HostProfile, parse_host_profile
+from traincast.measurements.metrics import ErrorRow, error_row
+from traincast.platform.catalog import device_by_name
+from traincast.platform.platform import Platform, load_platform
+from traincast.replay.attribution import Attribution, attribute, choose_profile
+from traincast.replay.kernels import KEPT, TracedKernels
+from traincast.replay.steps import rewalk
+from traincast.replay.timeline import timeline_instructions
+from traincast.traces.join import join_execution
+from traincast.traces.link import Linked, link
+from traincast.traces.ranks import RankTraces, read_ranks
+from traincast.traces.signatures import SignatureReader
+
+_FOLDER = "traces"
+_SUITE = "traces"
+_UNNAMED = {"kineto_resnet50_v100_papi": "v100-dgxs"}  # its page says what its files do not
+_TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  # files of one run
+_ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
+_LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
+_HOSTS = ("host left out", "own host times", "own host profile")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Traced:
+    """The steps of one rank in milliseconds: measured, replayed, and predicted with each of `_HOSTS`.
+
+    `steps` says whether it has steps: a trace of one iteration counts, one that begins with the set-up of the device
+    does not. `modelled` says that less than half of its kernel time is kept as measured."""
+
+    folder: str
+    names: list[str]
+    measured: list[float]
+    replayed: list[float]
+    predicted: dict[str, list[float]]
+    device: str
+    kernels: TracedKernels
+    modelled: bool
+    steps: bool
+
+
+def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[ErrorRow]:
+    """Error rows: replay, then predictions with each host, over all steps and by trace, then kernels by family."""
+    runs = list(_runs(data / _FOLDER))
+    traced: list[_Traced] = []
+    for done, paths in enumerate(runs):
+        traced += [one for rank in read_ranks(paths) if (one := _rank(rank)) is not None]
+        progress((done + 1) / len(runs))
+    if not traced:
+        raise TraincastError(f"'{data / _FOLDER}' has no trace with steps of a device that we know")
+    rows = _steps("replay", [(one, one.replayed) for one in traced])
+    for host in _HOSTS:
+        chosen = [(one, one.predicted[host]) for one in traced if host in one.predicted]
+        rows += _steps(f"predicted, {host}", chosen)
+        modelled = [pair for pair in chosen if pair[0].modelled and pair[0].steps]
+        rows += [_row(f"predicted, {host}, most kernels modelled", modelled)] if modelled else []
+    return [*rows, *_kernel_rows(traced)]
+
+
+def _runs(folder: Path) -> Iterator[list[Path]]:
+    """Files that belong to one run."""
+    if not folder.is_dir():
+        raise TraincastError(f"there is no folder '{folder}'; give the folder that has one called '{_FOLDER}'")
+    for inside in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = sorted(inside.glob("*.json.gz"))
+        if inside.name in _TOGETHER:
+            yield files
+        else:
+            yield from ([file] for file in files)
+
+
+def _rank(traces: RankTraces) -> _Traced | None:
+    """One rank, or nothing where it has no kernels, no timeline or a device that we do not know."""
+    if traces.timeline is None:
+        return None
+    linked = link(traces.timeline)
+    folder = linked.trace.path.parent.name
+    try:
+        device = _UNNAMED.get(folder) or device_by_name(linked.trace.device_name).key
+    except TraincastError:
+        return None
+    if not len(linked.device):
+        return None
+    instructions = timeline_instructions(linked)
+    replayed = rewalk(linked, instructions).steps
+    node = join_execution(linked, traces.execution) if traces.execution else None
+    reader = SignatureReader(linked, traces.execution, node)
+    platform = load_platform(device)
+    predicted: dict[str, Attribution] = {}
+    for host, profile in _profiles(platform, linked).items():
+        own = host == "own host times"
+        predicted[host] = attribute(linked, instructions, reader, platform, profile, own_host=own)
+    kernels = predicted["own host times"].kernels
+    name = f"{folder}/{linked.trace.path.name.partition('.')[0]}"
+    kept = float(kernels.measured[np.isin(kernels.known, KEPT)].sum())
+    return _Traced(
+        folder=folder,
+        names=[f"{name} step {step.number}" for step in replayed],
+        measured=[1e3 * step.measured for step in replayed],
+        replayed=[1e3 * step.walked for step in replayed],
+        predicted={host: [1e3 * step.full for step in a.steps] for host, a in predicted.items()},
+        device=device,
+        kernels=kernels,
+        steps=linked.marked or folder in _ITERATIONS,
+        modelled=kept < 0.5 * float(kernels.measured.sum()),
+    )
+
+
+def _profiles(platform: Platform, linked: Linked) -> dict[str, HostProfile]:
+    """The host profiles of a prediction by their names in `_HOSTS`; a trace without launches has none of its own."""
+    other = choose_profile(platform, linked)
+    profiles = {"host left out": other, "own host times": other}
+    try:
+        built = build_host_profile([measure_overheads(linked)], {})
+    except TraincastError:
+        return profiles
+    return profiles | {"own host profile": parse_host_profile("of this trace", built)}
+
+
+def _steps(what: str, traced: list[tuple[_Traced, list[float]]]) -> list[ErrorRow]:
+    """All marked steps, whole traces without a marker, then the traces of each folder."""
+    marked = [pair for pair in traced if pair[0].steps]
+    whole = [pair for pair in traced if not pair[0].steps]
+    rows = [_row(f"{what}, all steps", marked)] if marked else []
+    rows += [_row(f"{what}, whole traces without steps", whole)] if whole else []
+    folders = list(dict.fromkeys(one.folder for one, _ in traced))
+    return rows + [
+        _row(f"{what}, {folder}", [pair for pair in traced if pair[0].folder == folder]) for folder in folders
+    ]
+
+
+def _row(group: str, traced: list[tuple[_Traced, list[float]]]) -> ErrorRow:
+    return error_row(
+        _SUITE,
+        group,
+        [ms for _, predicted in traced for ms in predicted],
+        [ms for one, _ in traced for ms in one.measured],
+        [name for one, _ in traced for name in one.names],
+    )
+
+
+def _kernel_rows(traced: list[_Traced]) -> list[ErrorRow]:
+    """Kernel time of a family in each trace whose shapes were recorded, by device and family."""
+    pairs: dict[str, list[tuple[float, float, str]]] = {}
+    for one in traced:
+        known = ~np.isin(one.kernels.known, KEPT)
+        families = np.array(one.kernels.family)
+        for family in sorted(set(families[known].tolist())):
+            chosen = known & (families == family)
+            measured, predicted = (
+                1e3 * float(seconds[chosen].sum()) / len(one.names)
+                for seconds in (one.kernels.measured, one.kernels.predicted)
+            )
+            if measured >= _LEAST_MS:
+                pairs.setdefault(f"kernels, {one.device}, {family}", []).append((predicted, measured, one.names[0]))
+    return [
+        error_row(_SUITE, group, [p for p, _, _ in found], [m for _, m, _ in found], [name for _, _, name in found])
+        for group, found in sorted(pairs.items())
+    ]
