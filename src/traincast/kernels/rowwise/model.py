@@ -53,7 +53,7 @@ def _softmax_bytes(calls: Calls) -> FloatArray:
     """Bytes of an element by which a softmax takes its time.
 
     PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element, and
-    two bytes take as long as four (H100, rows of 5,185 and 3,137 in bf16: see docs/evidence/streaming.md).
+    two bytes take as long as four (H100, rows of 5,185 and 3,137 in bf16: see docs/evidence/traces.md).
     """
     item = calls.item_bytes()
     unaligned = (calls["cols"] > _WARP_COLS) & ((item * calls["cols"]) % _VECTOR_BYTES != 0)
