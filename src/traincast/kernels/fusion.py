@@ -9,6 +9,7 @@ nothing and constants are part of the kernels that use them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
@@ -114,6 +115,29 @@ def _compiled(program: Program, context: LoweringContext, inside: BoolArray | No
     return merged(program, groups, dropped, None if inside is None else ~inside)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Fusion:
+    """What could be fused of a program: `groups` of ops of one phase that make a kernel, and ops that do nothing on the
+    device (`free`)."""
+
+    ops: _Ops
+    groups: tuple[_FusedOps, ...]
+    free: tuple[int, ...]
+
+    def merged(self, group: _FusedOps) -> Merged:
+        """The kernel of a group."""
+        return self.ops.merged(group)
+
+
+def fusion_of(program: Program, context: LoweringContext) -> Fusion:
+    """Chains of element-wise ops and row reductions, none across two phases of the step."""
+    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
+    ops = _Ops(program, [forms[s] for s in program.columns.op_signature.tolist()], fold=False)
+    groups = tuple(group for group in ops.groups(program.op_phase.tolist()) if len(group.members) > 1)
+    free = tuple(op for op, form in enumerate(ops.forms) if form.role is _Role.FREE)
+    return Fusion(ops, groups, free)
+
+
 def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:
     if not items:
         return _Form(_Role.FREE)
@@ -138,8 +162,8 @@ def _fuses(call: KernelCall) -> bool:
 class _Ops:
     """The ops of a program with what they read and write."""
 
-    def __init__(self, program: Program, forms: list[_Form]) -> None:
-        self.program, self.forms = program, forms
+    def __init__(self, program: Program, forms: list[_Form], *, fold: bool = True) -> None:
+        self.program, self.forms, self.fold = program, forms, fold
         c = program.columns
         self.storage: list[int] = c.tensor_storage.tolist()
         spans = ((c.input_ptr.tolist(), c.input_tensor.tolist()), (c.output_ptr.tolist(), c.output_tensor.tolist()))
@@ -152,9 +176,9 @@ class _Ops:
                 for storage in {self.storage[t] for t in tensors}:
                     self.readers[storage].append(op)
 
-    def groups(self) -> list[_FusedOps]:
+    def groups(self, apart: Sequence[int] = ()) -> list[_FusedOps]:
         """Which ops run together. Every group runs where its last op ran: an op joins those that made what it reads
-        as long as nothing else has used their results."""
+        as long as nothing else has used their results, and (with `apart`, a number an op) those have its number."""
         group_of: dict[int, _FusedOps] = {}
         writer: dict[int, int] = {}
         groups: list[_FusedOps] = []
@@ -163,7 +187,8 @@ class _Ops:
                 continue
             sources = [writer[s] for s in map(self.storage.__getitem__, self.reads[op]) if s in writer]
             makers = {id(group_of[w]): group_of[w] for w in sources if w in group_of}
-            joined = [g for g in makers.values() if form.role is _Role.FUSING and g.takes(form)]
+            near = [g for g in makers.values() if not apart or apart[g.members[-1]] == apart[op]]
+            joined = [g for g in near if form.role is _Role.FUSING and g.takes(form)]
             for group in makers.values():
                 group.closed = group.closed or not any(group is other for other in joined)
             if form.role is _Role.FUSING:
@@ -180,6 +205,8 @@ class _Ops:
     @cached_property
     def folded(self) -> frozenset[int]:
         """Constants that only fused kernels use, which then hold them themselves."""
+        if not self.fold:
+            return frozenset()
         return frozenset(
             op
             for op, form in enumerate(self.forms)

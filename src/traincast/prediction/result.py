@@ -77,7 +77,7 @@ class Prediction(Result):
         """Samples and tokens a second of all GPUs, the step's arithmetic and its share of the peak."""
         return throughput(
             self.walk.instructions, self.platform.device, self.iteration,
-            batch_size=self.workload.batch_size, seq_len=self.workload.seq_len,
+            batch_size=self.workload.samples, seq_len=self.workload.seq_len,
         )  # fmt: skip
 
     @cached_property

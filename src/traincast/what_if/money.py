@@ -78,7 +78,7 @@ class Cost:
 def cost_of(answer: Answer, prices: Prices) -> Cost:
     """The cost of a predicted step."""
     if isinstance(answer, Prediction):
-        gpus, samples = answer.gpus, answer.workload.batch_size * answer.gpus
+        gpus, samples = answer.gpus, answer.workload.samples * answer.gpus
         per_sample = answer.workload.seq_len
     else:
         gpus, samples, per_sample = answer.layout.gpus, answer.layout.global_batch, answer.layout.seq_len

@@ -79,7 +79,7 @@ def predicted_sizes(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
         roofline_only=first.question.roofline_only,
         op_speed=first.op_speed,
     )
-    return [(answer, step.batch_size) for answer, step in zip(answers, steps, strict=True)]
+    return [(answer, step.samples) for answer, step in zip(answers, steps, strict=True)]
 
 
 def step_of(scene: Scene) -> tuple[Workload, list[str]]:

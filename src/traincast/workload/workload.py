@@ -49,6 +49,11 @@ class Workload(Result):
         return self.programs[0].batch_size
 
     @property
+    def samples(self) -> int:
+        """Samples per rank and update: those of all batches whose gradients are accumulated."""
+        return self.batch_size * int(self.meta.get("accumulation", "1"))
+
+    @property
     def seq_len(self) -> int:
         """Tokens per sample; 0 for a model without sequences."""
         return self.programs[0].seq_len

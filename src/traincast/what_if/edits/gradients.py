@@ -8,6 +8,7 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.ops.accumulation import accumulated
 from traincast.what_if.scene import Scene
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
@@ -17,6 +18,15 @@ from traincast.workload.workload import Workload
 def bucket_mb(scene: Scene, value: Value) -> Scene:
     """Other buckets of gradients."""
     return replace(scene, bucket_mb=value.factor(least=1e-3, most=1e6))
+
+
+@edit("accumulate", "N batches before each update", takes="N", advised=("4",), risk="accuracy: a larger batch")
+def accumulate(scene: Scene, value: Value) -> Scene:
+    """Gradients of several batches added up."""
+    passes = value.whole(most=1024)
+    if scene.layout is not None:
+        return scene.laid_out(global_batch=scene.layout.dp * scene.layout.micro_batch * passes)
+    return scene if passes == 1 else scene.edited(f"accumulate={passes}", lambda step: accumulated(step, passes))
 
 
 @edit("overlap", "exchanges beside kernels, or not", takes="on|none")

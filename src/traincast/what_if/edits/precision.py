@@ -5,6 +5,7 @@ from __future__ import annotations
 from traincast.errors import TraincastError
 from traincast.questions.variant import ATTENTIONS, DTYPES, OPTIMIZERS
 from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.ops.optimizing import with_optimizer
 from traincast.what_if.scene import Scene
 
 _ALL = (*DTYPES, "fp8")
@@ -30,6 +31,8 @@ def optimizer(scene: Scene, value: Value) -> Scene:
         if choice not in ("adam", "none"):
             raise TraincastError(f"layouts have adam or none, not {choice}")
         return scene.laid_out(optimizer=choice)
+    if scene.source == "capture" and choice != "none":
+        return scene.edited(f"optimizer={choice}", lambda step: with_optimizer(step, choice))
     return scene.varied(optimizer=choice)
 
 

@@ -1,0 +1,1 @@
+"""Edits of the ops of a step: pure functions from a workload to another."""

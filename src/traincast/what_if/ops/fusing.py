@@ -1,0 +1,47 @@
+"""Chains of element-wise ops as one kernel each, in steps of training too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from traincast.errors import TraincastError
+from traincast.kernels.fusion import Fusion, fusion_of
+from traincast.kernels.registry import lowering_context
+from traincast.workload.ops import Phase
+from traincast.workload.program import Program
+from traincast.workload.rewrite import Rewrite
+from traincast.workload.workload import Workload
+
+_COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+SAID = (
+    "chains of element-wise ops run as one kernel each; what the backward pass needs is stored, nothing is computed "
+    "again"
+)
+
+
+def fused(step: Workload, *, views: bool) -> tuple[Workload, str]:
+    """The step with chains fused; without `views` the host no longer runs ops that launch nothing."""
+    context = lowering_context(step)
+    programs = tuple(_fused(program, fusion_of(program, context), views=views) for program in step.programs)
+    before, after = (sum(p.num_ops for p in ps) for ps in (step.programs, programs))
+    if before == after:
+        raise TraincastError(f"'{step.name}' has no chains of element-wise ops to fuse")
+    return replace(step, programs=programs), SAID
+
+
+def _fused(program: Program, fusion: Fusion, *, views: bool) -> Program:
+    rows = Rewrite(program)
+    phase = program.op_phase.tolist()
+    gone: set[int] = set()
+    for group in fusion.groups:
+        merged = fusion.merged(group)
+        last = rows.ops[merged.members[-1]]
+        gone |= {id(rows.ops[member]) for member in merged.members[:-1]}
+        last.signature, last.inputs, last.outputs = merged.signature, merged.inputs, merged.outputs
+    if not views:
+        gone |= {id(rows.ops[op]) for op in fusion.free if phase[op] in _COMPILED}
+    rows.drop(lambda op: id(op) in gone)
+    for scope in rows.scopes:
+        if len(scope.ops) == 1 and scope.ops[0].signature.name.startswith("inductor::"):
+            scope.name = scope.ops[0].signature.name
+    return rows.build()
