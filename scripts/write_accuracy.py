@@ -28,7 +28,8 @@ V100 with its SM clock locked at 1297 MHz. `reference` is the signed error of th
 took its host overheads from these very runs; ours come from other tables
 ([host overheads](host-overheads.md)). Device active time was measured under a profiler and the step without
 one. Host time is too long for the two models with eight layers, +5 to +20 % where the step is bound by its
-host: the same overheads serve all models.""",
+host: the same overheads serve all models, and the two, which run the same ops, differ by 10 % as measured
+([why](host-overheads.md#mlperf-at-batch-512)).""",
     "cnn": """\
 V100 at 1297 MHz; cuDNN ran in deterministic mode in that study, which rules out some of its algorithms. Its
 clock stops before gradients are zeroed; so does ours here. The Inception-v3 point at

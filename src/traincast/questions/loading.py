@@ -53,7 +53,7 @@ class Loader:
         if period > answer.iteration + _HEADROOM:
             said = (
                 f"the data loader holds the step up: a batch every {1e3 * period:.3g} ms from {self.workers} workers, "
-                f"for a step of {1e3 * answer.iteration:.3g} ms",
+                f"for a step of {1e3 * answer.iteration:.3g} ms; its time is taken as given and has no interval",
             )
             longer = period - answer.iteration
             answer = replace(

@@ -55,7 +55,7 @@ def shard(
         rivals = torchrec_rival(task, time_limit, notes) if torchrec else {}
         limit = float("inf") if time_limit is None else time_limit
         answer = search(task, seed=seed, time_limit=limit, rivals=rivals, progress=progress)
-    return replace(answer, notes=tuple(notes))
+    return replace(answer, notes=(*answer.notes, *notes))
 
 
 def load_task(

@@ -18,6 +18,7 @@ from traincast.programs.sharded.step import sharded_dlrm
 from traincast.sharding.assignment import Assignment
 from traincast.sharding.cost import FastCost
 from traincast.sharding.descent import Effort, local_search, used_groups
+from traincast.sharding.host_memory import why_in_host_memory
 from traincast.sharding.result import ShardingAnswer
 from traincast.sharding.scored_plan import ScoredPlan
 from traincast.sharding.slots import Part
@@ -124,7 +125,9 @@ def search(
     walked = _walked(task, cost, plans, lambda part: progress(0.9 + 0.1 * part))
     best = replace(min([*walked, *compared], key=_order), name=FOUND)
     ordered = tuple(sorted([best, *compared], key=_order))
-    return ShardingAnswer(task=task, best=best, plans=ordered, scored=cost.scored, seconds=monotonic() - began)
+    scored = cost.scored
+    notes = why_in_host_memory(task, best, lambda plan: score_plan(task, cost, FOUND, plan))
+    return ShardingAnswer(task=task, best=best, plans=ordered, scored=scored, seconds=monotonic() - began, notes=notes)
 
 
 def _order(scored: ScoredPlan) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from traincast.calibration.ranks import RanksPrediction
 from traincast.calibration.step import SerialPrediction
 from traincast.cli.arguments import file_path, variant_options, whole_numbers
 from traincast.cli.layouts import add_layout_arguments, has_layout, layout_of
+from traincast.cli.options import in_options
 from traincast.cli.output import check_outputs, print_json, print_text
 from traincast.cli.verbs import OK
 from traincast.errors import TraincastError
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer.to_dict())
     else:
-        print_text(_text(answer, args.by))
+        print_text(in_options(_text(answer, args.by), args.options))
     return OK
 
 
