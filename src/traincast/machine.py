@@ -45,13 +45,19 @@ def measure(
     `step` is a built-in model, a DLRM in YAML or as a `DlrmConfig`, "FILE.py:FUNCTION" or a function (`capture` says
     of which form). It is run up to `repeats` times within about `seconds`. `clock` is "wall", or "busy" (the time of
     this thread alone). `nominal` is how long the reference takes where the corrected figure is to hold (default: here
-    and now). `trace_out` receives a Kineto trace. With `gpus` as many processes train together (a DLRM hybrid parallel,
-    others under DDP), over gloo on a CPU, one thread each, or NCCL. Needs torch; variants as in `predict`.
+    and now). `trace_out` receives a Kineto trace of one more step; on a GPU there is one in any case. With `gpus` as
+    many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
+    NCCL. Needs torch; variants as in `predict`.
     """
+    from traincast.questions.here import home
     from traincast.questions.measure import measure as run
+    from traincast.questions.measure import slug
     from traincast.questions.variant import variant_of
 
     trace = None if trace_out is None else Path(trace_out)
+    if trace is None and device == "cuda" and gpus == 1:
+        trace = home() / f"step-{slug(step)}.json"
+        trace.parent.mkdir(parents=True, exist_ok=True)
     if gpus != 1:
         from traincast.questions.ranks import measure_ranks
 
@@ -73,20 +79,22 @@ def bench(
     workload: Step | None = None,
     seed: int = 0,
     dry_run: bool = False,
+    clock_mhz: float = 0.0,
     progress: Progress = _silent,
     **variant: Unpack[VariantOptions],
 ) -> Benched:
     """Measures this machine: microbenchmarks into a store (a folder; default: one per device), for the time `budget`.
 
     With a `workload` (as `measure` takes it, in a variant) only its own ops are measured, most valuable first. A
-    `dry_run` says what would be measured. A run that was interrupted goes on where it stopped. Needs torch and polars.
+    `dry_run` says what would be measured. `clock_mhz` is the clock that a GPU was locked to, a part of its identity. A
+    run that was interrupted goes on where it stopped. Needs torch and polars.
     """
     from traincast.questions.bench import bench as run
     from traincast.questions.variant import variant_of
 
     return run(
         device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
-        variant=variant_of(variant), seed=seed, dry_run=dry_run, progress=progress,
+        variant=variant_of(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
     )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -22,12 +24,28 @@ class FakeCuda:
                      "clock_rate"):  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, getattr(self, name), raising=False)
         monkeypatch.setattr(torch.cuda, "Event", self.event)
+        monkeypatch.setattr(torch.Tensor, "to", self._moved(torch.Tensor.to))
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pinned(tensor))
+        monkeypatch.setattr(torch.profiler, "profile", FakeProfile)
         monkeypatch.setattr(torch.version, "cuda", "12.8")
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 90100)
         real = {name: getattr(torch, name) for name in ("randn", "randint", "zeros")}
         for name, make in real.items():
             monkeypatch.setattr(torch, name, self._elsewhere(name, make))
         return self
+
+    def _moved(self, real):
+        def to(tensor, place, *args, **kwargs):
+            if isinstance(place, str) and place.startswith("cuda"):
+                self.calls.append(f"to {place}")
+                return tensor
+            return real(tensor, place, *args, **kwargs)
+
+        return to
+
+    def _pinned(self, tensor):
+        self.calls.append("pin_memory")
+        return tensor
 
     def _elsewhere(self, name, make):
         def made(*args, device=None, **kwargs):
@@ -76,3 +94,22 @@ class FakeEvent:
     def elapsed_time(self, other):
         assert "synchronize" in self.cuda.calls[-1], "an event is read only after the device was waited for"
         return other.at - self.at
+
+
+class FakeProfile:
+    """A profiler that saw one kernel; it must have been asked for those of the GPU."""
+
+    def __init__(self, activities, record_shapes):
+        assert torch.profiler.ProfilerActivity.CUDA in activities
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def step(self):
+        pass
+
+    def export_chrome_trace(self, path):
+        Path(path).write_text(json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm"}]}))

@@ -95,3 +95,23 @@ def test_what_a_script_draws_is_the_same_in_every_capture():
 
     assert seen(draw)[0] == seen(draw)[0]
     assert len(set(seen(draw)[0])) > 1
+
+
+def test_a_sparse_gradient_may_be_zeroed_in_place():
+    def make_step(batch_size):
+        bag = torch.nn.EmbeddingBag(50, 4, mode="sum", sparse=True, device="cuda")
+        indices, offsets = (
+            torch.arange(2 * batch_size, device="cuda"),
+            torch.arange(0, 2 * batch_size, 2, device="cuda"),
+        )
+        optimizer = torch.optim.SGD(bag.parameters(), lr=0.1)
+
+        def step():
+            optimizer.zero_grad(set_to_none=False)
+            bag(indices, offsets).sum().backward()
+            optimizer.step()
+
+        return step
+
+    ops = [op.name for op in capture_step(make_step, batch_size=4, name="sparse", rebatch=False).programs[0].ops]
+    assert "aten::zero_" in ops and "aten::_embedding_bag_backward" in ops

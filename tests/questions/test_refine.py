@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 
 from tests.benching.test_store import HERE
-from traincast.api import predict, refine
+from traincast.api import fit_store, predict, refine
+from traincast.benching.copies import copy_plan
 from traincast.benching.plans import plan
 from traincast.benching.store import Store
 from traincast.calibration.samples import Sample
@@ -51,6 +53,28 @@ def test_many_samples_are_believed_and_few_only_a_little(tmp_path):
     assert believed["elementwise"].factor == pytest.approx(1.0, abs=0.05)
     assert 1.0 < few.corrections[0].factor < 1.15
     assert "times the prediction: corrected by" in many.headline()
+
+
+def test_copies_correct_their_family(tmp_path):
+    device, store = load_platform("v100").device, Store(tmp_path / "store", V100)
+    for number in range(40):
+        task = next(islice(copy_plan("cuda"), number, None))
+        bare = Sample(
+            signature=task.signature, between=0, access="", wall=1.0, busy=1.0, reference_wall=1.0, reference_busy=1.0,
+            spread=0.0,
+        )  # fmt: skip
+        call = _only_kernel(bare)
+        assert call is not None
+        seconds = 2.0 * float(price_calls(Calls.of(call.family, [call]), device)[0].seconds[0])
+        store.append(task.key, replace(bare, wall=seconds, busy=seconds))
+    (row,) = refine(tmp_path / "store", "v100", out=tmp_path / "mine.toml").corrections
+    assert row.measured == pytest.approx(2.0) and row.factor == pytest.approx(2.0 ** (40 / 50), rel=1e-6)
+
+
+def test_a_gpus_store_is_not_fitted_as_a_cpu(tmp_path):
+    store_of(tmp_path / "store", 20)
+    with pytest.raises(TraincastError, match=r"is of a GPU \(Tesla V100-SXM2-32GB\).*give `refine`"):
+        fit_store(tmp_path / "store")
 
 
 def test_a_refined_gpu_predicts_longer_products_and_nothing_else(tmp_path):

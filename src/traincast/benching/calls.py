@@ -82,7 +82,7 @@ class OpCall:
         rows = self._table_rows()
         count = specs[0].shape[-1]
         values = device.allocate(specs[1].shape, specs[1].dtype)
-        indices = torch.as_tensor(self._draw(rows, count)).view(1, -1)
+        indices = device.put(torch.as_tensor(self._draw(rows, count)).view(1, -1))
         return torch.sparse_coo_tensor(
             indices, values, (rows, *specs[1].shape[1:]), check_invariants=False, is_coalesced=False
         )
@@ -102,7 +102,7 @@ class OpCall:
         """A tensor of this form; indices and offsets hold values that the op can use."""
         special = self._indices(name, spec)
         if special is not None:
-            return special.to(getattr(torch, spec.dtype)).reshape(spec.shape)
+            return device.put(special.to(getattr(torch, spec.dtype)).reshape(spec.shape))
         if spec.is_contiguous or not spec.shape:
             made = device.allocate(spec.shape or (1,), spec.dtype).reshape(spec.shape)
             return torch.sigmoid(made) if "binary_cross_entropy" in self.signature.name else made  # probabilities

@@ -41,12 +41,17 @@ class CopyTask:
         return copy_signature(self.direction, self.memory, self.nbytes)
 
 
+def ways(kind: str) -> tuple[tuple[str, str], ...]:
+    """How copies go on a kind of device: (direction, memory of the host)."""
+    return _WAYS[kind]
+
+
 def copy_plan(kind: str, seed: int = 0) -> Iterator[CopyTask]:
     """Copies without end for a kind of device, every way in turn, at sizes that are even in their logarithm."""
     first = float(np.random.default_rng((seed, 13)).random())
     for turn in count():
         size = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** ((first + _GOLDEN * turn) % 1.0)
-        for direction, memory in _WAYS[kind]:
+        for direction, memory in ways(kind):
             yield CopyTask(direction, memory, int(size) // 64 * 64)
 
 

@@ -15,17 +15,17 @@ _INTEGER_RANGE = 1024  # values of integer tensors: any small range does
 
 
 class CudaDevice:
-    """GPU number `index` of this machine."""
+    """GPU number `index` of this machine; `locked_mhz` is the SM clock it was locked to (0: it floats)."""
 
     kind = "cuda"
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, locked_mhz: float = 0.0) -> None:
         if not torch.cuda.is_available():
             raise TraincastError("this machine has no CUDA or ROCm device that torch can use; give `device='cpu'`")
         count = torch.cuda.device_count()
         if not 0 <= index < count:
             raise TraincastError(f"no GPU {index}; this machine has {count}")
-        self.index = index
+        self.index, self.locked_mhz = index, locked_mhz
         torch.cuda.set_device(index)
         self._flushed: torch.Tensor | None = None
 
@@ -39,7 +39,7 @@ class CudaDevice:
             device=self.kind,
             name=str(properties.name),
             threads=1,
-            locked_clock_mhz=0.0,
+            locked_clock_mhz=self.locked_mhz,
             memory_bytes=int(properties.total_memory),
             torch=torch.__version__,
             libraries=f"{driver} cudnn {cudnn.version()}",
@@ -51,12 +51,17 @@ class CudaDevice:
         try:
             if kind.is_floating_point:
                 return torch.randn(*shape, device=self._name, dtype=torch.float32).to(kind)
-            return torch.randint(_INTEGER_RANGE, tuple(shape), device=self._name, dtype=kind)
+            values = min(_INTEGER_RANGE, torch.iinfo(kind).max)
+            return torch.randint(values, tuple(shape), device=self._name, dtype=kind)
         except torch.cuda.OutOfMemoryError:
             raise TraincastError(
                 f"a tensor of {' x '.join(map(str, shape))} {dtype} does not fit into what is free on GPU "
                 f"{self.index}; end other programs on it"
             ) from None
+
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the GPU."""
+        return tensor.to(self._name)
 
     def mark(self) -> Any:
         """An event in the current stream."""

@@ -56,6 +56,10 @@ class Device(Protocol):
         """A tensor of this shape on the device, filled with values that no kernel takes a short cut for."""
         ...
 
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the host, on the device."""
+        ...
+
     def mark(self) -> Any:
         """A point in time on the device's own time line."""
         ...

@@ -108,7 +108,7 @@ def measure_step(
     device.synchronise()
     series = run_series(device, Reference(device), step, repeats=repeats, seconds=seconds, progress=progress)
     if trace is not None:
-        _record_trace(step, device, trace)
+        record_trace(step, device, trace)
     return Measured(
         workload=name, batch_size=batch_size, seq_len=seq_len, identity=device.identity(), clock=clock,
         summary=summarise(series, clock, nominal), series=series, notes=series.notes(),
@@ -116,7 +116,7 @@ def measure_step(
     )  # fmt: skip
 
 
-def _record_trace(step: Step, device: Device, path: Path) -> None:
+def record_trace(step: Step, device: Device, path: Path) -> None:
     """One step under PyTorch's profiler, written as the Chrome trace that `traincast trace` reads."""
     from torch.profiler import ProfilerActivity, profile
 

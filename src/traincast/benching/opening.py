@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from traincast.benching.device import Device
-from traincast.errors import unknown
+from traincast.errors import TraincastError, unknown
 
 DEVICES = ("cpu", "cuda")
 
 
-def open_device(kind: str, index: int = 0) -> Device:
-    """The device of this kind on this machine, of several GPUs number `index`; a CPU runs with one thread. Needs
-    torch."""
+def open_device(kind: str, index: int = 0, locked_mhz: float = 0.0) -> Device:
+    """The device of this kind on this machine, of several GPUs number `index`, at the clock it was locked to (0: none);
+    a CPU runs with one thread. Needs torch."""
     if kind == "cpu":
+        if locked_mhz:
+            raise TraincastError("a CPU's clock cannot be locked from here; leave out `clock_mhz`")
         from traincast.benching.cpu import CpuDevice
 
         return CpuDevice()
     if kind == "cuda":
         from traincast.benching.cuda import CudaDevice
 
-        return CudaDevice(index)
+        return CudaDevice(index, locked_mhz)
     raise unknown("device", kind, DEVICES, f"Choose from {', '.join(DEVICES)}.")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from traincast.benching.device import Device, run_timed
 from traincast.results import Records, Result
 
+_RANKS_SECONDS = 60.0  # that ranks may take to find each other and answer
 _STEADY = 0.25  # relative spread of the reference that a usable device stays below
 
 
@@ -59,8 +64,10 @@ def check_device(open_it: Callable[[], Device], kind: str) -> SelfCheck:
         part("allocate", lambda: f"{tuple(device.allocate((256, 256)).shape)}")
         part("flush", lambda: f"{1e3 * run_timed(device, device.flush).wall:.2f} ms")
         part("reference", lambda: _reference(device))
-        for name, work in _ops(device):
+        for name, work in [*_copies(device), ("profiler", lambda: _profiler(device)), *_ops(device)]:
             part(name, work)
+        part("collectives", lambda: _collectives(device))
+        part("store", lambda: _store(device))
     return SelfCheck(kind, tuple(parts))
 
 
@@ -72,6 +79,63 @@ def _reference(device: Device) -> str:
     if figures.spread > _STEADY:
         raise RuntimeError(f"its time varies by {figures.spread:.0%}; end other programs")
     return f"{1e3 * figures.reference:.3f} ms, spread {figures.spread:.1%}"
+
+
+def _copies(device: Device) -> list[tuple[str, Callable[[], str]]]:
+    """Every way of copying once, a megabyte."""
+    from traincast.benching.copies import CopyCall, CopyTask, ways
+
+    def once(task: CopyTask) -> str:
+        call = CopyCall(task, device, sets=1)
+        call(0)
+        return f"{1e6 * run_timed(device, lambda: call(0)).wall:.1f} us for {task.nbytes >> 20} MB"
+
+    tasks = [CopyTask(direction, memory, 1 << 20) for direction, memory in ways(device.kind)]
+    return [(f"copy {task.direction}, {task.memory}", lambda task=task: once(task)) for task in tasks]  # type: ignore[misc]
+
+
+def _profiler(device: Device) -> str:
+    from traincast.benching.measure import record_trace
+
+    left, right = (device.allocate((64, 64)) for _ in range(2))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "step.json"
+        record_trace(lambda: left @ right, device, path)
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    kernels = sum(event.get("cat") == "kernel" for event in events)
+    if device.kind == "cuda" and not kernels:
+        raise RuntimeError(f"{len(events)} events and no kernel among them; CUPTI or roctracer does not answer")
+    return f"{len(events)} events, {kernels} kernels"
+
+
+def _collectives(device: Device) -> str:
+    from traincast.benching.collectives import exchange_job
+    from traincast.benching.parts import possible_ranks
+    from traincast.benching.ranks import run_ranks
+    from traincast.calibration.exchanges import Exchange
+
+    ranks = possible_ranks(device)
+    if ranks < 2:
+        return "not tried: one core or GPU has nobody to exchange with"
+    heard: list[dict[str, Any]] = []
+    job = exchange_job([Exchange("all_reduce", 1 << 20)] * ranks, seconds=0.05)
+    run_ranks([job], ranks, each=heard.append, seconds=_RANKS_SECONDS, device=device.kind)
+    if not heard:
+        raise RuntimeError(f"{ranks} ranks gave no answer within {_RANKS_SECONDS:.0f} s")
+    return f"all-reduce of 1 MB between {ranks} ranks in {1e3 * median(heard[0]['step']):.2f} ms"
+
+
+def _store(device: Device) -> str:
+    from traincast.benching.bench import measure_task, task_key
+    from traincast.benching.plans import plan
+    from traincast.benching.store import Store
+    from traincast.benching.timing import Reference
+
+    task = next(islice(plan(1, ("relu",)), 1))
+    with TemporaryDirectory() as folder:
+        Store(Path(folder), device.identity()).append(task_key(task), measure_task(device, Reference(device), task))
+        held = Store(Path(folder), device.identity())
+    return f"{len(held)} sample written and read again"
 
 
 def _ops(device: Device) -> list[tuple[str, Callable[[], str]]]:

@@ -18,11 +18,14 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.benching.device import Device, Seconds, run_timed
+from traincast.errors import TraincastError
 
 CLOCKS = ("wall", "busy")
 _REFERENCE_SIDE = {"cpu": 384, "cuda": 4096}  # about a millisecond of matrix product on a core, and on a GPU
 BUSY_NEIGHBOURS = 1.05  # the wall's clock this far ahead of the thread's: someone else had the processor
 DRIFTED = 1.10  # the reference in one quarter of the run against another
+_WARMING = 20  # references before a clock is read: an idle device rests below its clock
+_CLOCK_TOLERANCE = 0.03
 _FEWEST_FOR_DRIFT = 8  # repetitions
 _Z90 = NormalDist().inv_cdf(0.95)
 
@@ -44,6 +47,21 @@ class Reference:
         """The product once more, its operands in the cache: run twice, timed the second time."""
         self._work()
         return run_timed(self._device, self._work)
+
+
+def check_locked(device: Device, reference: Reference) -> None:
+    """Refuses a device that runs at another clock than the one it is said to be locked to."""
+    locked = device.identity().locked_clock_mhz
+    if not locked:
+        return
+    for _ in range(_WARMING):
+        reference.seconds()
+    now = device.clock_mhz()
+    if now and abs(now / locked - 1.0) > _CLOCK_TOLERANCE:
+        raise TraincastError(
+            f"the device runs at {now:.0f} MHz, not at {locked:.0f}; lock it (nvidia-smi -lgc {locked:.0f}) or leave "
+            "out `clock_mhz`"
+        )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -152,7 +152,9 @@ class Values:
         return self._book.live.get(tensor.untyped_storage()._cdata)
 
     def _covers(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is all of its storage, and small enough to be kept."""
+        """Whether a tensor is all of its storage, and small enough to be kept; a sparse one has none."""
+        if tensor.layout is not torch.strided:
+            return False
         whole = tensor.untyped_storage().nbytes()
         return self._small(tensor) and tensor.numel() * tensor.element_size() == whole and tensor.is_contiguous()
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
+_MOST_MHZ = 1e5
 _HOST_SHARE, _COPY_SHARE, _EXCHANGE_SHARE = 0.1, 0.03, 0.17  # of the time; single ops have the rest
 _SECONDS_PER_SAMPLE = 0.08  # allocation, nine repetitions and the reference beside them, on one core
 
@@ -94,6 +95,7 @@ def bench(
     variant: Variant | None = None,
     seed: int = 0,
     dry_run: bool = False,
+    clock_mhz: float = 0.0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Benched:
     """Measures until the budget is used up or all of the workload's shapes are measured."""
@@ -110,9 +112,13 @@ def bench(
     from traincast.benching.disturbance import run_notes
     from traincast.benching.opening import open_device
     from traincast.benching.store import Store
+    from traincast.benching.timing import Reference, check_locked
 
-    opened = open_device(device)
+    if not 0 <= clock_mhz < _MOST_MHZ:
+        raise TraincastError(f"`clock_mhz` is {clock_mhz:g}; give the SM clock that the GPU is locked to")
+    opened = open_device(device, locked_mhz=clock_mhz)
     held = Store(folder, opened.identity())
+    check_locked(opened, Reference(opened))
     started, clock = time.monotonic(), opened.clock_mhz()
     before = len(held)
     if needed is None:

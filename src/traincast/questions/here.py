@@ -149,6 +149,11 @@ def fit_store(folder: Path, out: Path | None, clock: str) -> Calibrated:
     store = Store(folder)
     if store.identity is None:
         raise TraincastError(f"store '{shown_path(folder)}' is empty; measure with 'traincast bench'")
+    if store.identity.device != "cpu":
+        raise TraincastError(
+            f"store '{shown_path(folder)}' is of a GPU ({store.identity.name}), whose steps are predicted with a "
+            "platform; give `refine` the built-in one that it is, or the file of one that describes it"
+        )
     profile, errors = fit_profile(store.samples(), store.identity.to_dict(), clock)
     path = out or profile_file()
     path.parent.mkdir(parents=True, exist_ok=True)

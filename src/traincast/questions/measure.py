@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
@@ -110,6 +111,16 @@ def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runn
     else:
         function, name = load_function(str(source)), Path(str(source).rpartition(":")[0]).stem
     return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, with_sizes(function, variant.seq_len))
+
+
+def slug(source: Source) -> str:
+    """A short name of a step that any file may have.
+
+    >>> slug("models/mine.py:make_step")
+    'mine-py-make_step'
+    """
+    name = source.name if isinstance(source, DlrmConfig) else getattr(source, "__name__", None) or str(source)
+    return re.sub(r"[^A-Za-z0-9_]+", "-", Path(name).name).strip("-")[:60] or "step"
 
 
 def check_sizes(variant: Variant, seconds: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from traincast.calibration.copies import copy_of, is_copy
 from traincast.calibration.samples import Sample
 from traincast.errors import TraincastError
 from traincast.files.reading import shown_path
@@ -22,6 +23,7 @@ from traincast.kernels.registry import LoweringContext
 from traincast.platform.device import Device
 from traincast.platform.platform import load_platform
 from traincast.results import Records, Result
+from traincast.workload.ops import Signature, TensorSpec
 
 SHIPPED_COUNTS_AS = 10.0
 """Samples that the shipped model stands for: it was fitted to thousands, of other machines of the same kind."""
@@ -91,11 +93,25 @@ def _corrected(family: str, logs: Any) -> FamilyCorrection:
 
 
 def _only_kernel(sample: Sample) -> KernelCall | None:
-    if sample.signature is None or "sparse_coo" in [value for _, value in sample.signature.scalars]:
+    """The kernel of a sample that is one; a copy from pageable memory waits besides. Collectives are none: what they
+    take is the business of a node's topology."""
+    if sample.signature is None or sample.ranks > 1:
         return None
-    items = lower(sample.signature, LoweringContext())
-    first = items[0] if len(items) == 1 else None
-    return first if isinstance(first, KernelCall) and not first.estimated else None
+    if "sparse_coo" in [value for _, value in sample.signature.scalars]:
+        return None
+    signature = _transfer(sample.signature) if is_copy(sample.signature) else sample.signature
+    kernels = [item for item in lower(signature, LoweringContext()) if isinstance(item, KernelCall)]
+    return kernels[0] if len(kernels) == 1 and not kernels[0].estimated else None
+
+
+def _transfer(signature: Signature) -> Signature:
+    """A measured copy as the op that makes it."""
+    direction, memory, nbytes = copy_of(signature)
+    host = TensorSpec((nbytes,), (1,), "uint8", "cpu:pinned" if memory == "pinned" else "cpu")
+    there = TensorSpec((nbytes,), (1,), "uint8", "cuda:0")
+    target, source = (there, host) if direction == "to device" else (host, there)
+    scalars = (("non_blocking", memory == "pinned"),)
+    return Signature("aten::copy_", (target, source), (target,), scalars, (("self", 1), ("src", 1)))
 
 
 def refine(folder: Path, key: str, out: Path | None) -> Refined:

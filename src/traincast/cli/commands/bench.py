@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help="of WORKLOAD")
     parser.add_argument("--seq-len", type=int, metavar="N", help="of WORKLOAD")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the shapes")
+    parser.add_argument("--clock-mhz", type=float, default=0.0, metavar="N", help="the clock that the GPU is locked to")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be measured")
     parser.add_argument("--self-check", action="store_true", help="try every part once and print a report")
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
             workload=args.workload,
             seed=args.seed,
             dry_run=args.dry_run,
+            clock_mhz=args.clock_mhz,
             progress=progress,
             **variant_options(args),
         )

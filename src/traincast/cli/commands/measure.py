@@ -4,7 +4,7 @@ WORKLOAD is a built-in model (its tables as EmbeddingBags), a DLRM described in 
 'traincast capture' takes it (FILE.py is run as Python: give only files you trust). One thread on a CPU. A reference
 kernel runs between every two steps; the drift-corrected figure is the median ratio to it, and that is what predictions
 are compared with. '--clock busy' counts the time of this thread only, for machines that others are using.
-On a GPU '--trace-out' records one step for 'traincast trace'.
+On a GPU one more step is recorded for 'traincast trace'; '--trace-out' says where, and does so on a CPU too.
 '--gpus 2' lets two processes train together, a DLRM with its tables divided between them, other models under DDP:
 over gloo on a CPU, one thread each, or over NCCL. FUNCTION then takes rank and world_size by name.
 """
