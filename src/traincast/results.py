@@ -16,6 +16,7 @@ Records = dict[str, list[dict[str, Any]]]
 Item = TypeVar("Item")
 
 _MOST_LINES = 10  # of a repr: a notebook cell or a debugger shows them without scrolling
+_MOST_BARS = 10  # of a chart in a notebook: the largest come first
 _MOST_ROWS = 20  # of a table in a notebook; `frames()` has them all
 
 
@@ -48,6 +49,18 @@ class Result:
         tables = self.records().items()
         return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables if rows}
 
+    def chart(self) -> str:
+        """What a notebook shows between the headline and the tables, as HTML; bars of the first table in ms unless a
+        subclass knows better, nothing where there is none."""
+        from traincast.display.html import html_bars
+
+        for name, rows in self.records().items():
+            columns = list(rows[0]) if rows else []
+            if columns[1:] == ["ms"]:
+                shown = [(str(row[columns[0]]), float(row["ms"])) for row in rows[:_MOST_BARS]]
+                return html_bars((columns[0], name), shown, unit="ms")
+        return ""
+
     def __repr__(self) -> str:
         lines = self.headline().splitlines()
         left_out = [f"... {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
@@ -57,7 +70,7 @@ class Result:
         from traincast.display.html import html_lines  # only notebooks need it
 
         tables = [_folded(name, rows) for name, rows in self.records().items() if rows]
-        return "".join([html_lines(repr(self)), *tables])
+        return "".join([html_lines(repr(self)), self.chart(), *tables])
 
 
 class ResultList(Result, Sequence[Item]):

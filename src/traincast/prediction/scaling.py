@@ -80,6 +80,16 @@ class ScalingCurve(Result):
         model = f"{first.workload.name} ({first.workload.mode}) on {first.platform.device.name}{sequence}"
         return f"{model}: {self.kind} scaling, {fixed}"
 
+    def chart(self) -> str:
+        """The curve with its 90 % interval."""
+        from traincast.display.html import html_curve
+
+        points = [
+            (str(point.gpus), 1e3 * point.answer.iteration, *(1e3 * limit for limit in point.answer.interval))
+            for point in self.points
+        ]
+        return html_curve(points, label="ms a step over GPUs; the band is the 90 % interval")
+
     def headline(self) -> str:
         """The title, then one line per number of GPUs."""
         points = [
