@@ -313,9 +313,9 @@ def write_report(
     """Writes any answer of these calls as one self-contained HTML file (`out`): the number and its evidence, why, the
     timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour; `against` is the traced run that
     another one is to be compared with."""
-    from traincast.pages.written import page_of, write_page
+    from traincast.pages.written import page_of, with_what_ifs, write_page
 
-    return write_page(page_of(answer, price, against), Path(out))
+    return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
 
 
 def models() -> ModelList:

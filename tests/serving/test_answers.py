@@ -55,6 +55,13 @@ def test_a_layout_is_a_transformer_over_gpus(client):
     assert answer.json()["layout"]["tp"] == 2
 
 
+def test_edits_show_what_they_would_bring(client):
+    page = client.get("/api/page", params={**DLRM, "edits": "speed:gemm=2,host-speed=2", "price": "2"}).json()
+
+    assert "what if: host-speed=2, speed:gemm=2" in page["subtitle"]
+    assert "timeline" in page["charts"]
+
+
 @pytest.mark.parametrize("asset", ["live.js", "live.css", *SCRIPTS])
 def test_the_page_is_made_of_files_of_its_own(client, asset):
     assert f"/assets/{asset}" in client.get("/").text

@@ -42,6 +42,10 @@ OCTETS = {"content-type": "application/octet-stream"}
         ({"tp": "3", "workload": "llama3-8b"}, "tp"),
         ({"nonsense": "1"}, "nonsense"),
         ({"against": "old.json"}, "against"),
+        ({"edits": "batch-siz=1"}, "edits"),
+        ({"edits": "on=/etc/passwd.toml"}, "edits"),
+        ({"edits": "plan=/etc/passwd"}, "edits"),
+        ({"edits": "host=../x"}, "edits"),
     ],
 )
 def test_a_wrong_field_is_named(client, change, field):

@@ -70,14 +70,18 @@ def _neighbours(p: Prediction) -> Html:
     return table(("kernels", "of kernel time", "measured on"), rows, right=(1,), caption="What was measured")
 
 
+def step_parts(p: Prediction) -> list[tuple[str, float]]:
+    """What the seconds of a step are spent on; they add up to it."""
+    compute = p.device_active - p.exposed_comm
+    return [("computing", compute), ("exposed communication", p.exposed_comm), ("device idle", p.device_idle)]
+
+
 def why_section(p: Prediction) -> Section:
     """The step by what it is spent on, then kernels by family, phase and module."""
-    compute = p.device_active - p.exposed_comm
-    parts = [("computing", compute), ("exposed communication", p.exposed_comm), ("device idle", p.device_idle)]
     path = p.path
     on_path = [(f"{op} (rank {rank})" if p.gpus > 1 else op, s) for (rank, op), s in seconds_by_place(path).items()]
     pieces = [
-        step_stack(parts, p.iteration, "One step"),
+        step_stack(step_parts(p), p.iteration, "One step"),
         paragraph(f"The host is busy for {milliseconds(p.host)} ms of the step, beside the device.", "note"),
         heading("What holds the step up"),
         seconds_table("on the critical path", seconds_by_what(path), "The critical path by what it is spent on"),

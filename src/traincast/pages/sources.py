@@ -11,9 +11,12 @@ from traincast.traces.formats import SUFFIXES
 from traincast.traces.source import ByteSource
 
 _SNIFFED = 1 << 16  # bytes: a configuration of a model names itself in its first lines
+_SWEEP = re.compile(rb'\s*\{\s*"workload"\s*:\s*"[^"]*",\s*"axes"\s*:')
 _EVALUATION = re.compile(rb'\s*\{\s*"summary"\s*:\s*\[')
-# configurations of Hugging Face, and what 'evaluate' writes
-_OTHER = re.compile(rb'"(?:model_type|architectures|hidden_size|hidden_act)"|\A' + _EVALUATION.pattern)
+# configurations of Hugging Face, and what 'evaluate' and 'sweep' write
+_OTHER = re.compile(
+    rb'"(?:model_type|architectures|hidden_size|hidden_act)"|\A' + _EVALUATION.pattern + rb"|\A" + _SWEEP.pattern
+)
 
 
 def is_trace(source: str) -> bool:
@@ -28,10 +31,17 @@ def is_trace(source: str) -> bool:
 
 def is_evaluation(source: str) -> bool:
     """Whether a name is that of a file which 'evaluate' wrote as JSON."""
+    return _begins(source, _EVALUATION)
+
+
+def is_sweep(source: str) -> bool:
+    """Whether a name is that of a file which 'sweep' wrote as JSON."""
+    return _begins(source, _SWEEP)
+
+
+def _begins(source: str, how: re.Pattern[bytes]) -> bool:
     with suppress(OSError, ValueError):
-        return (
-            source.endswith(".json") and Path(source).is_file() and _EVALUATION.match(_begin(Path(source))) is not None
-        )
+        return source.endswith(".json") and Path(source).is_file() and how.match(_begin(Path(source))) is not None
     return False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from traincast.files.reading import shown_path
 from traincast.files.writing import write_bytes
 from traincast.pages.against import against_page
 from traincast.pages.curves import scaling_page
+from traincast.pages.decided import advice_page, sweep_page, what_if_page, what_if_rows, what_ifs_html
+from traincast.pages.elements import joined
 from traincast.pages.evaluated import evaluation_page
 from traincast.pages.layouts import layout_page, plan_page
 from traincast.pages.measured import trace_page
@@ -28,6 +30,9 @@ from traincast.results import Result
 from traincast.sharding.result import ShardingAnswer
 from traincast.training.plan import Plan
 from traincast.training.result import TrainingPrediction
+from traincast.what_if.advice import Advice
+from traincast.what_if.result import WhatIf
+from traincast.what_if.sweeps.result import SweepResult
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -57,6 +62,9 @@ _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
     Plan: plan_page,
     ShardingAnswer: sharding_page,
     Evaluation: evaluation_page,
+    WhatIf: what_if_page,
+    Advice: advice_page,
+    SweepResult: sweep_page,
 }
 
 
@@ -71,6 +79,19 @@ def page_of(answer: Result, price: float | None = None, against: TraceReport | N
         raise TraincastError(f"`price` {price:g}: give dollars of one GPU for an hour, 0 or more")
     make = _PAGES.get(type(answer))
     return make(answer, price) if make else _plain_page(answer)
+
+
+def with_what_ifs(page: Page, answer: Result, price: float | None) -> Page:
+    """The page of a prediction with a few what-ifs below what it costs; other pages as they are."""
+    if not isinstance(answer, Prediction):
+        return page
+    added = what_ifs_html(what_if_rows(answer, price))
+    title = "What it costs, what if"
+    sections = [
+        replace(section, title=title, html=joined([section.html, added])) if section.key == "money" else section
+        for section in page.sections
+    ]
+    return replace(page, sections=sections)
 
 
 def _plain_page(answer: Result) -> Page:

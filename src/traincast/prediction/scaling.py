@@ -84,10 +84,10 @@ class ScalingCurve(Result):
         """The curve with its 90 % interval."""
         from traincast.display.html import html_curve
 
-        points = [
-            (str(point.gpus), 1e3 * point.answer.iteration, *(1e3 * limit for limit in point.answer.interval))
-            for point in self.points
-        ]
+        points = []
+        for point in self.points:
+            low, high = point.answer.interval
+            points.append((str(point.gpus), 1e3 * point.answer.iteration, 1e3 * low, 1e3 * high))
         return html_curve(points, label="ms a step over GPUs; the band is the 90 % interval")
 
     def headline(self) -> str:

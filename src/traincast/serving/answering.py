@@ -11,7 +11,7 @@ from traincast import api
 from traincast.errors import TraincastError
 from traincast.pages.page import Page, page_html, sections_html
 from traincast.pages.sources import is_trace
-from traincast.pages.written import page_of
+from traincast.pages.written import page_of, with_what_ifs
 from traincast.prediction.result import Prediction
 from traincast.questions.layouts import layout_from
 from traincast.questions.loading import Loader
@@ -36,8 +36,9 @@ def answer_bytes(text: str, form: str, paths: Mapping[str, str], progress: Progr
         return _json(answer.to_dict())
     if form == "trace":
         return _json(_trace(answer))
-    page = page_of(answer, question.get("price"), against)
-    return page_html(page).encode() if form == "report" else _json(_live(page))
+    price = question.get("price")
+    page = page_of(answer, price, against)
+    return page_html(with_what_ifs(page, answer, price)).encode() if form == "report" else _json(_live(page))
 
 
 def check_file(path: str) -> bytes:
@@ -95,11 +96,17 @@ def _answered(
 
 def _asked_of_workload(question: dict[str, Any], source: str, progress: Progress) -> Result:
     kind, on, gpus = question.get("of", "prediction"), question["on"], question.get("gpus")
-    if kind == "prediction":
+    edits = question.get("edits")
+    if kind == "prediction" and not edits:
         return _predicted(question, source, gpus)
     if gpus is not None and len(gpus) > 1:
         raise TraincastError(f"a {kind} is for one number of GPUs; give one number of `gpus`")
     number = gpus[0] if gpus else 1
+    if kind in ("prediction", "advice"):
+        price, scene = question.get("price") or None, _scene(question, gpus)
+        if edits and kind == "prediction":
+            return api.whatif(source, on=on, edits=edits, price=price, **scene)
+        return api.advise(source, on=on, price=price, progress=progress, **scene)
     if kind == "sharding":
         size = {} if "batch_size" not in question else {"batch_size": question["batch_size"]}
         return api.shard(source, on=on, gpus=number, torchrec=False, progress=progress, **size)
@@ -109,10 +116,23 @@ def _asked_of_workload(question: dict[str, Any], source: str, progress: Progress
     )  # fmt: skip
 
 
+def _has_layout(question: dict[str, Any]) -> bool:
+    return any(question.get(name) for name, field in fields().items() if field.group == "layout")
+
+
+def _scene(question: dict[str, Any], gpus: list[int] | None) -> Any:
+    """The keywords that say which step is changed."""
+    names = ("clock_mhz", "host", "program", "cuda_graph")
+    scene = {name: question[name] for name in (*names, *_VARIANT) if name in question}
+    scene["gpus"] = gpus[0] if gpus else None
+    if _has_layout(question):
+        scene["layout"] = layout_from(question, gpus[0] if gpus else 1)
+    return scene
+
+
 def _predicted(question: dict[str, Any], source: str, gpus: list[int] | None) -> Result:
     on, clock, host = question["on"], question.get("clock_mhz"), question.get("host")
-    layout = [name for name, field in fields().items() if field.group == "layout" and question.get(name)]
-    if layout:
+    if _has_layout(question):
         if gpus is not None and len(gpus) > 1:
             raise TraincastError("a layout is for one number of GPUs; give one number of `gpus`")
         return api.predict_training(

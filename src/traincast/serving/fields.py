@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from traincast.errors import shown
+from traincast.errors import TraincastError, shown
 from traincast.host.profile import profile_names
 from traincast.platform.catalog import platform_keys
 from traincast.prediction.scaling import SCALINGS
@@ -21,9 +21,10 @@ from traincast.questions.variant import ATTENTIONS, DTYPES, EMBEDDINGS, MODES, O
 from traincast.serving.refusals import Refusal
 from traincast.training.layout import CHECKPOINTS, LAUNCHES, MAX_GPUS, SCHEDULES
 from traincast.transformers.reading import built_in_names
+from traincast.what_if.edits.registry import parse_edits
 from traincast.zoo.catalog import list_models
 
-KINDS = ("prediction", "plan", "sharding")
+KINDS = ("prediction", "plan", "sharding", "advice")
 UPLOAD = "upload:"
 """How a field names a file that was uploaded: this and its id."""
 MOST_CHARACTERS = 200  # of a value; the longest honest one is a list of GPUs
@@ -33,8 +34,8 @@ _MOST_POINTS = 16  # of a scaling curve
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A field: `kind` is "choice", "whole", "wholes" (several with commas between), "number", "flag" or "source" (a
-    name or an upload); `low` and `high` are limits of numbers, `group` where the form has it."""
+    """A field: `kind` is "choice", "whole", "wholes" (several with commas between), "number", "flag", "edits", or
+    "source" (a name or an upload); `low` and `high` are limits of numbers, `group` where the form has it."""
 
     name: str
     label: str
@@ -57,6 +58,8 @@ class Field:
             return [self._whole(part.strip()) for part in self._parts(text)]
         if self.kind == "whole":
             return self._whole(text)
+        if self.kind == "edits":
+            return [self._edit(part.strip()) for part in self._parts(text)]
         return self._number(text) if self.kind == "number" else text
 
     def refusal(self, message: str) -> Refusal:
@@ -80,6 +83,18 @@ class Field:
         if len(parts) > _MOST_POINTS:
             raise self.refusal(f"{len(parts)} numbers; give at most {_MOST_POINTS}")
         return parts
+
+    def _edit(self, text: str) -> str:
+        """An edit that names nothing on this machine: places and hosts are built in, plans are searched for."""
+        try:
+            parse_edits([text])
+        except TraincastError as error:
+            raise self.refusal(str(error)) from None
+        name, _, value = text.partition("=")
+        allowed = {"on": platform_keys(), "host": profile_names(), "plan": ("search",)}.get(name)
+        if allowed is not None and value not in allowed:
+            raise self.refusal(f"{shown(text)}: give one of {', '.join(allowed[:12])}")
+        return text
 
     def _whole(self, text: str) -> int:
         if not (text.isascii() and text.isdecimal() and len(text) <= 12):
@@ -131,7 +146,7 @@ def fields() -> dict[str, Field]:
 
 def _main_fields() -> Iterable[Field]:
     yield Field(name="of", label="Question", kind="choice", group="main", choices=KINDS,
-                help="a prediction, a search for layouts, or a search for places of embedding tables")  # fmt: skip
+                help="a prediction, a search for layouts or for places of embedding tables, advice")  # fmt: skip
     yield Field(name="workload", label="Model", kind="source", group="main",
                 help="a built-in model, or an uploaded workload, description or trace")  # fmt: skip
     yield Field(name="on", label="Platform", kind="choice", group="main", choices=tuple(platform_keys()))
@@ -139,6 +154,8 @@ def _main_fields() -> Iterable[Field]:
                 help="several with commas between give a scaling curve")  # fmt: skip
     yield Field(name="batch_size", label="Batch size", kind="whole", group="main", help="samples per GPU")
     yield Field(name="dtype", label="Type", kind="choice", group="main", choices=(*DTYPES, "fp8"))
+    yield Field(name="edits", label="What if", kind="edits", group="main",
+                help="edits with commas between: batch-size=4096,cuda-graph")  # fmt: skip
     yield Field(name="price", label="Price", kind="number", group="main", low=0, high=1e6 - 1,
                 help="dollars of one GPU for an hour")  # fmt: skip
 

@@ -18,7 +18,7 @@ from traincast.serving.refusals import Refusal
 FORMS = ("answer", "page", "report", "trace")
 """What an answer can be had as: plain data, a page's sections, a self-contained HTML file, a Chrome trace."""
 _UPLOAD = re.compile(r"upload:[0-9a-f]{32}")
-_LONG = ("plan", "sharding")  # kinds that search
+_LONG = ("plan", "sharding", "advice")  # kinds that search
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def ask_document(document: Any) -> Asked:
 def _as_text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
-    if isinstance(value, list) and all(isinstance(item, int) for item in value):
+    if isinstance(value, list) and all(isinstance(item, int | str) for item in value):
         return ",".join(str(item) for item in value)
     if isinstance(value, str | int | float):
         return str(value)
