@@ -15,7 +15,7 @@ from traincast.platform.platform import Platform
 from traincast.profiler.exchanges import shared_exchange_rows
 from traincast.profiler.tables import profile_tables
 from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
-from traincast.replay.notes import replay_notes
+from traincast.replay.notes import device_notes, execution_notes, replay_notes
 from traincast.replay.path import path_report
 from traincast.replay.path_together import ranks_path
 from traincast.replay.predicted_together import predict_ranks
@@ -105,6 +105,10 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
         node = join_execution(linked, execution)
         ops = linked.host[linked.events["kind"][linked.host] == Kind.OP]
         joined = float(np.mean(node[ops] >= 0)) if len(ops) else 0.0
+        foreign = execution_notes(linked, execution, node, joined)
+        if foreign:
+            notes, execution, node = notes + foreign, None, None
+    notes += device_notes(linked)
     if not linked.marked:
         notes.append("no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`")
     unlinked = int((linked.launch[linked.device] < 0).sum())

@@ -1,13 +1,50 @@
-"""Why a step does not replay well, in plain words."""
+"""What a trace cannot tell, and why a step does not replay well, in plain words."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.replay.steps import Replay
+from traincast.traces.intervals import Intervals
+from traincast.traces.join import other_shapes
 from traincast.traces.link import Linked
+from traincast.traces.nodes import ExecutionTrace
 
+_OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
 _WELL = 0.03  # steps of one run differ by about as much among themselves
+
+
+def device_notes(linked: Linked) -> list[str]:
+    """What is odd about the devices of a trace: none, or several."""
+    device = linked.device
+    if not len(device):
+        others = [f"{count} of category '{name}'" for name, count in linked.trace.unread]
+        known = f"; events that are not understood: {', '.join(others)}" if others else ""
+        return [
+            "the trace has no kernels, copies or memsets: a run on the CPU, a device that is not understood (MTIA), or "
+            f"a profiler without device activities. Device time and what-ifs of kernels say nothing{known}"
+        ]
+    numbers = np.unique(linked.events["device"][device])
+    if len(numbers) == 1:
+        return []
+    whole = max(sum(step.seconds for step in linked.steps), 1e-12)
+    inside = device[linked.step[device] >= 0]
+    shares = []
+    for number in numbers.tolist():
+        mine = inside[linked.events["device"][inside] == number]
+        busy = Intervals.union(linked.events["start"][mine], linked.end[mine]).total
+        shares.append(f"device {number} {1e-9 * busy / whole:.0%}")
+    return [f"kernels of {len(numbers)} devices: 'active' means that any of them ran ({', '.join(shares)})"]
+
+
+def execution_notes(linked: Linked, execution: ExecutionTrace, node: IntArray, joined: float) -> list[str]:
+    """Why the execution trace given seems to be of another run; nothing where it fits."""
+    differ = other_shapes(linked, execution, node)
+    if joined >= _OF_ANOTHER_RUN and differ <= 1 - _OF_ANOTHER_RUN:
+        return []
+    why = f"{joined:.0%} of the ops are in it" if joined < _OF_ANOTHER_RUN else f"{differ:.0%} of its shapes differ"
+    return [f"the execution trace '{execution.path.name}' seems to be of another run ({why}): it is not used"]
 
 
 def replay_notes(linked: Linked, replayed: Replay) -> list[str]:

@@ -61,16 +61,24 @@ def _settled(linked: Linked, variants: Sequence[TimelineInstructions]) -> FloatA
 
 
 def steady_path(instructions: TimelineInstructions) -> list[Segment]:
-    """The path through the last of several rounds of the steps (see `cycle`).
+    """The path through one round of the steps (see `cycle`) as they go on, over as long as a round takes.
 
     Where the host keeps the pace it leads to the end of its main thread: what the device has left to do then delays
-    nothing. Where the host runs ahead of the device it leads to the end of all.
+    nothing. Where the host runs ahead of the device it leads to the end of all. What a round waits for may lie in the
+    one before, so two rounds are walked as one.
     """
-    walks = _rounds([instructions], _ROUNDS)
-    before, last = walks[-2:]
-    all_pace = float(last.latest()[0] - before.latest()[0])
+    count = len(instructions.row)
+    twice = _part(instructions, np.tile(np.arange(count), 2))
+    before, last = _rounds([twice], _ROUNDS // 2)
+    pace = float(last.latest()[0] - before.latest()[0])
     host_pace = last.clocks()[0].threads[0] - before.clocks()[0].threads[0]
-    return critical_path([last], thread=0 if host_pace > (1 - _SAME_PACE) * all_pace else None)
+    path = critical_path([last], thread=0 if host_pace > (1 - _SAME_PACE) * pace else None)
+    begin = path[-1].end - 0.5 * pace if path else 0.0
+    return [
+        replace(segment, instruction=segment.instruction % count, start=max(segment.start, begin))
+        for segment in path
+        if segment.end > begin
+    ]
 
 
 def whole_walk(instructions: TimelineInstructions) -> CrewWalk:

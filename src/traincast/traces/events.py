@@ -93,7 +93,8 @@ class TimelineTrace:
 
     `details` are the recorded arguments of ops as JSON (shapes, types, collective), shared by equal ops. `notes` say
     in plain words what was odd about the file; `skipped` counts the events that could not be read. `memory` are
-    allocations on devices, where they were recorded (see `MEMORY`).
+    allocations on devices, where they were recorded (see `MEMORY`), `unread` counts events that took time by
+    categories that are not understood.
     """
 
     path: Path
@@ -106,6 +107,7 @@ class TimelineTrace:
     device_name: str = ""
     skipped: int = 0
     notes: tuple[str, ...] = field(default=())
+    unread: tuple[tuple[str, int], ...] = ()
     memory: Table = field(default_factory=lambda: np.empty(0, dtype=MEMORY))
 
     def of_kind(self, *kinds: Kind) -> IntArray:

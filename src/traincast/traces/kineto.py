@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,9 @@ _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
 _RAW = msgspec.Raw(b"")
 _HOST = {int(Kind.OP), int(Kind.ANNOTATION)}
 _CODES = {category: int(kind) for category, kind in CATEGORIES.items()} | {"nn.Module": int(Kind.MODULE)}
+# what takes no time of its own: Python frames, ranges of annotations on devices, the profiler's own marks
+_NOT_COUNTED = frozenset({"python_function", "gpu_user_annotation", "user_annotation", "Trace", "ac2g", "fwdbwd", ""})
+_MOST_CATEGORIES = 20
 _PYTHON, _MODULE = "python_function", "nn.Module: "
 _ALLOCATION, _ON_DEVICE = "[memory]", 1  # an instant event, and the device type of GPUs in it
 
@@ -101,6 +105,7 @@ class _KinetoSink(RowSink):
         self.device = -1  # that the first kernel ran on
         self._recorded: dict[bytes, int] = {}
         self.memory = TableBuilder(MEMORY)
+        self.unread: Counter[str] = Counter()
 
     def batch(self, raw: bytes) -> bool:
         """Rows of a whole batch."""
@@ -131,8 +136,15 @@ class _KinetoSink(RowSink):
             elif event.name == _ALLOCATION and event.ph in ("i", "I"):
                 allocations.append(event)
         self._keep([event for event in events if event.ph == "X" and event.cat in _CODES])
+        self._count_unread(events)
         if allocations:
             self._keep_memory(allocations)
+
+    def _count_unread(self, events: list[Event]) -> None:
+        others = Counter(e.cat for e in events if e.ph == "X" and e.cat not in _CODES and e.cat not in _NOT_COUNTED)
+        for category, count in others.items():
+            if category in self.unread or len(self.unread) < _MOST_CATEGORIES:
+                self.unread[category] += count
 
     def _keep_memory(self, events: list[Event]) -> None:
         """Rows of allocations on devices; those that make no sense are left out."""
@@ -278,6 +290,7 @@ def read_kineto(path: str | Path) -> TimelineTrace:
         device_name=_device_name(sink.members.get("deviceProperties"), max(sink.device, 0)),
         skipped=sink.skipped,
         notes=tuple(notes),
+        unread=tuple((printable(name)[:40], count) for name, count in sink.unread.most_common()),
         memory=sink.memory.finish(),
     )
 

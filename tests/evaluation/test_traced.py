@@ -1,0 +1,40 @@
+"""The suite over traced steps, on made-up traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from tests.traces.timelines import small_events
+from traincast.errors import TraincastError
+from traincast.evaluation.suites import evaluate
+
+
+def write(folder, device):
+    folder.mkdir(parents=True)
+    document = {"traceEvents": small_events(), "deviceProperties": [{"id": 0, "name": device}]}
+    (folder / "kineto.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))
+
+
+def test_steps_are_replayed_and_predicted_with_every_host(tmp_path):
+    write(tmp_path / "traces" / "made_up", "Tesla V100-SXM2-16GB")
+    groups = {row.group: row for row in evaluate("traces", tmp_path).summary}
+    assert groups["replay, all steps"].n == 1
+    assert groups["replay, all steps"].mape < 1
+    assert {f"predicted, {host}, all steps" for host in ("host left out", "own host times", "own host profile")} <= set(
+        groups
+    )
+    assert any(name.startswith("kernels, v100") for name in groups)
+
+
+def test_a_device_that_nobody_knows_is_left_out(tmp_path):
+    write(tmp_path / "traces" / "made_up", "Some Other Device")
+    with pytest.raises(TraincastError, match="no trace with steps of a device that we know"):
+        evaluate("traces", tmp_path)
+
+
+def test_data_without_traces_are_refused(tmp_path):
+    with pytest.raises(TraincastError, match="there is no folder"):
+        evaluate("traces", tmp_path)

@@ -1,0 +1,59 @@
+"""What a trace cannot tell is said."""
+
+from __future__ import annotations
+
+import json
+
+from tests.traces.timelines import event, kernel, launch, op, small_events, step, write_trace
+from traincast.replay.analysis import analyse_traces
+
+
+def notes(path, *others):
+    return " ".join(analyse_traces([path, *others]).ranks[0].notes)
+
+
+def test_a_run_without_kernels_says_so_and_names_what_was_not_understood(tmp_path):
+    events = step(event("cpu_op", "aten::mm", 10, 50), event("mtia_ccp_events", "mm", 30, 20))
+    said = notes(write_trace(tmp_path / "t.json", events))
+    assert "no kernels, copies or memsets" in said
+    assert "1 of category 'mtia_ccp_events'" in said
+
+
+def test_two_devices_in_one_process_are_told_apart(tmp_path):
+    second = kernel(2, 100, 200)
+    second["args"]["device"] = 1
+    events = step(launch(1, 10), kernel(1, 20, 100), launch(2, 30), second)
+    said = notes(write_trace(tmp_path / "t.json", events))
+    assert "kernels of 2 devices" in said
+    assert "device 0 10%, device 1 20%" in said
+
+
+def execution(tmp_path, shape):
+    nodes = [
+        {"id": 1, "name": "[pytorch|profiler|execution_graph|thread]", "parent": 1, "inputs": [], "outputs": []},
+        *(
+            {
+                "id": number, "rf_id": number, "name": name, "parent": 1, "fw_parent": 0, "seq_id": -1, "scope": 0,
+                "tid": 1, "fw_tid": 0, "op_schema": "", "inputs": [[1, 1, 0, 1, 4, "cuda:0"]] * 2,
+                "input_shapes": [list(shape)] * 2, "input_types": ["Tensor(float)"] * 2,
+                "outputs": [], "output_shapes": [], "output_types": [],
+            }
+            for number, name in ((2, "aten::mm"), (3, "aten::view"), (4, "aten::add"))
+        ),
+    ]  # fmt: skip
+    path = tmp_path / "et.json"
+    path.write_text(json.dumps({"schema": "1.0.1", "pid": 1, "time": "", "start_ts": 0, "nodes": nodes}))
+    return path
+
+
+def test_an_execution_trace_of_another_run_is_noticed_and_not_used(tmp_path):
+    path = write_trace(tmp_path / "t.json", small_events())
+    report = analyse_traces([path, execution(tmp_path, (32, 32))]).ranks[0]
+    assert "seems to be of another run" in " ".join(report.notes)
+    assert report.execution is None
+
+
+def test_an_execution_trace_of_few_of_the_ops_is_noticed(tmp_path):
+    others = [op(f"aten::op{number}", 700 + 10 * number, 5, [[4]]) for number in range(8)]
+    path = write_trace(tmp_path / "t.json", [*small_events(), *others])
+    assert "of the ops are in it" in notes(path, execution(tmp_path, (64, 64)))
