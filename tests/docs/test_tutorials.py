@@ -24,7 +24,7 @@ def test_every_tutorial_is_linked_from_the_first_page():
     index = (DOCS / "tutorial" / "index.md").read_text(encoding="utf-8")
 
     assert [page.name for page in TUTORIALS if f"({page.name})" not in index] == []
-    assert len(TUTORIALS) == 5
+    assert len(TUTORIALS) == 6
 
 
 def test_example_trace_is_what_its_script_writes():

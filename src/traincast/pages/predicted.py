@@ -14,6 +14,7 @@ from traincast.prediction.result import Prediction
 from traincast.prediction.step_path import seconds_by_place, seconds_by_what
 from traincast.report.chrome import chrome_trace
 from traincast.walk.matched_calls import rank_list
+from traincast.what_if.money import Prices, cost_of
 
 _MOST_RANKS = 64  # rows of a table of ranks
 _MOST_KERNELS = 40
@@ -141,18 +142,21 @@ def _ranks_table(p: Prediction, capacity: float) -> Html:
 
 def money_section(p: Prediction, price: float | None) -> Section:
     """What steps cost, where a price is known."""
-    samples = p.workload.batch_size * p.gpus
+    cost = cost_of(p, Prices(per_gpu_hour=price))
     known = [
-        ("Samples a step", f"{samples:,}"),
+        ("Samples a step", f"{cost.samples:,}"),
         ("GPU hours for a million steps", f"{p.gpus * p.iteration / 3.6e-3:,.0f}"),
     ]
+    if cost.joules_per_step is not None:
+        known.append(("Energy of a step, at most", f"{cost.joules_per_step:,.4g} J (all GPUs at their power limit)"))
     if price is None:
         return Section(key="money", title="What it costs", html=joined([
             facts(known), paragraph(NO_PRICE, "note")]))  # fmt: skip
-    per_step = price * p.gpus * p.iteration / 3600.0
+    per_step = cost.dollars_per_step
+    assert per_step is not None
     known += [
         ("Price", f"${price:g} a GPU and hour"),
-        ("A million samples", f"${1e6 * per_step / samples:,.4g}"),
+        ("A million samples", f"${1e6 * per_step / cost.samples:,.4g}"),
         ("A million steps", f"${1e6 * per_step:,.4g}"),
     ]
     return Section(key="money", title="What it costs", html=facts(known))

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -21,7 +21,6 @@ Outcome = TypeVar("Outcome")
 
 MOST_WORKERS = 1024
 _AHEAD = 2  # chunks a worker that wait for it: one runs, one is there when it is done
-_ATTEMPTS = 2  # of a task whose worker died: by itself the second time, so that no other dies with it
 _LARGEST_CHUNK = 2  # tasks: what a run that is killed may lose of each worker, times two
 
 
@@ -61,9 +60,15 @@ def run(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, *, workers
         _alone(job, tasks, heard)
         return
     waiting = deque(chunks(range(len(tasks)), number))
-    tries = dict.fromkeys(range(len(tasks)), 0)
+    suspects: list[int] = []
     while waiting:
-        waiting.extend(_until_broken(job, tasks, waiting, heard, number, tries))
+        suspects += _until_broken(job, tasks, waiting, heard, number)
+    while suspects:  # one at a time, so that a worker that dies names its task
+        alone = deque([[suspect] for suspect in suspects])
+        broken = _until_broken(job, tasks, alone, heard, 1, ahead=1)
+        for suspect in broken:
+            heard(suspect, Died("its worker died, each time it was tried"))
+        suspects = [chunk[0] for chunk in alone]
 
 
 def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
@@ -89,16 +94,16 @@ def _alone(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard) -> None
 
 def _until_broken(
     job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], heard: Heard, workers: int,
-    tries: dict[int, int],
-) -> Iterable[list[int]]:  # fmt: skip
-    """Works on chunks until none is left, or a worker dies; gives what is to be tried again, task by task."""
+    *, ahead: int = _AHEAD,
+) -> list[int]:  # fmt: skip
+    """Works on chunks until none is left, or a worker dies; gives the tasks that were in hand then."""
     flying: dict[Future[list[Outcome]], list[int]] = {}
     pool = ProcessPoolExecutor(workers, _context(), initializer=_begin, initargs=(job,))
     try:
         while waiting or flying:
-            while waiting and len(flying) < _AHEAD * workers:
-                chunk = waiting.popleft()
-                flying[pool.submit(_work, [(n, tasks[n]) for n in chunk])] = chunk
+            while waiting and len(flying) < ahead * workers:
+                flying[pool.submit(_work, [tasks[n] for n in waiting[0]])] = waiting[0]
+                waiting.popleft()  # now it is in the pool's hands: a pool that is broken takes none
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
             for future in done:
                 outcomes = future.result()
@@ -106,21 +111,9 @@ def _until_broken(
                     heard(number, outcome)
         return []
     except BrokenProcessPool:
-        return _again(flying.values(), tries, heard)
+        return [number for chunk in flying.values() for number in chunk]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _again(flying: Iterable[list[int]], tries: dict[int, int], heard: Heard) -> list[list[int]]:
-    """Tasks that flew when a worker died, each by itself; those that have been tried enough are told as dead."""
-    again = []
-    for number in (n for chunk in flying for n in chunk):
-        tries[number] += 1
-        if tries[number] > _ATTEMPTS:
-            heard(number, Died("its worker died, each time it was tried"))
-        else:
-            again.append([number])
-    return again
 
 
 def _context() -> Any:
@@ -139,6 +132,6 @@ def _begin(job: Job[Any, Any]) -> None:
     _HELD["job"], _HELD["prepared"] = job, job.prepare(job.given)
 
 
-def _work(numbered: Sequence[tuple[int, Any]]) -> list[Any]:
+def _work(tasks: Sequence[Any]) -> list[Any]:
     job, prepared = _HELD["job"], _HELD["prepared"]
-    return [job.work(prepared, task) for _, task in numbered]
+    return [job.work(prepared, task) for task in tasks]

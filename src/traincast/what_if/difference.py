@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.kernels.unmodelled import OPAQUE
 from traincast.prediction.prediction import RELEASE_SPREAD, SETUP_SPREAD, SHARED_ERROR
 from traincast.prediction.result import Prediction
 from traincast.quantiles import Z90
-from traincast.training.result import TrainingPrediction
 from traincast.what_if.predict import Answer
 from traincast.what_if.scene import Scene
+
+if TYPE_CHECKING:
+    from traincast.training.result import TrainingPrediction
 
 _OWN_ERROR = math.sqrt(1 - SHARED_ERROR**2)  # what of a kernel's spread is its own
 _LAYOUT_SPREAD = 0.05  # log-sigma of a layout beyond its kernels and exchanges, see training/step.py
@@ -80,9 +82,7 @@ def difference(before: tuple[Scene, Answer], after: tuple[Scene, Answer]) -> Dif
 
 def error_sources(scene: Scene, answer: Answer) -> dict[Hashable, float]:
     """Log-sigmas of a step by the source they come from; equal sources of two steps are one error."""
-    if isinstance(answer, TrainingPrediction):
-        return _of_layout(scene, answer)
-    return _of_walk(scene, answer)
+    return _of_walk(scene, answer) if isinstance(answer, Prediction) else _of_layout(answer)
 
 
 def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
@@ -106,7 +106,7 @@ def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
     return sources
 
 
-def _of_layout(scene: Scene, answer: TrainingPrediction) -> dict[Hashable, float]:
+def _of_layout(answer: TrainingPrediction) -> dict[Hashable, float]:
     """A layout knows one spread of all its kernels and exchanges; each part errs by it on its own."""
     seconds, platform = answer.iteration, answer.platform.key
     within = math.sqrt(max(answer.parts.sigma**2 - _LAYOUT_SPREAD**2, 0.0))

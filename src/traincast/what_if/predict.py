@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
 
 from traincast.errors import TraincastError
 from traincast.platform.links import with_links
@@ -20,17 +21,18 @@ from traincast.questions.cuda_graph import graphed_step
 from traincast.questions.predict import missing_units
 from traincast.questions.programs import TORCHREC, recommender_on
 from traincast.questions.recommenders import hybrid_variant
-from traincast.questions.training import answer_training
 from traincast.questions.transformers import described_step
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import Source, load, load_on
-from traincast.training.result import TrainingPrediction
 from traincast.what_if.scene import Scene, Structural, training_question
 from traincast.workload.edit import without_phase
 from traincast.workload.ops import Phase
 from traincast.workload.workload import Workload
 
-Answer = Prediction | TrainingPrediction
+if TYPE_CHECKING:
+    from traincast.training.result import TrainingPrediction
+
+Answer: TypeAlias = "Prediction | TrainingPrediction"
 """What is known of a step: one walked op by op, or one put together from the roles of ranks."""
 
 
@@ -227,4 +229,6 @@ def _laid_out(scene: Scene) -> TrainingPrediction:
                 f"{what} cannot be applied to {scene.name}: its step on {scene.gpus} GPUs is put together from roles "
                 "of ranks, not from ops; leave it out"
             )
+    from traincast.questions.training import answer_training  # only layouts need the room of training
+
     return answer_training(training_question(scene))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.errors import TraincastError
 from traincast.placement.plan import Plan
@@ -14,12 +14,14 @@ from traincast.platform.platform import Platform
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.questions.predict import Question
 from traincast.questions.recommenders import described_dlrm
-from traincast.questions.training import TrainingQuestion
 from traincast.questions.workloads import is_transformer, published_program
 from traincast.training.layout import Layout
 from traincast.transformers.description import Transformer
 from traincast.transformers.reading import load_transformer
 from traincast.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from traincast.questions.training import TrainingQuestion
 
 Structural = Callable[[Workload], tuple[Workload, str]]
 """An edit of the ops of a step: the edited workload, and what is to be said about it ("": nothing)."""
@@ -165,6 +167,8 @@ def scene_of(question: Question, layout: Layout | None = None) -> Scene:
 
 def training_question(scene: Scene) -> TrainingQuestion:
     """What is asked of a Transformer that is laid over GPUs."""
+    from traincast.questions.training import TrainingQuestion  # only layouts need the room of training
+
     assert scene.layout is not None
     q = scene.question
     return TrainingQuestion(

@@ -11,8 +11,6 @@ from traincast.platform.links import with_links
 from traincast.programs.sharded.config import Dense
 from traincast.programs.sharded.hybrid import dlrm_tables
 from traincast.questions.programs import PROGRAMS
-from traincast.sharding.search import search
-from traincast.sharding.task import make_task
 from traincast.what_if.edits.registry import Value, edit
 from traincast.what_if.edits.sizes import batch_of
 from traincast.what_if.scene import Scene
@@ -46,6 +44,9 @@ def plan(scene: Scene, value: Value) -> Scene:
     if scene.gpus == 1:
         raise TraincastError("on one GPU there is no plan to choose; give `gpus` of 2 or more")
     if value.text == SEARCH:
+        from traincast.sharding.search import search  # only this edit needs the search
+        from traincast.sharding.task import make_task
+
         platform = with_links(scene.platform)
         task = make_task(
             dlrm_tables(config), platform, gpus=scene.gpus, batch_size=batch_of(scene), dense=Dense.of(config)

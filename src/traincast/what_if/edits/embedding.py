@@ -28,4 +28,9 @@ def fuse_embedding_bags(scene: Scene, value: Value) -> Scene:
         if now != "bag":
             raise TraincastError(f"{scene.name} looks all tables up in one op already (embedding {now})")
         return scene.varied(embedding="batched")
-    raise TraincastError(f"{scene.name} has no embedding bags of its own")
+    if scene.gpus > 1:
+        raise TraincastError(f"the tables of {scene.name} on several GPUs are FBGEMM's table-batched ones already")
+    raise TraincastError(
+        f"{scene.name} holds its own ops; which indices its bags share is not recorded: capture the model with "
+        "table-batched embeddings, or name a built-in DLRM"
+    )
