@@ -5,9 +5,10 @@ Everything is imported when it is needed, so that `import traincast` costs littl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from traincast.decisions import advise as advise
 from traincast.decisions import list_edits as list_edits
@@ -43,8 +44,11 @@ if TYPE_CHECKING:
     from traincast.training.result import TrainingPrediction
     from traincast.transformers.description import Transformer
     from traincast.walk.uneven import Unevenness
+    from traincast.workload.given import OpCost
     from traincast.workload.workload import Workload
 
+Costs: TypeAlias = "str | Path | Sequence[OpCost] | None"
+"""What ops cost, as their author knows it: a file (.toml) or a list."""
 Progress = Callable[[float], None]
 """Hears the fraction that is done."""
 
@@ -65,6 +69,7 @@ def predict(
     program: str | None = None,
     cuda_graph: bool = False,
     loader: Loader | None = None,
+    costs: Costs = None,
     **variant: Unpack[VariantOptions],
 ) -> Prediction:
     """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
@@ -81,12 +86,14 @@ def predict(
         program: which program trains a DLRM on several GPUs ("torchrec", the default; "torchrec-pipelined", its
             `TrainPipelineSparseDist`; "hugectr" and "nvidia" for the models that were published with them).
         cuda_graph: replays the step as CUDA graphs; what cannot be part of one is named in the warnings.
+        costs: what ops cost, as their author knows it: a file (.toml), or a list of `OpCost`.
         loader: how batches come (`traincast.questions.loading.Loader`: `ms` a batch, `workers`, `pageable` copies).
         **variant: the fields of `traincast.questions.variant.Variant`: `batch_size` (samples per GPU), `seq_len`
             (tokens per sample), `dtype` ("fp32", "tf32", "fp16", "bf16"), `mode` ("training", "inference"),
             `optimizer` ("none", "sgd", "adagrad", "adam"), `attention` ("eager", "sdpa"), `embedding` ("batched",
             "bag", "fbgemm"), `compiled`.
     """
+    from traincast.questions.costs import read_costs
     from traincast.questions.predict import Question
     from traincast.questions.predict import predict as answer
     from traincast.questions.variant import variant_of
@@ -95,7 +102,7 @@ def predict(
     question = Question(
         workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), gpus=gpus,
         clock_mhz=clock_mhz, host=host, roofline_only=roofline_only, uneven=uneven, program=program,
-        cuda_graph=cuda_graph, loader=loader,
+        cuda_graph=cuda_graph, loader=loader, costs=read_costs(costs),
     )  # fmt: skip
     return answer(question)
 
@@ -225,6 +232,8 @@ def capture(
     name: str | None = None,
     out: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
+    assume: Mapping[str, object] | Sequence[str] | None = None,
+    costs: Costs = None,
 ) -> Workload:
     """Captures a training step of your own model, without a GPU. Needs torch.
 
@@ -233,6 +242,10 @@ def capture(
     `make_step(batch_size, *, rank, world_size)`, captured for all ranks or for those in `ranks`. `out` is a file (.tc)
     that receives the workload as well; `progress` hears which size and rank is being captured. What comes back can be
     given to `predict` at any batch size.
+
+    `assume` states what the step reads from tensors, which a capture does not have: `{"mask": 0.15}` (a mask keeps 15 %
+    of its elements), `padding`, `branch`, `item`, `lengths`, `distinct`, `experts`; a key may name its place,
+    `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`.
     """
     from traincast.capturing.from_file import capture_function
     from traincast.capturing.progress import heard_by
@@ -240,8 +253,13 @@ def capture(
 
     with heard_by(progress):
         workload = capture_function(
-            function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name
-        )
+            function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name,
+            assume=assume,
+        )  # fmt: skip
+    if costs is not None:
+        from traincast.questions.costs import read_costs
+
+        workload = replace(workload, costs=read_costs(costs))
     if out is not None:
         save_workload(workload, out)
     return workload

@@ -110,11 +110,11 @@ def test_what_is_no_zip_is_named(path: Path, data: bytes, message: str) -> None:
 def test_a_newer_format_asks_for_an_upgrade(members: dict[str, bytes], path: Path) -> None:
     head = {**json.loads(members["workload.json"]), "version": 3}
     message = outcome(path, zipped({**members, "workload.json": json.dumps(head).encode()}))
-    assert message == "written by a newer Traincast (format 3); this one reads up to 1: upgrade"
+    assert message == "written by a newer Traincast (format 3); this one reads up to 2: upgrade"
 
 
 def test_a_newer_format_is_named_even_when_nothing_else_is_known(path: Path) -> None:
-    head = {"format": "traincast-workload", "version": 2, "new": True}
+    head = {"format": "traincast-workload", "version": 3, "new": True}
     assert "upgrade" in outcome(path, zipped({"workload.json": json.dumps(head).encode(), "other.bin": b"x"}))
 
 

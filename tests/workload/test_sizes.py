@@ -6,17 +6,18 @@ from hypothesis import strategies as st
 from traincast.errors import TraincastError
 from traincast.workload.sizes import SizeTable
 
-COEFFICIENTS = st.lists(st.integers(-(10**6), 10**6), min_size=6, max_size=6)
+COEFFICIENTS = st.lists(st.integers(-(10**6), 10**6), min_size=7, max_size=7)
 
 
 def table(*rows: list[int], denominator: int = 1) -> SizeTable:
-    return SizeTable(np.array(rows, dtype=np.int64).reshape(-1, 6), np.full(len(rows), denominator, dtype=np.int64))
+    padded = [[*row, *[0] * (7 - len(row))] for row in rows]
+    return SizeTable(np.array(padded, dtype=np.int64).reshape(-1, 7), np.full(len(rows), denominator, dtype=np.int64))
 
 
 @given(COEFFICIENTS, st.integers(1, 4096), st.integers(0, 4096))
 def test_a_size_is_its_polynomial(row: list[int], b: int, s: int) -> None:
     c = row
-    expected = c[0] + c[1] * b + c[2] * s + c[3] * b * s + c[4] * s * s + c[5] * b * s * s
+    expected = c[0] + c[1] * b + c[2] * s + c[3] * b * s + c[4] * s * s + c[5] * b * s * s + c[6] * b * b
     assert table(row).at(b, s).tolist() == [expected]
 
 
@@ -49,7 +50,7 @@ def test_a_fraction_must_come_out_whole() -> None:
 
 
 def test_a_length_is_rounded_up_to_the_multiple_of_its_row() -> None:
-    rows = np.array([[0, 0, 1, 0, 0, 0], [1, 0, 0, 2, 0, 0]], dtype=np.int64)
+    rows = np.array([[0, 0, 1, 0, 0, 0, 0], [1, 0, 0, 2, 0, 0, 0]], dtype=np.int64)
     padded = SizeTable(rows, np.ones(2, dtype=np.int64), np.array([1, 32]))
     assert padded.at(3, 33).tolist() == [33, 1 + 2 * 3 * 64]
     assert padded.at(3, 0).tolist() == [0, 1]

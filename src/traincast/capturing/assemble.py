@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, RawOp
+from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawOp
 from traincast.capturing.storages import StorageBook
 from traincast.errors import TraincastError
 from traincast.workload.builder import ProgramBuilder
@@ -45,6 +45,8 @@ def host_scopes(tree: Iterable[Any]) -> list[HostScope]:
     """
     scopes = []
     for event in sorted(tree, key=lambda e: e.start_time_ns):
+        if event.name == UNRECORDED:
+            continue
         backward = event.name.startswith(_ENGINE)
         scope = HostScope(event.name.removeprefix(_ENGINE), backward)
         _collect(event, scope)

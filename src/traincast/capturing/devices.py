@@ -10,22 +10,23 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from traincast.capturing.assumptions import assumptions
 from traincast.capturing.flex import flex_attention, is_flex
 from traincast.capturing.recorder import Recorder
-from traincast.capturing.refusals import refuse_values
+from traincast.capturing.refusals import BRANCH, ITEM, refuse_values
 from traincast.capturing.unknown import UnknownInt, refuse_unknown
 
 _CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
-_ITEM = "take the decision outside the step, or use torch.where"
+_ITEM = f"use torch.where, or state it: {BRANCH}"
 _text: Any = torch._tensor_str._str
 _NUMBERS = (torch.Tensor.item, torch.Tensor.__float__)
 _WITH_VALUES = {
     torch.Tensor.__bool__: ("a decision on a tensor (if, while, and, or, not)", _ITEM),
-    torch.Tensor.__index__: ("a tensor as an index or size", "use a Python int"),
-    torch.Tensor.__int__: ("int(tensor)", "use a Python int"),
-    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers"),
+    torch.Tensor.__index__: ("a tensor as an index or size", f"use a Python int, or state it: {ITEM}"),
+    torch.Tensor.__int__: ("int(tensor)", f"use a Python int, or state it: {ITEM}"),
+    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers, or state them: --assume lengths=N,N,..."),
     torch.Tensor.numpy: ("tensor.numpy()", "stay in torch"),
 }
 
@@ -41,6 +42,16 @@ def _new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if tensor.layout is torch.sparse_coo and len(args) == 3:
         return torch.sparse_coo_tensor(*args, dtype=tensor.dtype, device=tensor.device, check_invariants=False)
     return tensor.new(*args, **kwargs)
+
+
+def _nested(numbers: list[int], shape: list[int]) -> Any:
+    """Numbers as `tolist` gives them: lists in lists, or one number."""
+    if not shape:
+        return numbers[0]
+    if len(shape) == 1:
+        return numbers
+    step = len(numbers) // max(1, shape[0])
+    return [_nested(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
 
 
 class DeviceMode(TorchFunctionMode):
@@ -173,9 +184,9 @@ class DeviceMode(TorchFunctionMode):
         tensor.data = data
 
     def _asked(self, ask: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Values that the user asks for to decide or compute with: known, or refused."""
+        """Values that the user asks for to decide or compute with: known, stated or refused."""
         if self.recorder.book.without_values(tensor):
-            raise refuse_values(*_WITH_VALUES[ask])
+            return self._stated(ask, tensor)
         if not tensor.is_meta:
             return ask(tensor, *args, **kwargs)
         if ask in _WHOLE:
@@ -206,8 +217,27 @@ class DeviceMode(TorchFunctionMode):
             execution.number_asked = False
         if type(number) is not int or not self.recorder.book.without_values(tensor):
             return number
+        stated = assumptions().number()
+        if stated is not None:
+            return stated
         execution.unknown_numbers = True
         return UnknownInt()
+
+    def _stated(self, ask: Any, tensor: torch.Tensor) -> Any:
+        """What the user has stated of values that decide something; reading them waits for the device."""
+        stated = assumptions()
+        if ask is torch.Tensor.tolist:
+            numbers = stated.numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
+            value = None if numbers is None else _nested(numbers, list(tensor.shape))
+        elif ask is torch.Tensor.__bool__:
+            value = stated.decision()
+        else:
+            value = stated.number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
+        if value is None:
+            raise refuse_values(*_WITH_VALUES[ask])
+        if self.recorder.book.device_of(tensor) == "cuda":
+            self._move(tensor.detach(), _CPU)
+        return value
 
     def _format(self, tensor: torch.Tensor, form: str) -> str:
         if tensor.dim() == 0 and tensor.is_meta:

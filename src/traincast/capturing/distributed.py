@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from traincast.capturing.assumptions import Assume, assuming, assumptions
 from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.ranks import Place
 from traincast.capturing.step import Step, capture_program, check_request, only_own_garbage, with_sizes
@@ -33,6 +34,7 @@ def capture_distributed(
     synchronised: bool = False,
     ranks: Sequence[int] | None = None,
     runs_on: str = "cuda",
+    assume: Assume | None = None,
 ) -> Workload:
     """A workload of `world_size` ranks from `make_step(batch_size, rank=..., world_size=...)`.
 
@@ -43,10 +45,11 @@ def capture_distributed(
     check_request(mode, batch_size, seq_len)
     captured = _ranks_to_capture(world_size, ranks)
     check_takes_ranks(make_step)
-    capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch, runs_on)
-    programs, program_of = _distinct([capture.first(rank) for rank in captured])
-    rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
-    programs = _generalised(programs, rank_of, capture)
+    with assuming(assume or getattr(make_step, "assume", None)) as assumed:
+        capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch, runs_on)
+        programs, program_of = _distinct([capture.first(rank) for rank in captured])
+        rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
+        programs = _generalised(programs, rank_of, capture)
     run_by = [program_of[bisect_right(captured, rank) - 1] for rank in range(world_size)]
     _check_left_out(programs, run_by, set(captured))
     return Workload(
@@ -57,6 +60,7 @@ def capture_distributed(
         synchronised=synchronised,
         framework_version=framework_version,
         tf32=tf32_arithmetic(),
+        assumptions=tuple(assumed.used),
     )
 
 
@@ -75,7 +79,12 @@ class _Capture:
     ) -> None:
         self._runs_on = runs_on
         self._make_step, self._world_size, self._seq_len, self._mode = make_step, world_size, seq_len, mode
-        self.sizes = capture_sizes(batch, seq_len or 0) if rebatch else [(batch, seq_len or 0)]
+        self._asked, self._rebatch = (batch, seq_len or 0), rebatch
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Which sizes to capture at: multiples of the first where shares of sizes were assumed."""
+        return capture_sizes(*self._asked, multiples=bool(assumptions().used)) if self._rebatch else [self._asked]
 
     def first(self, rank: int) -> Program:
         """The program of a rank at the size asked for."""
@@ -175,7 +184,8 @@ def _template(programs: list[Program], ranks: list[int], capture: _Capture) -> l
     if len(capture.sizes) == 1:
         return [replace(program, rigid="captured at one size only") for program in constant]
     try:
-        return generalise_ranks([[p, *capture.others(rank)] for p, rank in zip(programs, ranks, strict=True)])
+        captured = [[p, *capture.others(rank)] for p, rank in zip(programs, ranks, strict=True)]
+        return generalise_ranks(captured, shares=bool(assumptions().used))
     except TraincastError as error:
         return [replace(program, rigid=str(error)) for program in constant]
 

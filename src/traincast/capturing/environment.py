@@ -12,6 +12,7 @@ from torch._C._profiler import _RecordFunctionFast
 from traincast.capturing.autocast import Autocast
 from traincast.capturing.cuda_choices import install_choices
 from traincast.capturing.cuda_module import install_cuda_module
+from traincast.capturing.data_loading import install_data_loading
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
@@ -31,6 +32,7 @@ def environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, ru
     _without_values(patches)
     _follow_resizes(patches, recorder)
     _parameters_without_data(patches, recorder)
+    install_data_loading(patches, recorder.book)
     install_cuda_module(patches, recorder)
     if runs_on == "cuda":
         install_choices(patches)

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from traincast.capturing.assumed import assumed_result
+from traincast.capturing.assumptions import assumptions
 from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
-from traincast.capturing.refusals import refuse_values, user_line
+from traincast.capturing.refusals import BRANCH, ITEM, refuse_values, user_line
 from traincast.capturing.storages import StorageBook, strided_parts
 from traincast.capturing.values import Values
 from traincast.errors import TraincastError
@@ -34,11 +36,7 @@ class Execution:
         if func is _LOCAL_SCALAR and tensors[0].is_meta and (known := self.values.of(tensors[0])) is not None:
             return known.item(), "cpu"
         if func is _LOCAL_SCALAR and self.book.without_values(tensors[0]):
-            if not self.number_asked and not tensors[0].dtype.is_floating_point:
-                raise refuse_values("a tensor as an index or size", "use a Python int")
-            if tensors[0].dtype is torch.bool:
-                raise refuse_values("a decision on a tensor", "take it outside the step, or use torch.where")
-            return (0.0 if tensors[0].dtype.is_floating_point else 0), "cpu"
+            return self._number(tensors[0]), "cpu"
         unknown = any(self.book.without_values(t) for t in tensors)
         device = self._result_device(tensors, kwargs)
         result = self._sized(func, args, kwargs) if unknown or any(t.is_meta for t in tensors) else None
@@ -56,10 +54,30 @@ class Execution:
         remedy = size_depends_on_values(func, args, kwargs)
         if not remedy:
             return None
-        result = self.values.sized(func, args, kwargs)
+        result = assumed_result(func, args, kwargs, assumptions())
+        if result is None:
+            result = self.values.sized(func, args, kwargs)
         if result is None:
             raise refuse_values(func._schema.name, remedy)
         return result
+
+    def _number(self, tensor: torch.Tensor) -> float | int | bool:
+        """A single value that the device has: as stated, or 0 for who asked for a number by name."""
+        if tensor.dtype.is_floating_point:
+            return 0.0
+        if tensor.dtype is torch.bool:
+            decided = assumptions().decision()
+            if decided is None and not self.number_asked:
+                raise refuse_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")
+            if decided is None:
+                raise refuse_values("a decision on a tensor", f"take it outside the step, or state it: {BRANCH}")
+            return decided
+        if self.number_asked:
+            return 0
+        stated = assumptions().number()
+        if stated is None:
+            raise refuse_values("a tensor as an index or size", f"use a Python int, or state it: {ITEM}")
+        return stated
 
     def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> str:
         if self.copy_target is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from traincast.capturing.assumptions import Assume
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.precision import switches_kept
 from traincast.capturing.refusals import one_line, raised_line
@@ -33,6 +34,7 @@ def capture_function(
     synchronised: bool = False,
     gpus: int | None = None,
     ranks: Sequence[int] | None = None,
+    assume: Assume | None = None,
 ) -> Workload:
     """Captures the step that a function makes, or that of `FILE.py:FUNCTION`; see `capture_step` for its contract, or
     with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
@@ -40,7 +42,7 @@ def capture_function(
         with switches_kept(), _beside(function):
             return _capture(
                 function, batch_size=batch_size, seq_len=seq_len, name=name, mode=mode, rebatch=rebatch,
-                framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks,
+                framework_version=framework_version, synchronised=synchronised, gpus=gpus, ranks=ranks, assume=assume,
             )  # fmt: skip
     except SystemExit as stop:
         where = raised_line(stop.__traceback__)

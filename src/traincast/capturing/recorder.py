@@ -25,6 +25,7 @@ from traincast.workload.ops import Phase, Signature, TensorSpec
 
 OP_MARK = "traincast.op:"
 CONTROL_MARK = "traincast.control:"
+UNRECORDED = "traincast.unrecorded"  # around what is no part of the step
 _SILENT = ("profiler", "prim")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default

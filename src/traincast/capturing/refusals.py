@@ -22,6 +22,10 @@ _NOT_THE_USER = (
 )  # fmt: skip
 
 
+MASK, BRANCH, ITEM = "--assume mask=SHARE", "--assume branch=true|false", "--assume item=NUMBER"
+"""What a user can state instead of values; the same words are keys of `assume` in Python."""
+
+
 def user_line() -> str:
     """`FILE:LINE` of the innermost running frame that is neither torch's nor ours."""
     frame: FrameType | None = sys._getframe(1)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from traincast.capturing.assemble import assemble, host_scopes
+from traincast.capturing.assumptions import Assume, assuming, assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import environment
 from traincast.capturing.kinds import Kinds
@@ -20,11 +21,11 @@ from traincast.capturing.patches import Patches
 from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.progress import say
 from traincast.capturing.ranks import Place, install_ranks
+from traincast.capturing.rebatch import rebatched
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.regions import Regions
 from traincast.errors import TraincastError
-from traincast.workload.generalise import capture_sizes, generalise
 from traincast.workload.program import Program
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
@@ -45,6 +46,7 @@ def capture_step(
     framework_version: str = DEFAULT_FRAMEWORK,
     synchronised: bool = False,
     runs_on: str = "cuda",
+    assume: Assume | None = None,
 ) -> Workload:
     """A workload from `make_step(batch_size)` or `make_step(batch_size, seq_len)`, with no GPU.
 
@@ -53,17 +55,19 @@ def capture_step(
     would run it. With `rebatch` it is captured at several sizes, so that the workload can be resized later;
     a step whose sizes do not follow batch size and sequence length keeps its single capture
     (`Program.rigid` says why). With `runs_on` "cpu" it is recorded as a CPU would run it, where the two differ.
+    `assume` states what the step would read from tensors (`traincast.capturing.assumptions`); a function may carry it
+    itself, as its attribute `assume`.
     """
     check_request(mode, batch_size, seq_len)
     build = with_sizes(make_step, seq_len)
-    with only_own_garbage():
+    with assuming(assume or getattr(make_step, "assume", None)) as assumed, only_own_garbage():
         first = capture_program(build, batch_size, seq_len or 0, mode, runs_on=runs_on)
         program = (
             _rebatched(build, first, mode, runs_on) if rebatch else replace(first, rigid="captured at one size only")
         )
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
-        tf32=tf32_arithmetic(),
+        tf32=tf32_arithmetic(), assumptions=tuple(assumed.used),
     )  # fmt: skip
 
 
@@ -103,12 +107,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _rebatched(build: Build, first: Program, mode: str, runs_on: str) -> Program:
-    try:
-        sizes = capture_sizes(first.batch_size, first.seq_len)
-        others = [capture_program(build, batch, length, mode, runs_on=runs_on) for batch, length in sizes[1:]]
-        return generalise([first, *others])
-    except TraincastError as error:
-        return replace(first, rigid=str(error))
+    def at(batch: int, length: int) -> Program:
+        return capture_program(build, batch, length, mode, runs_on=runs_on)
+
+    known = assumptions()
+    return rebatched(first, at, shares=bool(known.used), note=lambda text: known.used.setdefault(text))
 
 
 def capture_program(
@@ -145,10 +148,12 @@ def _attempt(
                 f"the function must return a callable that runs one iteration, not {type(step).__name__}"
             )
         kinds = Kinds(recorder.book, regions)
+        assumptions().begin()
         step()
         if not devices.uses_cuda:
             return None
         regions.reset()
+        assumptions().begin()
         kinds.before_step()
         with _no_collection():
             recorder.book.start()

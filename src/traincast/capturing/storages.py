@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -102,6 +103,20 @@ class StorageBook:
     def stop(self) -> None:
         """Ends recording: what is released from now on outlives the step."""
         self.recording = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records nothing inside the block; what it leaves behind was there before."""
+        recording, self.recording = self.recording, False
+        before = set(self.live)
+        try:
+            yield
+        finally:
+            self.recording = recording
+            for key, info in self.live.items():
+                if recording and key not in before:
+                    info.alloc = -1
+                    self._record(info)
 
     def merge(self, made: int, target: int) -> None:
         """Tensor `made` turned out to be written into tensor `target`'s storage: they share it from now on."""

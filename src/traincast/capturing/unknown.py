@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.utils._pytree import tree_iter
 
-from traincast.capturing.refusals import refuse_values
+from traincast.capturing.assumptions import assumptions
+from traincast.capturing.refusals import ITEM, refuse_values
 
-_REMEDY = "use a Python int that is known before the step"
+_REMEDY = f"use a Python int that is known before the step, or state it: {ITEM}"
 
 
 class UnknownInt(int):
@@ -26,8 +27,11 @@ class UnknownInt(int):
     def __truediv__(self, other: object) -> float:
         return 0.0
 
-    def _decide(self, *others: object) -> NoReturn:
-        raise refuse_values("a decision on tensor.item()", "take the decision outside the step, or use torch.where")
+    def _decide(self, *others: object) -> bool:
+        decided = assumptions().decision()
+        if decided is None:
+            raise refuse_values("a decision on tensor.item()", f"take it outside the step, or state it: {ITEM}")
+        return decided
 
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _decide
     __hash__ = int.__hash__

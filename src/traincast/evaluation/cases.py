@@ -17,6 +17,16 @@ from traincast.walk.timeline import Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """A step that runs so many `times` before the one that is asked for (gradients are added up); what was measured is
+    one of `per` equal parts of all of them."""
+
+    question: Question
+    times: int
+    per: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One measured step: how to predict it, what was measured, and what others predicted (signed error in %).
 
@@ -24,6 +34,7 @@ class Case:
     `fitted` says that shared constants may have been fitted on it.
     `note` says why predicted and measured must differ, where they must.
     `spread_percent` is how far repeated measurements of it lie apart (a robust standard deviation), where known.
+    `repeated` are the steps without an update that come before it.
     """
 
     name: str
@@ -37,6 +48,7 @@ class Case:
     fitted: bool = False
     note: str = ""
     spread_percent: float | None = None
+    repeated: Repeated | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +105,21 @@ def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
         if isinstance(case.question, TrainingQuestion):
             return _training_outcome(case, answer_training(replace(case.question, roofline_only=roofline_only)))
         answer = predict(replace(case.question, roofline_only=roofline_only))
+        before = case.repeated and predict(replace(case.repeated.question, roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))
     timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
+    active = answer.device_active
+    if case.repeated and before:
+        timed = (timed + case.repeated.times * before.iteration) / case.repeated.per
+        active = (active + case.repeated.times * before.device_active) / case.repeated.per
     scale = 1e3 * timed / answer.iteration
     return Outcome(
         case=case,
         predicted_ms=1e3 * timed,
         low_ms=scale * answer.interval[0],
         high_ms=scale * answer.interval[1],
-        active_ms=1e3 * answer.device_active,
+        active_ms=1e3 * active,
         exposed_comm_ms=1e3 * answer.exposed_comm,
     )
 

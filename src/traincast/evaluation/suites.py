@@ -33,6 +33,7 @@ class Suite(NamedTuple):
 
 
 SUITES = {
+    "captured": Suite("captured:captured_cases", summary="captured:summarise_captured"),
     "cnn": Suite("single_gpu:cnn_cases"),
     "collectives": Suite(table="collectives:evaluate_collectives"),
     "distributed-embeddings": Suite("distributed_embeddings:distributed_embeddings_cases"),

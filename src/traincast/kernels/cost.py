@@ -12,6 +12,7 @@ from traincast.arrays import BoolArray, FloatArray, IntArray
 from traincast.errors import TraincastError
 from traincast.kernels.call import Calls, Estimate
 from traincast.kernels.collective import COLLECTIVE
+from traincast.kernels.given import GIVEN
 from traincast.kernels.lowered import LoweredProgram
 from traincast.kernels.roofline import Roofline
 from traincast.kernels.shipped import shipped_model
@@ -84,7 +85,7 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
             estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
         _check_sensible(calls, estimate, device)
         seconds[rows] = estimate.seconds * device.corrections.get(calls.family.name, 1.0)
-        sigma[rows], in_domain[rows] = estimate.sigma, estimate.in_domain
+        sigma[rows], in_domain[rows] = estimate.sigma, estimate.in_domain | (calls.family is GIVEN)
         source[rows] = origin
     source[lowered.estimated] = Source.ESTIMATED
     return Costs(seconds, sigma, in_domain, source)

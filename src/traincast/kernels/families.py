@@ -6,7 +6,18 @@ From these records follow the ops that are lowered (`kernels.lower`), the roofli
 
 from __future__ import annotations
 
-from traincast.kernels import attention, collective, conv, embedding, gemm, recurrent, rowwise, streaming, unmodelled
+from traincast.kernels import (
+    attention,
+    collective,
+    conv,
+    embedding,
+    gemm,
+    given,
+    recurrent,
+    rowwise,
+    streaming,
+    unmodelled,
+)
 from traincast.kernels.record import FamilyRecord
 
 RECORDS: tuple[FamilyRecord, ...] = (
@@ -18,6 +29,7 @@ RECORDS: tuple[FamilyRecord, ...] = (
     embedding.RECORD,
     recurrent.RECORD,
     *unmodelled.RECORDS,
+    *given.RECORDS,
     collective.RECORD,
 )
 BY_NAME: dict[str, FamilyRecord] = {record.family.name: record for record in RECORDS}

@@ -8,6 +8,7 @@ from importlib import import_module
 from traincast.errors import TraincastError, shown
 from traincast.kernels.call import KernelCall
 from traincast.kernels.families import RECORDS
+from traincast.kernels.given.lowering import lower_given
 from traincast.kernels.lowering.fallback import estimate_unknown
 from traincast.kernels.registry import LOWERINGS, Item, LoweringContext
 from traincast.workload.ops import Signature
@@ -34,6 +35,9 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     specs = (*signature.inputs, *signature.outputs)
     if specs and all(spec.device.startswith("cpu") for spec in specs):
         return ()
+    given = context.cost_of(signature.name) if context.costs else None
+    if given is not None:
+        return lower_given(signature, given)
     if signature.name not in registered():
         return estimate_unknown(signature)
     empty = signature.outputs and not any(spec.numel for spec in signature.outputs)

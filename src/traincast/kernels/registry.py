@@ -10,6 +10,7 @@ from typing import TypeAlias
 from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
 from traincast.platform.device import AMPERE, Device
+from traincast.workload.given import OpCost
 from traincast.workload.ops import Signature
 from traincast.workload.workload import Workload
 
@@ -37,13 +38,19 @@ class Control:
 class LoweringContext:
     """What decides between kernels besides the op: the PyTorch version, whether products and convolutions in fp32 may
     use TF32, how many GPUs a node holds (global rank r sits on node r // gpus_per_node; 0 means that one node
-    holds them all), and the compute `capability` of an NVIDIA device (0: another vendor's)."""
+    holds them all), the compute `capability` of an NVIDIA device (0: another vendor's), and costs that the ops'
+    authors give."""
 
     framework_version: tuple[int, int] = (2, 13)
     tf32: bool = False
     tf32_convolutions: bool = False
     gpus_per_node: int = 0
     capability: float = AMPERE
+    costs: tuple[OpCost, ...] = ()
+
+    def cost_of(self, op: str) -> OpCost | None:
+        """The cost that is given of an op."""
+        return next((cost for cost in self.costs if cost.op == op), None)
 
 
 def lowering_context(workload: Workload, device: Device | None = None, *, tf32: bool = False) -> LoweringContext:
@@ -61,6 +68,7 @@ def lowering_context(workload: Workload, device: Device | None = None, *, tf32: 
         framework_version=(int(major), int(minor)),
         tf32=units and (tf32 or "products" in workload.tf32),
         tf32_convolutions=units and (tf32 or "convolutions" in workload.tf32),
+        costs=workload.costs,
     )
 
 

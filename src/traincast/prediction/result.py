@@ -126,6 +126,8 @@ class Prediction(Result):
             "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_gigabytes(self.memory.by_kind)},
             "host_profile": self.host_profile,
             "warnings": list(self.warnings),
+            "assumptions": list(self.workload.assumptions),
+            "given_costs": {cost.op: cost.as_text() for cost in self.workload.costs},
             "ranks": [_rank(answer) for answer in self.ranks],
             "imbalance": self.imbalance,
             "critical_path_ranks": self._path_rows(),

@@ -13,6 +13,7 @@ from traincast.questions.loading import Loader
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import Source, load_on, published_program
 from traincast.walk.uneven import Unevenness
+from traincast.workload.given import OpCost, joined
 from traincast.workload.workload import Workload
 
 
@@ -24,7 +25,7 @@ class Question:
     `clock_mhz` locks the SM clock. `host` is a host profile or its name (None: the platform's). `roofline_only`
     takes rooflines instead of the fitted kernel models. `uneven` lets ranks differ by chance. `program` names the
     program that trains a recommender (`questions.programs`), `cuda_graph` replays the step as CUDA graphs, `loader`
-    says how batches come.
+    says how batches come. `costs` are those of ops that their authors give, before the workload's own.
     """
 
     workload: Source
@@ -38,6 +39,7 @@ class Question:
     program: str | None = None
     cuda_graph: bool = False
     loader: Loader | None = None
+    costs: tuple[OpCost, ...] = ()
 
     def platform(self) -> Platform:
         """The platform asked for, its clock locked where one is given."""
@@ -64,6 +66,8 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         question.workload, platform, question.variant, gpus=question.gpus, always_sharded=always_sharded,
         program=question.program,
     )  # fmt: skip
+    if question.costs:
+        step = replace(step, costs=joined(step.costs, question.costs))
     step, graphs = _as_replayed(step, question)
     many = len(step.ranks) > 1
     answer = predict_step(
@@ -83,9 +87,21 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         graphs,
         platform.assumed if many else "",
         step.meta.get("compiled"),
+        *(f"assumed: {text}" for text in step.assumptions),
+        *_given(step),
     )
     assumed = tuple(said for said in notes if said)
     return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
+
+
+def _given(step: Workload) -> tuple[str, ...]:
+    """Which ops of the step cost what their author says."""
+    present = {signature.name for program in step.programs for signature in program.symbolic}
+    used = [cost for cost in step.costs if cost.op in present]
+    return tuple(
+        f"{cost.op} costs as given: {', '.join(f'{part} {text}' for part, text in cost.as_text().items())}"
+        for cost in used
+    )
 
 
 def _as_replayed(step: Workload, question: Question) -> tuple[Workload, str]:

@@ -24,14 +24,20 @@ from traincast.workload.symbolic import form_and_sizes, with_size_indices
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
 
+_SQUARED = MONOMIALS.index("B^2")
 _PADDINGS = (8, 16, 32, 64, 128)  # what attention kernels round sequence lengths up to
 
 
-def capture_sizes(batch: int, seq_len: int) -> list[tuple[int, int]]:
+def capture_sizes(batch: int, seq_len: int, *, multiples: bool = False) -> list[tuple[int, int]]:
     """The (batch, sequence length) pairs to capture at: those to solve from, then one to verify with.
 
-    The first is the pair asked for. Sizes are spread so that no dimension of a usual model is met by chance.
+    The first is the pair asked for. Sizes are spread so that no dimension of a usual model is met by chance. With
+    `multiples` all are multiples of it: shares of a size then stay whole.
     """
+    if multiples:
+        lengths = (seq_len, 2 * seq_len, 3 * seq_len) if seq_len else (0,)
+        pairs = [(b, s) for b in (batch, 2 * batch) for s in lengths]
+        return [*pairs, (3 * batch, 4 * seq_len)]
     other = batch + 3 if batch < 8 else batch // 2 + 1
     if not seq_len:
         return [(batch, 0), (other, 0), (batch + other, 0)]
@@ -46,13 +52,15 @@ def capture_sizes(batch: int, seq_len: int) -> list[tuple[int, int]]:
     return [*pairs, (batch + other, seq_len // 2 + 5)]
 
 
-def generalise(captures: Sequence[Program]) -> Program:
+def generalise(captures: Sequence[Program], *, shares: bool = False) -> Program:
     """One program from captures at the sizes of `capture_sizes`, all of which it reproduces exactly."""
-    return generalise_ranks([captures])[0]
+    return generalise_ranks([captures], shares=shares)[0]
 
 
-def generalise_ranks(ranks: Sequence[Sequence[Program]]) -> list[Program]:
+def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False) -> list[Program]:
     """One program per rank, from captures of every rank at the same sizes. They differ in nothing but sizes.
+
+    Sizes that are `shares` of others need not be whole at every batch size, those of nothing assumed must.
 
     The programs share their columns, names and signatures; each has a size table of its own. Captured at one size
     only, its sizes are constants.
@@ -66,7 +74,7 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]]) -> list[Program]:
     _, where = np.unique(position, return_index=True)
     points = [(program.batch_size, program.seq_len) for program in ranks[0]]
     observed = [np.ascontiguousarray(rows[:, where].T) for rows in values]
-    tables = [_solve(o, points) if len(points) > 1 else SizeTable.constant(o[:, 0]) for o in observed]
+    tables = [_solve(o, points, shares=shares) if len(points) > 1 else SizeTable.constant(o[:, 0]) for o in observed]
     template = _rebuild(first, tables[0], position)
     return [replace(template, sizes=table) for table in tables]
 
@@ -120,22 +128,28 @@ def _all_sizes(program: Program) -> list[int]:
     return flat
 
 
-def _solve(observed: IntArray, points: list[tuple[int, int]]) -> SizeTable:
-    """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length."""
-    lengths = points[0][1] > 0
-    fit = _fit(observed, points, list(range(len(MONOMIALS))) if lengths else [0, 1])
+def _solve(observed: IntArray, points: list[tuple[int, int]], *, shares: bool) -> SizeTable:
+    """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length.
+
+    A batch size squared (scores of all samples against all) takes one capture more than the others.
+    """
+    lengths = len({length for _, length in points}) > 1
+    used = [0, 1, 2, 3, 4, 5] if lengths else [0, 1]
+    if len(points) > len(used) + 1:
+        used = [*used, _SQUARED]
+    fit = _fit(observed, points, used, shares=shares)
     multiples = np.ones(len(observed), dtype=np.int64)
     for multiple in _PADDINGS if lengths else ():
         left = np.flatnonzero(~fit.good)
         padded = [(batch, rounded_up(length, multiple)) for batch, length in points]
-        again = _fit(observed[left], padded, [0, 1, 2, 3])
+        again = _fit(observed[left], padded, [0, 1, 2, 3], shares=shares)
         taken = left[again.good]
         fit.coefficients[taken], fit.denominator[taken] = again.coefficients[again.good], again.denominator[again.good]
         fit.good[taken], multiples[taken] = True, multiple
     if not fit.good.all():
         raise TraincastError(
-            f"a size of this step is no polynomial of the batch size and sequence length "
-            f"(seen {observed[np.argmin(fit.good)].tolist()}); it can only be used at the size it was captured at"
+            f"a size of this step is {observed[np.argmin(fit.good)].tolist()} at (batch, length) {points}, which no "
+            "polynomial of low degree gives; it can only be used at the size it was captured at"
         )
     return SizeTable(fit.coefficients, fit.denominator, multiples)
 
@@ -149,7 +163,7 @@ class _Fit:
     good: BoolArray
 
 
-def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int]) -> _Fit:
+def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int], *, shares: bool) -> _Fit:
     """Solves each row from as many points as there are unknowns, exactly, and checks it at all of them."""
     fit = _Fit(
         np.zeros((len(observed), len(MONOMIALS)), dtype=np.int64),
@@ -170,7 +184,9 @@ def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int]) -> 
         if max(map(abs, (common, *whole))) < 2**63:
             fit.denominator[i], fit.coefficients[i, used], fit.good[i] = common, whole, True
     expected = observed.astype(object) * fit.denominator[:, None]
-    fit.good[:] &= np.all(_numerators(fit, points) == expected, axis=1) & _always_whole(fit)
+    fit.good[:] &= np.all(_numerators(fit, points) == expected, axis=1)
+    if not shares:
+        fit.good[:] &= _always_whole(fit)
     return fit
 
 
@@ -184,10 +200,10 @@ def _numerators(fit: _Fit, points: Iterable[tuple[int, int]]) -> npt.NDArray[np.
 def _always_whole(fit: _Fit) -> BoolArray:
     """Which sizes are whole at every batch size and sequence length.
 
-    A polynomial of degree 1 in B and 2 in S is, if it is at 2 x 3 neighbouring points. `S // 2` met at a few
+    A polynomial of degree 2 in B and in S is, if it is at 3 x 3 neighbouring points. `S // 2` met at a few
     lengths can be fitted by chance; the fit then has fractions that no real size has.
     """
-    remainders = _numerators(fit, product((0, 1), (0, 1, 2))) % fit.denominator[:, None]
+    remainders = _numerators(fit, product((0, 1, 2), (0, 1, 2))) % fit.denominator[:, None]
     whole: BoolArray = np.all(remainders == 0, axis=1)
     return whole
 

@@ -1,12 +1,13 @@
 """Sizes that depend on batch size and sequence length.
 
 A captured integer (a dimension, a stride, a byte count, a scalar argument) is a polynomial
-`c0 + c1*B + c2*S + c3*B*S + c4*S^2 + c5*B*S^2` in the batch size B and the sequence length S.
+`c0 + c1*B + c2*S + c3*B*S + c4*S^2 + c5*B*S^2 + c6*B^2` in the batch size B and the sequence length S.
 A `SizeTable` holds the distinct polynomials of a program once; everything else refers to them by index.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,20 +15,20 @@ import numpy as np
 from traincast.arrays import IntArray
 from traincast.errors import TraincastError
 
-MONOMIALS = ("1", "B", "S", "B*S", "S^2", "B*S^2")
+MONOMIALS = ("1", "B", "S", "B*S", "S^2", "B*S^2", "B^2")
 
 
 def monomials(batch: int, seq_len: int) -> list[int]:
-    """The six monomials at one (batch, sequence length), in the order of `MONOMIALS`."""
+    """The monomials at one (batch, sequence length), in the order of `MONOMIALS`."""
     b, s = batch, seq_len
-    return [1, b, s, b * s, s * s, b * s * s]
+    return [1, b, s, b * s, s * s, b * s * s, b * b]
 
 
 @dataclass(frozen=True, slots=True)
 class SizeTable:
     """Distinct size polynomials: integer coefficients over a common denominator per row.
 
-    `coefficients` is int64[n, 6], `denominator` and `seq_multiple` int64[n]; row i means
+    `coefficients` is int64[n, 7], `denominator` and `seq_multiple` int64[n]; row i means
     `coefficients[i] @ monomials / denominator[i]`, which must come out whole, with the sequence length first
     rounded up to a multiple of `seq_multiple[i]` (kernels that pad; 1, the default, everywhere else).
     """
@@ -62,11 +63,22 @@ class SizeTable:
 
     def depends_on_batch(self) -> bool:
         """Whether any size changes with the batch size."""
-        return bool(np.any(self.coefficients[:, [1, 3, 5]]))
+        return bool(np.any(self.coefficients[:, [1, 3, 5, 6]]))
 
     def depends_on_seq_len(self) -> bool:
         """Whether any size changes with the sequence length."""
         return bool(np.any(self.coefficients[:, [2, 3, 4, 5]]))
+
+    def batch_step(self, seq_len: int) -> int:
+        """The smallest number of whose multiples every batch size gives whole sizes, at this sequence length."""
+        step = 1
+        for row in np.flatnonzero(self.denominator > 1).tolist():
+            length = rounded_up(seq_len, int(self.seq_multiple[row]))
+            c, below = [int(value) for value in self.coefficients[row]], int(self.denominator[row])
+            by_batch = c[1] + c[3] * length + c[5] * length * length
+            if (c[0] + c[2] * length + c[4] * length * length) % below == 0 and c[6] % below == 0:
+                step = math.lcm(step, below // math.gcd(by_batch, below))
+        return step
 
     @staticmethod
     def constant(values: IntArray) -> SizeTable:

@@ -10,6 +10,7 @@ from typing import Any
 from traincast.display.text import in_units
 from traincast.errors import TraincastError
 from traincast.results import Records, Result
+from traincast.workload.given import OpCost
 from traincast.workload.program import Program, peak_memory
 
 MAX_BATCH = 1 << 26  # samples; chosen so that sizes of real steps stay within 64 bits
@@ -30,8 +31,9 @@ class Workload(Result):
     `synchronised` says that every step starts and ends with an idle device (the loop synchronises);
     otherwise consecutive steps run into each other. `framework_version` is the PyTorch whose
     op-to-kernel choices the step follows (e.g. "2.13", "1.8"). `tf32` names the fp32 arithmetic that may run in TF32
-    where the device has it: "products", "convolutions"; unless told otherwise PyTorch lets convolutions. `meta` is
-    free text for people.
+    where the device has it: "products", "convolutions"; unless told otherwise PyTorch lets convolutions. `costs` are
+    those that the authors of ops give, `assumptions` what was stated about values that a capture does not have.
+    `meta` is free text for people.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Workload(Result):
     synchronised: bool = False
     framework_version: str = DEFAULT_FRAMEWORK
     tf32: tuple[str, ...] = DEFAULT_TF32
+    costs: tuple[OpCost, ...] = ()
+    assumptions: tuple[str, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -95,17 +99,27 @@ class Workload(Result):
             "peak_memory_bytes": peak_memory(program).peak_bytes,
             "rebatchable": not program.rigid,
             "why_not": program.rigid or None,
+            "assumptions": list(self.assumptions),
+            "given_costs": {cost.op: cost.as_text() for cost in self.costs},
         }
 
     def contents(self) -> str:
         """Ranks, ops and peak memory in one line, and at which sizes the workload can be used."""
         program, programs = self.programs[0], len(self.programs)
         many = f"{len(self.ranks)} ranks with {programs} program{'s'[: programs > 1]}, the first with "
-        sizes = f"this size only ({program.rigid})" if program.rigid else "any batch size"
+        sizes = f"this size only ({program.rigid})" if program.rigid else self._usable()
+        assumed = "".join(f"\nassumed: {text}" for text in self.assumptions)
         return (
             f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
-            f"{in_units(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at {sizes}"
+            f"{in_units(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at {sizes}{assumed}"
         )
+
+    def _usable(self) -> str:
+        """At which sizes the workload can be used."""
+        step = self.programs[0].sizes.batch_step(self.seq_len)
+        batches = "any batch size" if step == 1 else f"any batch size that is a multiple of {step}"
+        lengths = self.seq_len and not self.programs[0].sizes.depends_on_seq_len()
+        return f"{batches}, {self.seq_len} tokens only" if lengths else batches
 
     def headline(self) -> str:
         """Name and mode, then what it holds."""

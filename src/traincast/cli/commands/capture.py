@@ -12,7 +12,9 @@ run as Python: capture only files you trust.
 
 A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
 with '--gpus N' from make_step(batch_size, *, rank, world_size), rank by rank in this one process. '--ranks 0' is
-enough when all ranks do the same. Plain data parallelism needs neither: 'traincast predict OUT --gpus N'.
+enough when all ranks do the same. '--assume' states what a step reads from tensors (how full a mask is, which way a
+branch goes); it is kept with the workload and printed with every answer. Plain data parallelism needs no capture of
+its own: 'traincast predict OUT --gpus N'.
 """
 
 from __future__ import annotations
@@ -40,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", metavar="R[,R...]", help="captures these ranks only; others run that of the one below"
     )
+    parser.add_argument(
+        "--assume", action="append", metavar="KIND[@FILE:LINE]=VALUE",
+        help="what the step reads from tensors: mask=0.15, padding=0.3, branch=false, item=128, lengths=64,128, "
+        "distinct=0.4, experts=8 or experts=8:1.5",
+    )  # fmt: skip
+    parser.add_argument("--costs", type=file_path, metavar="FILE", help="what ops of your own cost (.toml)")
     parser.add_argument("--mode", choices=MODES, default="training")
     parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
@@ -60,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             gpus=args.gpus,
             ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
             out=args.out,
+            assume=args.assume,
+            costs=args.costs,
             progress=progress,
         )
     if args.json:

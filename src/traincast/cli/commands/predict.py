@@ -75,6 +75,7 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=0, metavar="N", help="of the data loader; 0: in the training loop"
     )
     parser.add_argument("--pageable", action="store_true", help="inputs are copied from pageable memory")
+    parser.add_argument("--costs", metavar="FILE", help="what ops of your own cost (.toml)")
     parser.add_argument("--clock-mhz", type=float, metavar="N", help="locked SM clock")
     parser.add_argument("--host", metavar="PROFILE", help="host profile (default: the platform's)")
     parser.add_argument("--skew-ms", type=float, default=0.0, metavar="N", help="ranks begin up to N ms late at random")
@@ -124,6 +125,7 @@ def answered(args: argparse.Namespace) -> Answer:
         program=args.program,
         cuda_graph=args.cuda_graph,
         loader=loader_of(args),
+        costs=args.costs,
         **variant_options(args),
     )
 

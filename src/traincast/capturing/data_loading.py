@@ -1,0 +1,44 @@
+"""A data loader inside the step: it works in processes of its own, so what it does is no part of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data as data
+from torch._C._profiler import _RecordFunctionFast
+from torch.utils.data import _utils, dataloader
+
+from traincast.capturing.patches import Patches
+from traincast.capturing.recorder import UNRECORDED
+from traincast.capturing.storages import StorageBook
+
+
+def install_data_loading(patches: Patches, book: StorageBook) -> None:
+    """Lets loaders read batches in this process and unrecorded, in the order samples lie; pinned where they pin."""
+    single = dataloader._SingleProcessDataLoaderIter
+    pinned: Any = _utils.pin_memory.pin_memory
+
+    def iterator(self: Any) -> Any:
+        workers, self.__dict__["num_workers"] = self.num_workers, 0
+        try:
+            made: Any = single(self)
+        finally:
+            self.__dict__["num_workers"] = workers
+        made._traincast_pins = self.pin_memory
+        return made
+
+    following = single.__next__
+
+    def batch(self: Any) -> Any:
+        with _RecordFunctionFast(UNRECORDED), book.paused():
+            found = following(self)
+            return pinned(found) if getattr(self, "_traincast_pins", False) else found
+
+    def in_order(self: Any) -> Iterator[int]:
+        size = len(self.data_source)
+        return (number % size for number in range(self.num_samples))
+
+    patches.set(data.DataLoader, "_get_iterator", iterator)
+    patches.set(single, "__next__", batch)
+    patches.set(data.RandomSampler, "__iter__", in_order)

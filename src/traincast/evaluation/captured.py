@@ -1,0 +1,129 @@
+"""Training steps of NVIDIA's DeepLearningExamples, captured from programs written in their style, against their own
+tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from traincast.errors import TraincastError
+from traincast.evaluation.cases import Case, LeftOut, Outcome, Repeated, outcomes_row
+from traincast.evaluation.published import Row, cases_of
+from traincast.measurements.metrics import ErrorRow
+from traincast.platform.catalog import load_device
+from traincast.platform.platform import Platform, load_platform
+from traincast.questions.predict import Question
+from traincast.questions.variant import Variant
+from traincast.workload.workload import Workload
+
+HELD_BACK = "(held back)"
+
+
+class _Program(NamedTuple):
+    """The example of a model: its name here, the PyTorch of its container, whether the host waits after each step."""
+
+    model: str
+    framework: str
+    synchronised: bool = False
+
+
+_PROGRAMS = {
+    "BERT-large": _Program("bert-large", "1.11"),
+    "Mask R-CNN R50-FPN": _Program("mask-rcnn", "1.11"),
+    "Transformer-XL base": _Program("transformer-xl", "1.6"),
+    **{
+        name: _Program(name, "1.9", synchronised=True)
+        for name in (
+            "resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0", "efficientnet-widese-b0",
+        )
+    },
+}  # fmt: skip
+_NODES = {  # node, device
+    "A100-80GB": ("dgx-a100", "a100-80gb"),
+    "V100-16GB": ("dgx1-v100", "v100"),
+    "V100-32GB": ("dgx1-v100", "v100-32gb"),
+    "V100-32GB (DGX-2H)": ("dgx2-v100", "v100-sxm3"),
+}
+_PRECISIONS = {"AMP fp16": "amp", "TF32": "fp32", "FP32": "fp32"}
+# samples of one update in the ConvNets example (its configs.yml): smaller batches are accumulated to it
+_UPDATES = {"resnet50": 2048, "resnext101-32x4d": 1024, "se-resnext101-32x4d": 1024}
+_EFFICIENTNET_UPDATE = 4096
+
+
+def captured_cases(data: Path) -> list[Case | LeftOut]:
+    """Every row of the examples' tables."""
+    if find_spec("torch") is None:
+        raise TraincastError("evaluate captured captures its programs, and torch is missing: pip install '.[capture]'")
+    return cases_of(data / "iterations" / "dle_models.csv", _case)
+
+
+def held_back(row: Row) -> bool:
+    """Whether a row's configuration (model, device, precision) was set aside before any error was looked at."""
+    text = "|".join(row[column] for column in ("model", "device", "precision"))
+    return hashlib.sha256(text.encode()).digest()[0] % 2 == 1
+
+
+def _case(row: Row) -> Case:
+    program = row.known("model", _PROGRAMS)
+    platform = _platform(*row.known("device", _NODES))
+    precision, batch, gpus = row.known("precision", _PRECISIONS), row.count("micro_batch"), row.count("gpus")
+    steps = _steps(row, program.model, batch, gpus)
+    variant = Variant(dtype="tf32" if row["precision"] == "TF32" else "fp32")
+    question = Question(
+        workload=_captured(program, precision, batch, update=True), on=platform, variant=variant, gpus=gpus
+    )
+    repeated = None
+    if steps > 1:
+        alone = program.model == "bert-large"  # only BERT's program leaves exchanges to the last step of an update
+        micro = replace(
+            question, workload=_captured(program, precision, batch, update=False), gpus=1 if alone else gpus
+        )
+        repeated = Repeated(question=micro, times=steps - 1, per=1 if alone else steps)
+    mark = f" {HELD_BACK}" if held_back(row) else ""
+    return Case(
+        name=f"{row.label('model')} {row.label('precision')} {gpus} x {row.label('device')}, batch {batch}{mark}",
+        group=row.label("model"),
+        question=question,
+        measured_ms=row.positive("iteration_ms"),
+        repeated=repeated,
+    )
+
+
+def _steps(row: Row, model: str, batch: int, gpus: int) -> int:
+    """Forward and backward passes of one update."""
+    if model in ("bert-large", "mask-rcnn", "transformer-xl"):
+        return row.count("grad_accum")
+    samples = _UPDATES.get(model, _EFFICIENTNET_UPDATE)
+    return max(1, samples // (batch * gpus))
+
+
+@cache
+def _platform(node: str, device: str) -> Platform:
+    platform = load_platform(node)
+    return platform if platform.device.key == device else replace(platform, device=load_device(device))
+
+
+@cache
+def _captured(program: _Program, precision: str, batch: int, *, update: bool) -> Workload:
+    from traincast.capturing import capture_step
+    from traincast.zoo.build.examples import example_step
+
+    return capture_step(
+        example_step(program.model, precision, update=update), batch_size=batch, name=program.model, rebatch=False,
+        framework_version=program.framework, synchronised=program.synchronised,
+    )  # fmt: skip
+
+
+def summarise_captured(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:
+    """All rows, those looked at and those held back, then model by model."""
+    kept = [o for o in outcomes if o.case.name.endswith(HELD_BACK)]
+    parts = [("all: step", list(outcomes)), ("rows looked at", [o for o in outcomes if o not in kept])]
+    parts += [("rows held back", kept)]
+    groups = list(dict.fromkeys(o.case.group for o in outcomes))
+    parts += [(group, [o for o in outcomes if o.case.group == group]) for group in groups]
+    return [outcomes_row(suite, label, members) for label, members in parts if members]

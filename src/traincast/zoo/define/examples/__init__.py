@@ -1,0 +1,1 @@
+"""Models of NVIDIA's DeepLearningExamples, written from their published descriptions: what runs, op by op."""

@@ -1,0 +1,146 @@
+"""ResNet-50 v1.5, ResNeXt-101 32x4d (perhaps with squeeze and excitation) and EfficientNet-B0 of an example."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+_RESNETS = {  # blocks, widths, expansion, groups, whether it squeezes and excites
+    "resnet50": ((3, 4, 6, 3), (64, 128, 256, 512), 4, 1, False),
+    "resnext101-32x4d": ((3, 4, 23, 3), (128, 256, 512, 1024), 2, 32, False),
+    "se-resnext101-32x4d": ((3, 4, 23, 3), (128, 256, 512, 1024), 2, 32, True),
+}
+# kernel, stride, repeats, expansion, channels of EfficientNet-B0's stages
+_B0 = ((3, 1, 1, 1, 16), (3, 2, 2, 6, 24), (5, 2, 2, 6, 40), (3, 2, 3, 6, 80), (5, 1, 3, 6, 112), (5, 2, 4, 6, 192),
+       (3, 1, 1, 6, 320))  # fmt: skip
+_SQUEEZED = 16  # channels between squeeze and excitation of a ResNeXt
+
+
+def convnet(name: str) -> nn.Module:
+    """The model of this name: "resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0" or
+    "efficientnet-widese-b0"."""
+    if name in _RESNETS:
+        return ResNet(*_RESNETS[name])
+    return EfficientNet(wide=name == "efficientnet-widese-b0")
+
+
+class Squeeze(nn.Module):
+    """One weight a channel, from the mean over the image."""
+
+    def __init__(self, channels: int, squeezed: int, activation: nn.Module) -> None:
+        super().__init__()
+        self.pooling = nn.AdaptiveAvgPool2d(1)
+        self.squeeze = nn.Conv2d(channels, squeezed, 1)
+        self.expand = nn.Conv2d(squeezed, channels, 1)
+        self.activation = activation
+        self.sigmoid = nn.Sigmoid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Weights [batch, channels, 1, 1]."""
+        weights: torch.Tensor = self.sigmoid(self.expand(self.activation(self.squeeze(self.pooling(x)))))
+        return weights
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 (in groups), 1x1 convolutions with batch norm, and a shortcut; stride in the 3x3."""
+
+    def __init__(self, into: int, width: int, out: int, stride: int, groups: int, *, squeezes: bool) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(into, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride=stride, padding=1, groups=groups, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, out, 1, bias=False), nn.BatchNorm2d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.squeeze = Squeeze(out, _SQUEEZED, nn.ReLU(inplace=True)) if squeezes else None
+        self.downsample: nn.Module | None = None
+        if stride != 1 or into != out:
+            self.downsample = nn.Sequential(nn.Conv2d(into, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images in, images out."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        if self.squeeze is None:
+            out += shortcut
+        else:
+            out = torch.addcmul(shortcut, out, self.squeeze(out), value=1)
+        activated: torch.Tensor = self.relu(out)
+        return activated
+
+
+class ResNet(nn.Module):
+    """Stem, four stages of bottlenecks, classifier of 1000 classes."""
+
+    def __init__(
+        self, blocks: tuple[int, ...], widths: tuple[int, ...], expansion: int, groups: int, squeezes: bool
+    ) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64)
+        self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+        channels, stages = 64, []
+        for number, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+            stage = []
+            for block in range(count):
+                stride = 2 if number and not block else 1
+                stage.append(Bottleneck(channels, width, width * expansion, stride, groups, squeezes=squeezes))
+                channels = width * expansion
+            stages.append(nn.Sequential(*stage))
+        self.layers = nn.Sequential(*stages)
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(channels, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [batch, classes]."""
+        x = self.avgpool(self.layers(self.maxpool(self.relu(self.bn1(self.conv1(x))))))
+        scores: torch.Tensor = self.fc(x.reshape(x.size(0), -1))
+        return scores
+
+
+def _convolved(into: int, out: int, kernel: int, stride: int = 1, groups: int = 1, *, active: bool = True) -> nn.Module:
+    padding = (kernel - 1) // 2
+    conv = nn.Conv2d(into, out, kernel, stride=stride, padding=padding, groups=groups, bias=False)
+    norm = nn.BatchNorm2d(out, eps=1e-3, momentum=0.01)
+    return nn.Sequential(conv, norm, *([nn.SiLU(inplace=True)] if active else []))
+
+
+class InvertedBottleneck(nn.Module):
+    """1x1 to more channels, depthwise, squeeze and excitation, 1x1 to fewer, and a shortcut where sizes allow."""
+
+    def __init__(self, into: int, out: int, kernel: int, stride: int, expansion: int, *, wide: bool) -> None:
+        super().__init__()
+        hidden = into * expansion
+        self.expand = None if hidden == into else _convolved(into, hidden, 1)
+        self.depthwise = _convolved(hidden, hidden, kernel, stride, groups=hidden)
+        squeezed = max(1, (hidden if wide else into) // 4)
+        self.squeeze = Squeeze(hidden, squeezed, nn.SiLU(inplace=True))
+        self.project = _convolved(hidden, out, 1, active=False)
+        self.residual = stride == 1 and into == out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images in, images out."""
+        grown = self.depthwise(x if self.expand is None else self.expand(x))
+        out: torch.Tensor = self.project(self.squeeze(grown) * grown)
+        return torch.add(x, out) if self.residual else out
+
+
+class EfficientNet(nn.Module):
+    """EfficientNet-B0 with 1000 classes; `wide` squeezes to a quarter of the grown channels."""
+
+    def __init__(self, *, wide: bool) -> None:
+        super().__init__()
+        self.stem = _convolved(3, 32, 3, 2)
+        channels, blocks = 32, []
+        for kernel, stride, repeats, expansion, out in _B0:
+            for repeat in range(repeats):
+                first = stride if not repeat else 1
+                blocks.append(InvertedBottleneck(channels, out, kernel, first, expansion, wide=wide))
+                channels = out
+        self.layers = nn.Sequential(*blocks)
+        self.features = _convolved(channels, 1280, 1)
+        self.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 1000))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores [batch, classes]."""
+        scores: torch.Tensor = self.classifier(self.features(self.layers(self.stem(x))))
+        return scores

@@ -1,0 +1,120 @@
+"""Transformer-XL base of its example: relative attention over a memory of the last segment, adaptive softmax."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+LAYERS, SIZE, HEADS, INNER, LENGTH = 16, 512, 8, 2048, 192
+CUTOFFS = (0, 19997, 39997, 199997, 267735)  # of the vocabulary: the shortlist and three clusters
+SHARES = (0.935, 0.03, 0.032, 0.003)  # assumed of running words of WikiText-103: how many fall into each cluster
+
+
+class RelativeAttention(nn.Module):
+    """Content and position scores, added; queries are the segment, keys the memory and the segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.positions = nn.Linear(SIZE, 3 * SIZE, bias=False), nn.Linear(SIZE, SIZE, bias=False)
+        self.out, self.norm, self.drop = nn.Linear(SIZE, SIZE, bias=False), nn.LayerNorm(SIZE), nn.Dropout(0.1)
+        self.drop_weights = nn.Dropout(0.0)
+
+    def forward(
+        self, x: torch.Tensor, places: torch.Tensor, content: torch.Tensor, position: torch.Tensor,
+        mask: torch.Tensor, memory: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        """Hidden states [length, batch, size] in and out."""
+        length, batch = x.size(0), x.size(1)
+        joined = self.qkv(torch.cat([memory, x], 0))
+        by_place = self.positions(places)
+        query, key, value = torch.chunk(joined, 3, dim=-1)
+        query = query[-length:].view(length, batch, HEADS, -1)
+        reach = key.size(0)
+        key, value = key.view(reach, batch, HEADS, -1), value.view(reach, batch, HEADS, -1)
+        by_place = by_place.view(reach, HEADS, -1)
+        by_content = torch.einsum("ibnd,jbnd->bnij", query + content, key)
+        relative = _shifted(torch.einsum("ibnd,jnd->bnij", query + position, by_place))
+        scores = (by_content + relative).mul_(0.125)
+        scores.masked_fill_(mask[None, None, :, :], -float("inf"))
+        weights = self.drop_weights(F.softmax(scores, dim=3))
+        mixed = torch.einsum("bnij,jbnd->ibnd", weights, value).contiguous().view(length, batch, SIZE)
+        done: torch.Tensor = self.norm(x + self.drop(self.out(mixed)))
+        return done
+
+
+def _shifted(x: torch.Tensor) -> torch.Tensor:
+    """Every row one place further left than the row below."""
+    padding = torch.zeros((x.size(0), x.size(1), x.size(2), 1), device=x.device, dtype=x.dtype)
+    padded = torch.cat([padding, x], dim=3).view(x.size(0), x.size(1), x.size(3) + 1, x.size(2))
+    return padded.narrow(2, 1, padded.size(2) - 1).view_as(x)
+
+
+class Layer(nn.Module):
+    """Attention and two products with ReLU between, each with residual and norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = RelativeAttention()
+        self.inner = nn.Sequential(
+            nn.Linear(SIZE, INNER), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.Linear(INNER, SIZE), nn.Dropout(0.1)
+        )
+        self.norm = nn.LayerNorm(SIZE)
+
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        """Hidden states in and out."""
+        x = self.attention(x, *rest)
+        out: torch.Tensor = self.norm(x + self.inner(x))
+        return out
+
+
+class TransformerXl(nn.Module):
+    """The language model with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(CUTOFFS[-1], SIZE)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.content, self.position = (nn.Parameter(torch.zeros(HEADS, SIZE // HEADS)) for _ in range(2))
+        self.cluster_weight = nn.Parameter(torch.zeros(len(SHARES) - 1, SIZE))
+        self.cluster_bias = nn.Parameter(torch.zeros(len(SHARES) - 1))
+        self.bias = nn.Parameter(torch.zeros(CUTOFFS[-1]))
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, tokens: torch.Tensor, target: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Losses by token, and the memory of the next segment."""
+        length = tokens.size(0)
+        embedded = self.words(tokens).mul_(SIZE**0.5)
+        reach = memory.size(1) + length
+        ones = embedded.new_ones(length, reach)
+        mask = torch.triu(ones, diagonal=1 + memory.size(1)).bool()
+        steps = torch.arange(reach - 1, -1, -1.0, device=tokens.device, dtype=embedded.dtype)
+        angles = torch.outer(steps, torch.ones(SIZE // 2, device=tokens.device, dtype=embedded.dtype))
+        places = self.drop(torch.cat([angles.sin(), angles.cos()], dim=-1)[:, None, :])
+        x, states = self.drop(embedded), []
+        for number, layer in enumerate(self.layers):
+            states.append(x.detach())
+            x = layer(x, places, self.content, self.position, mask, memory[number])
+        return self._loss(self.drop(x).view(-1, SIZE), target.view(-1)), torch.stack(states).detach()
+
+    def _loss(self, hidden: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """Negative log-likelihoods, cluster by cluster; as many tokens fall into each as `SHARES` says."""
+        head = torch.cat([self.words.weight[: CUTOFFS[1]], self.cluster_weight], dim=0)
+        head_bias = torch.cat([self.bias[: CUTOFFS[1]], self.cluster_bias], dim=0)
+        by_head = F.log_softmax(F.linear(hidden, head, head_bias), dim=1)
+        losses, offset = torch.zeros_like(target, dtype=hidden.dtype), 0
+        for number, share in enumerate(SHARES):
+            first, last = CUTOFFS[number], CUTOFFS[number + 1]
+            inside = (target >= first) & (target < last)
+            count = max(1, round(share * target.size(0)))
+            where = torch.nonzero_static(inside, size=count).squeeze(1)
+            wanted = target.index_select(0, where) - first
+            chance = by_head.index_select(0, where)
+            if number == 0:
+                found = chance.gather(1, wanted[:, None]).squeeze(1)
+            else:
+                tail = F.linear(hidden.index_select(0, where), self.words.weight[first:last], self.bias[first:last])
+                found = chance[:, -number] + F.log_softmax(tail, dim=1).gather(1, wanted[:, None]).squeeze(1)
+            losses[offset : offset + count].copy_(-found)
+            offset += count
+        return losses
