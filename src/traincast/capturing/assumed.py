@@ -11,6 +11,7 @@ from traincast.capturing.assumptions import Assumptions
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_broadcast: Any = torch.broadcast_shapes
 
 
 def assumed_result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], stated: Assumptions) -> Any:
@@ -45,7 +46,7 @@ def _nonzero_numpy(stated: Assumptions, x: torch.Tensor) -> Any:
 
 
 def _masked_select(stated: Assumptions, x: torch.Tensor, mask: torch.Tensor) -> Any:
-    count = stated.count(torch.broadcast_tensors(x, mask)[0].numel())
+    count = stated.count(_broadcast(x.shape, mask.shape).numel())
     return None if count is None else _empty(x, count)
 
 
