@@ -6,6 +6,7 @@ Everything is imported when it is needed, so that `import traincast` costs littl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
@@ -23,6 +24,7 @@ from traincast.machine import refine as refine
 from traincast.machine import self_check as self_check
 
 if TYPE_CHECKING:
+    from traincast.capturing.script import Recording
     from traincast.evaluation.suites import Evaluation, MachineOptions
     from traincast.host.profile import HostProfile
     from traincast.pages.written import WrittenPage
@@ -234,6 +236,7 @@ def capture(
     progress: Callable[[str], None] | None = None,
     assume: Mapping[str, object] | Sequence[str] | None = None,
     costs: Costs = None,
+    arguments: Sequence[str] = (),
 ) -> Workload:
     """Captures a training step of your own model, without a GPU. Needs torch.
 
@@ -245,24 +248,34 @@ def capture(
 
     `assume` states what the step reads from tensors, which a capture does not have: `{"mask": 0.15}` (a mask keeps 15 %
     of its elements), `padding`, `branch`, `item`, `lengths`, `distinct`, `experts`; a key may name its place,
-    `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`.
+    `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`. "FILE.py"
+    without a function is a script, run as it is with its own `arguments` until its optimizer was called three times.
     """
     from traincast.capturing.from_file import capture_function
     from traincast.capturing.progress import heard_by
+    from traincast.questions.costs import read_costs
     from traincast.workload.file import save_workload
 
     with heard_by(progress):
         workload = capture_function(
             function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name,
-            assume=assume,
+            assume=assume, arguments=arguments,
         )  # fmt: skip
-    if costs is not None:
-        from traincast.questions.costs import read_costs
-
-        workload = replace(workload, costs=read_costs(costs))
+    workload = replace(workload, costs=read_costs(costs))
     if out is not None:
         save_workload(workload, out)
     return workload
+
+
+def recording(
+    *, batch_size: int = 1, seq_len: int = 0, name: str = "recorded",
+    assume: Mapping[str, object] | Sequence[str] | None = None,
+) -> AbstractContextManager[Recording]:  # fmt: skip
+    """Records a step of the training loop inside the block, without a GPU: `with recording() as found: ...` gives
+    `found.workload`. Model and optimizer are built inside; the third call of the optimizer ends it. Needs torch."""
+    from traincast.capturing.script import recording as record
+
+    return record(batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
 
 
 def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:

@@ -66,7 +66,7 @@ def test_a_stated_mask_and_branch_let_a_masked_loss_be_captured() -> None:
 
 
 def test_without_a_statement_the_message_says_which_one_would_do() -> None:
-    with pytest.raises(TraincastError, match=r"test_assumptions.py:\d+: aten::index needs .* --assume mask=SHARE"):
+    with pytest.raises(TraincastError, match=r"test_assumptions.py:\d+: aten::index needs .* `assume` mask=SHARE"):
         capture_step(masked_loss, batch_size=20, name="loss")
 
 

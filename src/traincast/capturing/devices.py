@@ -26,7 +26,7 @@ _WITH_VALUES = {
     torch.Tensor.__bool__: ("a decision on a tensor (if, while, and, or, not)", _ITEM),
     torch.Tensor.__index__: ("a tensor as an index or size", f"use a Python int, or state it: {ITEM}"),
     torch.Tensor.__int__: ("int(tensor)", f"use a Python int, or state it: {ITEM}"),
-    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers, or state them: --assume lengths=N,N,..."),
+    torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers, or state them: `assume` lengths=N,N,..."),
     torch.Tensor.numpy: ("tensor.numpy()", "stay in torch"),
 }
 

@@ -14,6 +14,7 @@ from traincast.capturing.assumptions import Assume
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.precision import switches_kept
 from traincast.capturing.refusals import one_line, raised_line
+from traincast.capturing.script import capture_script
 from traincast.capturing.step import capture_step
 from traincast.errors import TraincastError, shown, unknown
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
@@ -35,9 +36,16 @@ def capture_function(
     gpus: int | None = None,
     ranks: Sequence[int] | None = None,
     assume: Assume | None = None,
+    arguments: Sequence[str] = (),
 ) -> Workload:
-    """Captures the step that a function makes, or that of `FILE.py:FUNCTION`; see `capture_step` for its contract, or
+    """Captures the step that a function makes, or that of `FILE.py:FUNCTION`, or of the script `FILE.py`
+    with these `arguments`; see `capture_step` for its contract, or
     with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
+    if isinstance(function, str) and function.endswith(".py"):
+        _one_process(gpus)
+        return capture_script(
+            function, arguments, batch_size=batch_size, seq_len=seq_len or 0, name=name, assume=assume
+        )
     try:
         with switches_kept(), _beside(function):
             return _capture(
@@ -49,6 +57,11 @@ def capture_function(
         raise TraincastError(
             f"{where}: the code to capture ends with sys.exit({shown(stop.code)}); remove it"
         ) from None
+
+
+def _one_process(gpus: int | None) -> None:
+    if gpus is not None:
+        raise TraincastError("a script is captured as one process; give FILE.py:FUNCTION for a step on several GPUs")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from traincast.capturing.refusals import MASK
 aten = torch.ops.aten
 
 _MASK = f"use torch.where or masked_fill, or state how much is kept: {MASK}"
-_DISTINCT = "state how many differ: --assume distinct=SHARE"
+_DISTINCT = "state how many differ: `assume` distinct=SHARE"
 _DATA_DEPENDENT: dict[Any, str] = {
     aten.nonzero.default: _MASK,
     aten.nonzero_numpy.default: _MASK,
@@ -23,7 +23,7 @@ _DATA_DEPENDENT: dict[Any, str] = {
     aten._unique2.default: _DISTINCT,
     aten.unique_dim.default: _DISTINCT,
     aten.unique_consecutive.default: _DISTINCT,
-    aten.bincount.default: "state how many there are: --assume experts=NUMBER",
+    aten.bincount.default: "state how many there are: `assume` experts=NUMBER",
 }
 
 
@@ -32,7 +32,7 @@ def size_depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     if func is aten.index.Tensor and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         return _MASK
     if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
-        return "give output_size, or state the numbers: --assume lengths=N,N,..."
+        return "give output_size, or state the numbers: `assume` lengths=N,N,..."
     return _DATA_DEPENDENT.get(func, "")
 
 

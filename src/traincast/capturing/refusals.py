@@ -22,7 +22,7 @@ _NOT_THE_USER = (
 )  # fmt: skip
 
 
-MASK, BRANCH, ITEM = "--assume mask=SHARE", "--assume branch=true|false", "--assume item=NUMBER"
+MASK, BRANCH, ITEM = "`assume` mask=SHARE", "`assume` branch=true|false", "`assume` item=NUMBER"
 """What a user can state instead of values; the same words are keys of `assume` in Python."""
 
 

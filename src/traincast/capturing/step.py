@@ -141,7 +141,7 @@ def _attempt(
         if place is not None:
             install_ranks(patches, recorder, devices, place)
         environment(patches, recorder, devices, runs_on=runs_on)
-        patches.enter_context(_one_line_errors())
+        patches.enter_context(one_line_errors())
         step = build(batch, length)
         if not callable(step):
             raise TraincastError(
@@ -155,9 +155,9 @@ def _attempt(
         regions.reset()
         assumptions().begin()
         kinds.before_step()
-        with _no_collection():
+        with no_collection():
             recorder.book.start()
-            with _host_profiler() as profiler:
+            with host_profiler() as profiler:
                 step()
             recorder.book.stop()
         kinds.after_step()
@@ -169,7 +169,8 @@ def _attempt(
 
 
 @contextmanager
-def _one_line_errors() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
+    """Errors of the user's code as one line that names where they come from."""
     try:
         yield
     except TraincastError:
@@ -189,7 +190,7 @@ def only_own_garbage() -> Iterator[None]:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Lifetimes must not depend on when Python happens to collect garbage."""
     gc.collect()
     enabled = gc.isenabled()
@@ -202,7 +203,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _host_profiler() -> Iterator[_Profiler]:
+def host_profiler() -> Iterator[_Profiler]:
     """PyTorch's profiler of host events, without Kineto's start and stop lines on the terminal."""
     before = os.environ.get("KINETO_LOG_LEVEL")
     os.environ["KINETO_LOG_LEVEL"] = before or "99"

@@ -138,4 +138,9 @@ def _say(message: str, code: int) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     """The arguments of the verb that is asked for; `run` is what it does, `options` how its parameters are written."""
     parser, _ = parsers([word for word in argv if not word.startswith("-")][:1])
+    if argv[:1] == ["capture"] and "--" in argv:  # what follows is for the script that is captured
+        end = argv.index("--")
+        args = parser.parse_args(argv[:end])
+        args.arguments = argv[end + 1 :]
+        return args
     return parser.parse_args(argv)

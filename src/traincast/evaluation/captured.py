@@ -4,6 +4,7 @@ tables."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -19,6 +20,7 @@ from traincast.platform.catalog import load_device
 from traincast.platform.platform import Platform, load_platform
 from traincast.questions.predict import Question
 from traincast.questions.variant import Variant
+from traincast.workload.given import costs_from
 from traincast.workload.workload import Workload
 
 HELD_BACK = "(held back)"
@@ -50,9 +52,8 @@ _NODES = {  # node, device
     "V100-32GB (DGX-2H)": ("dgx2-v100", "v100-sxm3"),
 }
 _PRECISIONS = {"AMP fp16": "amp", "TF32": "fp32", "FP32": "fp32"}
-# samples of one update in the ConvNets example (its configs.yml): smaller batches are accumulated to it
-_UPDATES = {"resnet50": 2048, "resnext101-32x4d": 1024, "se-resnext101-32x4d": 1024}
-_EFFICIENTNET_UPDATE = 4096
+_UPDATE = re.compile(r"optimizer_batch_size=(\d+)")  # of the ConvNets example: smaller batches are added up to it
+_HOST = "server-2022"  # of a DGX: a server with its turbo on, unlike that of the study that a V100 has by default
 
 
 def captured_cases(data: Path) -> list[Case | LeftOut]:
@@ -75,7 +76,11 @@ def _case(row: Row) -> Case:
     steps = _steps(row, program.model, batch, gpus)
     variant = Variant(dtype="tf32" if row["precision"] == "TF32" else "fp32")
     question = Question(
-        workload=_captured(program, precision, batch, update=True), on=platform, variant=variant, gpus=gpus
+        workload=_captured(program, precision, batch, update=True),
+        on=platform,
+        variant=variant,
+        gpus=gpus,
+        host=_HOST,
     )
     repeated = None
     if steps > 1:
@@ -98,8 +103,8 @@ def _steps(row: Row, model: str, batch: int, gpus: int) -> int:
     """Forward and backward passes of one update."""
     if model in ("bert-large", "mask-rcnn", "transformer-xl"):
         return row.count("grad_accum")
-    samples = _UPDATES.get(model, _EFFICIENTNET_UPDATE)
-    return max(1, samples // (batch * gpus))
+    samples = _UPDATE.search(row["notes"])
+    return max(1, int(samples[1]) // (batch * gpus)) if samples else 1
 
 
 @cache
@@ -111,12 +116,13 @@ def _platform(node: str, device: str) -> Platform:
 @cache
 def _captured(program: _Program, precision: str, batch: int, *, update: bool) -> Workload:
     from traincast.capturing import capture_step
-    from traincast.zoo.build.examples import example_step
+    from traincast.zoo.build.examples import EXAMPLE_COSTS, example_step
 
-    return capture_step(
+    workload = capture_step(
         example_step(program.model, precision, update=update), batch_size=batch, name=program.model, rebatch=False,
         framework_version=program.framework, synchronised=program.synchronised,
     )  # fmt: skip
+    return replace(workload, costs=costs_from(EXAMPLE_COSTS, "the examples"))
 
 
 def summarise_captured(suite: str, outcomes: Sequence[Outcome], data: Path) -> list[ErrorRow]:

@@ -10,6 +10,10 @@ returns a callable that runs one iteration:
 The workload written to OUT is predicted with 'traincast predict OUT --on PLATFORM', at any batch size. FILE.py is
 run as Python: capture only files you trust.
 
+A script without such a function is captured as it is: 'traincast capture train.py -o OUT --batch-size 64 -- its own
+arguments' runs it until its optimizer has been called three times, and records what lies between the last two calls, at
+that one size; '--batch-size' only says which that is.
+
 A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
 with '--gpus N' from make_step(batch_size, *, rank, world_size), rank by rank in this one process. '--ranks 0' is
 enough when all ranks do the same. '--assume' states what a step reads from tensors (how full a mask is, which way a
@@ -32,7 +36,8 @@ from traincast.questions.variant import MODES
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
-    parser.add_argument("function", metavar="FILE.py:FUNCTION")
+    parser.add_argument("function", metavar="FILE.py[:FUNCTION]")
+    parser.set_defaults(arguments=[])  # of a script that is captured as it is: what follows "--"
     parser.add_argument(
         "-o", "--out", type=file_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
     )
@@ -54,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Captures and saves."""
-    check_outputs(args.out, inputs=[args.function.rpartition(":")[0]])
+    check_outputs(args.out, inputs=[args.function.rpartition(":")[0] or args.function])
     with (
         progress_line(f"capturing {args.function}") as progress,
         contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the answer
@@ -70,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
             out=args.out,
             assume=args.assume,
             costs=args.costs,
+            arguments=args.arguments,
             progress=progress,
         )
     if args.json:

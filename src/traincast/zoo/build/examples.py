@@ -17,6 +17,13 @@ from traincast.zoo.define.examples import bert, mask_rcnn, transformer_xl
 from traincast.zoo.define.examples.convnets import convnet
 
 Step = Callable[[], object]
+EXAMPLE_COSTS = {
+    # four samples of four corners each for every element; going back, each is an atomic sum into a sector of 32 bytes
+    "traincast_examples::roi_align": {"bytes": "4 * 4 * 4 * out0.numel"},
+    "traincast_examples::roi_align_backward": {"bytes": "4 * 4 * 32 * in0.numel + out0.bytes"},
+    "traincast_examples::nms": {"flops": "16 * in0[0] ** 2", "bytes": "in0[0] ** 2 / 8"},
+}
+"""What the ops of a detector cost, by formulas: assumed from what they read and write."""
 CONVNETS = ("resnet50", "resnext101-32x4d", "se-resnext101-32x4d", "efficientnet-b0", "efficientnet-widese-b0")
 
 
@@ -160,9 +167,8 @@ class _JitLamb:
             torch.stack(torch._foreach_norm(gradients)).norm()
             torch._foreach_mul_(gradients, 0.5)
             for weight, gradient, first, second in zip(self.masters, gradients, self.first, self.second, strict=True):
-                first.lerp_(gradient, 0.1)
-                second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-                change = torch.addcdiv(first, first, second)
+                first.lerp_(gradient, 0.1)  # the three moments are one kernel when compiled, which moves as much
+                change = torch.addcdiv(second, first, gradient)
                 ratio = weight.norm() / change.norm()
                 weight.addcmul_(change, ratio, value=-0.01)
             if self.mixed:
@@ -172,11 +178,10 @@ class _JitLamb:
 
 
 def _mask_rcnn(batch: int, mixed: bool, update: bool) -> Step:
-    """Channels last under AMP; SGD with momentum over lists of tensors."""
-    model = mask_rcnn.MaskRcnn().cuda()
-    layout = torch.channels_last if mixed else torch.contiguous_format
-    model = model.to(memory_format=layout)  # type: ignore[call-overload]
-    images = torch.randn(batch, 3, mask_rcnn.HEIGHT, mask_rcnn.WIDTH, device="cuda").contiguous(memory_format=layout)
+    """Channels last in every precision; SGD with momentum, parameter by parameter."""
+    last = torch.channels_last
+    model = mask_rcnn.MaskRcnn().cuda().to(memory_format=last)  # type: ignore[call-overload]
+    images = torch.randn(batch, 3, mask_rcnn.HEIGHT, mask_rcnn.WIDTH, device="cuda").contiguous(memory_format=last)
     objects = torch.zeros(batch, mask_rcnn.TARGETS, 4, device="cuda")
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.1, momentum=0.9, weight_decay=1e-4, foreach=False)

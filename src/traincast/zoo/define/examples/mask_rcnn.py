@@ -10,7 +10,8 @@ from traincast.zoo.define.examples.detection_ops import nms, roi_align
 
 HEIGHT, WIDTH = 800, 1216  # assumed: the shorter side is 800, and a batch is padded to its widest image
 BEFORE, AFTER = 2000, 1000  # boxes of a level and image before suppression, and those assumed to stay
-ROIS, POSITIVE, TARGETS = 512, 0.25, 8  # boxes an image trains on, the share assumed to hit, objects of an image
+PROPOSALS, ROIS, TARGETS = 4000, 512, 8  # best boxes of a whole batch, most of an image; objects assumed of an image
+POSITIVE = 0.25  # share of the boxes that is assumed to hit an object
 CHANNELS, CLASSES, ANCHORS = 256, 81, 3
 _LEVEL_SHARES = (0.62, 0.22, 0.11, 0.05)  # assumed: which level a box is pooled from
 
@@ -147,12 +148,12 @@ class Head(nn.Module):
     def forward(self, levels: list[torch.Tensor], boxes: torch.Tensor) -> torch.Tensor:
         """Features [boxes, channels, size, size]."""
         count = boxes.size(0)
-        pooled = torch.zeros(count, CHANNELS, self.size, self.size, dtype=levels[0].dtype, device=boxes.device)
+        pooled = torch.zeros(count, CHANNELS, self.size, self.size, device=boxes.device)
         start = 0
         for level, share in zip(levels[:4], _LEVEL_SHARES, strict=True):
             inside = min(count - start, round(share * count))
             where = torch.arange(start, start + inside, device=boxes.device)
-            pooled = pooled.index_put((where,), roi_align(level, boxes[start : start + inside], self.size))
+            pooled = pooled.index_put((where,), roi_align(level.float(), boxes[start : start + inside], self.size))
             start += inside
         return pooled
 
@@ -174,7 +175,8 @@ class MaskRcnn(nn.Module):
         scores, offsets = self.rpn(levels)
         batch = images.size(0)
         loss = self._anchor_loss(scores, offsets, objects)
-        boxes = torch.cat([self._sampled(objects[image]) for image in range(batch)])
+        count = min(ROIS, PROPOSALS // batch + TARGETS)
+        boxes = torch.cat([self._sampled(objects[image], count) for image in range(batch)])
         x = self.box_pool(levels, boxes).flatten(1)
         x = F.relu(self.fc7(F.relu(self.fc6(x))))
         labels = torch.zeros(boxes.size(0), dtype=torch.int64, device=boxes.device)
@@ -202,12 +204,12 @@ class MaskRcnn(nn.Module):
         loss = F.binary_cross_entropy_with_logits(picked.float(), wanted)
         return loss + F.smooth_l1_loss(moved.float(), torch.zeros_like(moved, dtype=torch.float32))
 
-    def _sampled(self, objects: torch.Tensor) -> torch.Tensor:
+    def _sampled(self, objects: torch.Tensor, count: int) -> torch.Tensor:
         """The boxes of an image that train its heads, each with the number of its image."""
         with torch.no_grad():
-            proposed = torch.zeros(2000 + TARGETS, 4, device=objects.device)
+            proposed = torch.zeros(2 * count, 4, device=objects.device)
             found, which = _overlap(proposed, objects).max(dim=0)
-            chosen = torch.nonzero_static(found > 0.5, size=ROIS).squeeze(1)
+            chosen = torch.nonzero_static(found > 0.5, size=count).squeeze(1)
             chosen.cpu()
             objects[which[chosen]].sub_(proposed[chosen])
-            return torch.cat([torch.zeros(ROIS, 1, device=objects.device), proposed[chosen]], dim=1)
+            return torch.cat([torch.zeros(count, 1, device=objects.device), proposed[chosen]], dim=1)
