@@ -11,6 +11,15 @@ from typing import Any
 
 import torch
 
+from traincast.workload import Op
+
+# What CUDA runs (left) where the CPU runs another op (right). Everything else must be the same op.
+ON_CUDA = {
+    "aten::cudnn_batch_norm": "aten::native_batch_norm",
+    "aten::cudnn_batch_norm_backward": "aten::native_batch_norm_backward",
+}
+# Ops whose inputs differ between the devices: intermediate results of another size, an input more.
+OTHER_INPUTS = ("aten::_embedding_bag_backward", "aten::cudnn_batch_norm_backward")
 _ENGINE = "autograd::engine::evaluate_function: "
 
 
@@ -88,6 +97,28 @@ _DTYPES = {
     "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
     "long int": "int64", "long": "int64", "int": "int32", "bool": "bool", "unsigned char": "uint8",
 }  # fmt: skip
+
+
+def differences(nodes: list[Node], left: list[Op]) -> Iterator[str]:
+    """Walks the real trace; each captured op stands for a node and everything below it."""
+    for node in nodes:
+        if left and node.name in (left[0].name, ON_CUDA.get(left[0].name)):
+            op = left.pop(0)
+            captured = [(t.spec.shape, t.spec.dtype) for t in op.inputs]
+            if op.name not in OTHER_INPUTS and captured != _without_numbers(node, len(captured)):
+                yield f"{op.name}: captured {captured}, real {tensors_of(node)}"
+        elif node.children:
+            yield from differences(node.children, left)
+        elif node.name.startswith("aten::") and not is_composite(node.name) and node.name != "aten::lift_fresh":
+            yield f"{node.name} {tensors_of(node)} is missing before {left[0].name if left else 'the end'}"
+
+
+def _without_numbers(node: Node, count: int) -> list:
+    """A trace shows Python numbers as tensors without dimensions, at the end."""
+    tensors = tensors_of(node)
+    while len(tensors) > count and tensors[-1][0] == ():
+        tensors.pop()
+    return tensors
 
 
 @dataclass

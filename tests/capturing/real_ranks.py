@@ -27,14 +27,20 @@ DDP_OPTIONS: dict[str, dict[str, Any]] = {
     "views": {"bucket_cap_mb": 0.8, "gradient_as_bucket_view": True},
     "batched": {"bucket_cap_mb": 0.8, "batched_grad_copy": True},
     "no buffers": {"forward_sync_buffers": False},
+    "finds unused": {"find_unused_parameters": True},
+    "finds a spare layer": {"find_unused_parameters": True, "spare": True},
+    "static": {"static_graph": True},
+    "static with a spare layer": {"static_graph": True, "spare": True},
 }
 
 
 class Net(nn.Module):
     """Layers are registered in another order than they are used, and one of them is used twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, spare: bool = False) -> None:
         super().__init__()
+        if spare:
+            self.spare = nn.Linear(30, 20)
         self.last = nn.Linear(500, 10)
         self.twice = nn.Linear(300, 300)
         self.first = nn.Linear(400, 600)
@@ -48,7 +54,10 @@ class Net(nn.Module):
 
 
 def ddp_step(device: str, options: dict[str, Any], *, accumulate: bool = False) -> Callable[[], object]:
-    model = DistributedDataParallel(Net().to(device), **options)
+    spare = options.get("spare", False)
+    model = DistributedDataParallel(
+        Net(spare=spare).to(device), **{name: value for name, value in options.items() if name != "spare"}
+    )
     inputs = torch.randn(BATCH, 400, device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
 
@@ -82,9 +91,11 @@ def fsdp_step(device: str) -> Callable[[], object]:
 
 
 def _events(step: Callable[[], object], wanted: tuple[str, ...]) -> list[str]:
-    """Names of the wanted events of the third run, in order; what is inside one of them is not looked at."""
-    step()
-    step()
+    """Names of the wanted events of the fourth run, in order; what is inside one of them is not looked at.
+
+    A static graph builds its buckets anew at the start of the third."""
+    for _ in range(3):
+        step()
     with torch.autograd.profiler.profile() as profiler:
         step()
     found: list[str] = []
@@ -106,7 +117,7 @@ def _worker(rank: int, folder: str) -> None:
         step = ddp_step("cpu", options)
         result["ddp"][name] = _events(step, SEEN)
         data = step()._get_ddp_logging_data()  # type: ignore[attr-defined]
-        result["buckets"][name] = [data["rebuilt_per_bucket_param_indices"], data["rebuilt_bucket_sizes"]]
+        result["buckets"][name] = [data.get(f"rebuilt_{what}") for what in ("per_bucket_param_indices", "bucket_sizes")]
     result["ddp"]["accumulate"] = _events(ddp_step("cpu", {}, accumulate=True), SEEN)
     result["fsdp"] = _events(fsdp_step("cpu"), FSDP_SEEN)
     if rank == 0:

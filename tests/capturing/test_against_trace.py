@@ -9,17 +9,8 @@ pytest.importorskip("torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.capturing import small_models
-from tests.capturing.oracle import Node, execution_trace, is_composite, tensors_of
+from tests.capturing.oracle import differences, execution_trace
 from traincast.capturing import capture_step
-from traincast.workload import Op
-
-# What CUDA runs (left) where the CPU runs another op (right). Everything else must be the same op.
-ON_CUDA = {
-    "aten::cudnn_batch_norm": "aten::native_batch_norm",
-    "aten::cudnn_batch_norm_backward": "aten::native_batch_norm_backward",
-}
-# Ops whose inputs differ between the devices: intermediate results of another size, an input more.
-OTHER_INPUTS = ("aten::_embedding_bag_backward", "aten::cudnn_batch_norm_backward")
 
 STEPS = {
     "dlrm": small_models.dlrm,
@@ -41,33 +32,11 @@ def test_ops_shapes_and_dtypes_equal_those_of_a_real_run(name, tmp_path):
 
     # When both are read side by side
     left = list(workload.programs[0].ops)
-    differences = list(_differences(trace, left))
+    found = list(differences(trace, left))
 
     # Then no op, shape or dtype differs, and none is left over
-    assert differences == []
+    assert found == []
     assert left == []
-
-
-def _differences(nodes: list[Node], left: list[Op]):
-    """Walks the real trace; each captured op stands for a node and everything below it."""
-    for node in nodes:
-        if left and node.name in (left[0].name, ON_CUDA.get(left[0].name)):
-            op = left.pop(0)
-            captured = [(t.spec.shape, t.spec.dtype) for t in op.inputs]
-            if op.name not in OTHER_INPUTS and captured != _without_numbers(node, len(captured)):
-                yield f"{op.name}: captured {captured}, real {tensors_of(node)}"
-        elif node.children:
-            yield from _differences(node.children, left)
-        elif node.name.startswith("aten::") and not is_composite(node.name):
-            yield f"{node.name} {tensors_of(node)} is missing before {left[0].name if left else 'the end'}"
-
-
-def _without_numbers(node: Node, count: int) -> list:
-    """A trace shows Python numbers as tensors without dimensions, at the end."""
-    tensors = tensors_of(node)
-    while len(tensors) > count and tensors[-1][0] == ():
-        tensors.pop()
-    return tensors
 
 
 def test_the_comparison_notices_a_missing_op(tmp_path):
@@ -77,8 +46,8 @@ def test_the_comparison_notices_a_missing_op(tmp_path):
 
     # When they are compared
     left = list(other.programs[0].ops)
-    differences = list(_differences(trace, left))
+    found = list(differences(trace, left))
 
     # Then it shows
-    assert differences
+    assert found
     assert left

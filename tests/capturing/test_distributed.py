@@ -309,8 +309,6 @@ def test_collectives_of_custom_functions_in_backward():
 
 
 BAD = {
-    "objects": (lambda: dist.all_gather_object([None] * 2, 1), "all_gather_object cannot be captured"),
-    "future": (lambda: dist.all_reduce(zeros(2), async_op=True).get_future(), "use work.wait"),
     "host tensors": (lambda: dist.all_reduce(torch.zeros(2)), "all_reduce of host tensors cannot be captured"),
     "values": (lambda: bool(torch.randn(2, device="cuda").sum()), "needs the values"),
 }

@@ -167,7 +167,7 @@ def _torchtitan(kind: str, batch: int, seq_len: int, device: str) -> Any:
     return trained(model, lambda: functional.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten()))
 
 
-@setup("torchtitan Llama 3", "language model", seq_len=64, needs=("torchtitan",))
+@setup("torchtitan Llama 3", "language model", seq_len=64, needs=("torchtitan", "triton"))
 def torchtitan_llama(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return _torchtitan("debugmodel", batch, seq_len, device)
 
@@ -199,10 +199,10 @@ def muon(batch: int, device: str = "cuda") -> Any:
     return _with(both, batch, device)
 
 
-@setup("SGD, momentum, EMA, schedule", "optimizer", batch=8, like_cpu=True)
+@setup("SGD, momentum, EMA, schedule", "optimizer", batch=8)
 def sgd_ema(batch: int, device: str = "cuda") -> Any:
     model, x = _mlp(device), torch.randn(batch, 32, device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
     average = torch.optim.swa_utils.AveragedModel(model)
 
@@ -297,7 +297,7 @@ def gan(batch: int, device: str = "cuda") -> Any:
         nn.Linear(16, 32).to(device),
         nn.Sequential(nn.Linear(32, 16), nn.LeakyReLU(), nn.Linear(16, 1)).to(device),
     )
-    first, second = (torch.optim.Adam(m.parameters(), lr=2e-4) for m in (make, judge))
+    first, second = (torch.optim.Adam(m.parameters(), lr=2e-4, foreach=True) for m in (make, judge))
     real = torch.randn(batch, 32, device=device)
     ones, zeros = torch.ones(batch, 1, device=device), torch.zeros(batch, 1, device=device)
     cost = nn.BCEWithLogitsLoss()

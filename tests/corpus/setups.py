@@ -42,7 +42,7 @@ def trained(
     model: torch.nn.Module, loss: Callable[[], torch.Tensor], optimizer: Callable[..., Any] | None = None
 ) -> Callable[[], object]:
     """One iteration of the plainest loop there is."""
-    made = (optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-3)))(model.parameters())
+    made = (optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True)))(model.parameters())
 
     def step() -> object:
         made.zero_grad()

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from traincast.capturing.arguments import bind
-from traincast.capturing.collectives import Collective, describe
+from traincast.capturing.arguments import Arguments, bind
+from traincast.capturing.collectives import Collective, describe, written
+from traincast.capturing.exchange import exchange
+from traincast.capturing.mail import Mail
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
@@ -17,6 +19,7 @@ from traincast.capturing.storages import strided_parts
 from traincast.errors import TraincastError
 from traincast.workload.collectives import COLLECTIVES, Route
 
+_AGREED = 64  # elements of a message whose values are passed on
 _functional = torch.ops._c10d_functional
 _ASYNC_RESULT = "_c10d_functional::_wrap_tensor_autograd"  # registered only when functional collectives are used
 _WAIT = _functional.wait_tensor.default
@@ -26,8 +29,37 @@ _COPY_FIRST = {
     _functional.all_reduce_coalesced.default: _functional.all_reduce_coalesced_.default,
     _functional.broadcast.default: _functional.broadcast_.default,
 }
-_OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
-            "recv_object_list")  # fmt: skip
+
+
+Issued = tuple[Any, Collective, int | None, list[torch.Tensor]]  # work, what, event, tensors written
+
+
+class Future:
+    """What a work or a callback will give: on the host it is there at once, on the device after `event`."""
+
+    def __init__(self, communication: Communication, value: Any, event: int | None) -> None:
+        self._communication, self._value, self._event = communication, value, event
+
+    def value(self) -> Any:
+        """The tensors, as a future of NCCL gives them."""
+        return self._value
+
+    def wait(self) -> Any:
+        """Makes the current stream wait."""
+        self._communication.wait_event(self._event)
+        return self._value
+
+    def done(self) -> bool:
+        """Always: nothing runs here."""
+        return True
+
+    def then(self, callback: Any) -> Future:
+        """Runs the callback now, on a stream that waits for what came before."""
+        return self._communication.after(self, self._event, callback)
+
+    def add_done_callback(self, callback: Any) -> None:
+        """As `then`, without a result."""
+        self.then(callback)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +67,13 @@ class Communication:
     """Places collectives on streams: one per process group, and one per pair of ranks that send to each other."""
 
     recorder: Recorder
+    mail: Mail
     batched: bool = False  # inside `batch_isend_irecv`
     _streams: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    _works: dict[int, tuple[Any, Collective, int | None]] = field(default_factory=dict)  # by id: work, what, event
-    _last: tuple[Any, Collective, int | None] | None = None
+    _works: dict[int, Issued] = field(default_factory=dict)  # by id
+    _last: Issued | None = None
+    _reduction: Any = None  # of the call of PyTorch's module that is running
+    _callbacks: int | None = None  # stream of what runs after futures
     _unawaited: dict[int, int] = field(default_factory=dict)  # storage of a functional result -> event
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -55,7 +90,8 @@ class Communication:
         stream = self._stream(collective)
         if not self.recorder.book.recording:
             result = self._execute(func, args, kwargs)
-            self._remember(func, result, collective, None)
+            self._exchange(func, collective, arguments, result)
+            self._remember(func, result, collective, None, arguments)
             return result
         tensors = [t for _, value in arguments for t in _tensors(value)]
         self._refuse_host_tensors(collective, tensors)
@@ -65,10 +101,34 @@ class Communication:
         result = self.recorder.collective(
             func, arguments, collective, stream, lambda: self._execute(func, args, kwargs)
         )
+        self._exchange(func, collective, arguments, result)
         event = self.recorder.regions.new_event()
         self.recorder.control("cuda::event_record", event=event, stream=stream)
-        self._remember(func, result, collective, event)
+        self._remember(func, result, collective, event, arguments)
         return result
+
+    def _exchange(self, func: Any, collective: Collective, arguments: Arguments, result: Any) -> None:
+        if COLLECTIVES[collective.kind].route is Route.PAIR:
+            self._message(func, collective, arguments)
+            return
+        outputs = written(arguments) if func.namespace == "c10d" else _tensors(result)
+        exchange(self.recorder.execution.values, collective, arguments, outputs, self._reduction)
+
+    def _message(self, func: Any, collective: Collective, arguments: Arguments) -> None:
+        """Small whole numbers that ranks send each other before the step that is recorded: stages of a pipeline agree
+        on how they start."""
+        tensors = [t for _, value in arguments for t in _tensors(value)]
+        small = [t for t in tensors if not t.dtype.is_floating_point and t.numel() <= _AGREED]
+        values, ends = self.recorder.execution.values, dict(collective.ends)
+        if self.recorder.book.recording or len(small) != len(tensors):
+            return
+        name = self.mail.message(collective.group, ends["source"], ends["target"])
+        if func._schema.name.endswith("::send"):
+            known = [values.of(t) for t in tensors]
+            self.mail.post(name, [None if k is None else k.clone() for k in known])
+        else:
+            for tensor, value in zip(tensors, self.mail.take(name), strict=False):
+                values.replace(tensor, value)
 
     def before_use(self, tensors: list[torch.Tensor]) -> None:
         """Waits for functional collectives whose results are among these tensors."""
@@ -87,10 +147,37 @@ class Communication:
         known = self._works.get(id(work), self._last)
         if known is not None and known[2] is not None and self.recorder.book.recording:
             stream = self.recorder.current_stream()
-            self.recorder.control("cuda::stream_wait_event", event=known[2], stream=stream)
+            self.wait_event(known[2])
             if known[1].kind == "barrier":
                 self.recorder.control("cuda::stream_synchronize", stream=stream)
         return True
+
+    def wait_event(self, event: int | None) -> None:
+        """Makes the current stream wait for an event of the recorded step."""
+        if event is not None and self.recorder.book.recording:
+            stream = self.recorder.current_stream()
+            self.recorder.control("cuda::stream_wait_event", event=event, stream=stream)
+
+    def after(self, future: Future, event: int | None, callback: Any) -> Future:
+        """Runs a callback on the stream of callbacks, after an event; gives the future of its result."""
+        regions = self.recorder.regions
+        if self._callbacks is None:
+            self._callbacks = regions.new_stream()
+        before = regions.stream, regions.hook_stream
+        regions.stream = regions.hook_stream = self._callbacks
+        try:
+            self.wait_event(event)
+            value = callback(future)
+            done = regions.new_event()
+            self.recorder.control("cuda::event_record", event=done, stream=self._callbacks)
+        finally:
+            regions.stream, regions.hook_stream = before
+        return Future(self, value, done if self.recorder.book.recording else None)
+
+    def future(self, work: Any) -> Future:
+        """`work.get_future()`: done as soon as it is issued; who uses its value waits on the device."""
+        known = self._works.get(id(work), self._last)
+        return Future(self, known[3] if known is not None else [], known[2] if known is not None else None)
 
     def install(self, patches: Patches) -> None:
         """Answers for works, and refusals for what needs values of other ranks, until the patches are undone."""
@@ -100,10 +187,8 @@ class Communication:
         for name, answer in answers.items():
             patches.set(c10d.Work, name, answer)
         patches.set(c10d.FakeWork, "wait", answers["wait"])
-        for name in ("get_future", "get_future_result"):
-            patches.set(c10d.Work, name, _refusal(f"work.{name}()", "use work.wait()"))
-        for name in _OBJECTS:
-            patches.set(dist, name, _refusal(f"torch.distributed.{name}", "give the objects to every rank"))
+        patches.set(c10d.Work, "get_future", lambda work: self.future(work))
+        patches.set(c10d.Work, "get_future_result", _refusal("work.get_future_result()", "use work.wait()"))
 
         def batched(operations: list[Any]) -> Any:
             self.batched = True
@@ -112,7 +197,17 @@ class Communication:
             finally:
                 self.batched = False
 
-        patches.set(dist, "batch_isend_irecv", batched)
+        patches.set_everywhere(dist, "batch_isend_irecv", batched)
+        all_reduce: Any = dist.all_reduce
+
+        def reducing(tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
+            self._reduction = op
+            try:
+                return all_reduce(tensor, op, *args, **kwargs)
+            finally:
+                self._reduction = None
+
+        patches.set_everywhere(dist, "all_reduce", reducing)
 
     def _refuse_host_tensors(self, collective: Collective, tensors: list[torch.Tensor]) -> None:
         on_host = any(self.recorder.book.device_of(tensor).startswith("cpu") for tensor in tensors)
@@ -154,12 +249,15 @@ class Communication:
         first = [copied(t) for t in args[0]] if isinstance(args[0], list) else copied(args[0])
         return self.run(_COPY_FIRST[func], (first, *args[1:]), {})
 
-    def _remember(self, func: Any, result: Any, collective: Collective, event: int | None) -> None:
+    def _remember(
+        self, func: Any, result: Any, collective: Collective, event: int | None, arguments: Arguments
+    ) -> None:
         """What to wait for later; `event` is None for a collective that is not part of the recorded step."""
         if func.namespace == "c10d":
             boxed = result[-1] if isinstance(result, (tuple, list)) else result
             work = dist.Work.unbox(boxed)
-            self._last = self._works[id(work)] = (work, collective, event)  # held: no other work may get its id
+            outputs = written(arguments) if COLLECTIVES[collective.kind].route is not Route.PAIR else []
+            self._last = self._works[id(work)] = (work, collective, event, outputs)  # held: ids stay distinct
         elif event is not None:
             for tensor in _tensors(result):
                 self._unawaited[self.recorder.book.info(tensor).index] = event

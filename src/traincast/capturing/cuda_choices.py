@@ -133,7 +133,11 @@ def _attention(
         )
     else:
         mask = None if attn_mask is None else _aligned(attn_mask).expand(*query.shape[:3], key.shape[2])
-        if efficient and not _switches.flash_sdp_enabled():
+        if flash and hasattr(query, "_local_tensor"):  # a DTensor has rules for PyTorch's own kernels only
+            flash_op = aten._scaled_dot_product_flash_attention
+            out_of_shards: Tensor = flash_op(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+            return out_of_shards
+        if efficient and (not _switches.flash_sdp_enabled() or hasattr(query, "_local_tensor")):
             needs_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
             op, options = aten._scaled_dot_product_efficient_attention, [needs_backward, dropout_p, is_causal]
         else:

@@ -57,7 +57,7 @@ class Stream:
     def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
         self.number = self.recorder.regions.new_stream() if number is None else number
         self.stream_id = self.cuda_stream = self.number
-        self.device = torch.device("cuda", 0)
+        self.device = self.recorder.regions.device
         self._outer: list[tuple[int, int | None]] = []
 
     def wait_event(self, event: Event) -> None:
@@ -152,18 +152,19 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
         "Stream": stream, "Event": event, "ExternalStream": stream, "stream": on_stream,
         "StreamContext": _StreamContext,
         "current_stream": current_stream, "default_stream": lambda device=None: stream(number=0),
-        "set_stream": set_stream, "synchronize": synchronize,
+        "set_stream": set_stream, "synchronize": synchronize, "device_count": lambda: recorder.regions.devices,
+        "current_device": lambda: recorder.regions.device.index,
         "CUDAGraph": _NoGraph, "graph": _NoGraph, "make_graphed_callables": _no_graphs,
     }  # fmt: skip
     for name, value in stand_ins.items():
-        patches.set(torch.cuda, name, value)
+        patches.set_everywhere(torch.cuda, name, value)
     for name in ("range_push", "range_pop", "mark"):
         patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
     patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: nullcontext())
     for name, value in {
-        "is_available": lambda: True, "device_count": lambda: 1, "synchronize": synchronize,
+        "is_available": lambda: True, "device_count": lambda: recorder.regions.devices, "synchronize": synchronize,
         "current_accelerator": lambda check_available=False: torch.device("cuda"), "current_stream": current_stream,
-        "current_device_index": lambda: 0,
+        "current_device_index": lambda: recorder.regions.device.index,
     }.items():  # fmt: skip
         patches.set(torch.accelerator, name, value)
     patches.set(torch, "Generator", Generator)
@@ -186,12 +187,12 @@ def _answers() -> dict[str, Callable[..., Any]]:
                "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect", "set_rng_state",
                "set_rng_state_all", "set_per_process_memory_fraction")  # fmt: skip
     zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "initial_seed",
-            "current_device", "utilization")  # fmt: skip
+            "utilization")  # fmt: skip
     return {
         **{name: constant(None) for name in nothing},
         **{name: constant(0) for name in zero},
         "is_current_stream_capturing": constant(False),
-        "is_available": constant(True), "is_initialized": constant(True), "device_count": constant(1),
+        "is_available": constant(True), "is_initialized": constant(True),
         "is_bf16_supported": constant(True), "get_device_capability": constant(_CAPABILITY),
         "get_device_name": constant(_NAME), "get_device_properties": properties,
         "mem_get_info": constant((_MEMORY_BYTES, _MEMORY_BYTES)), "memory_stats": lambda device=None: {},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from traincast.errors import TraincastError
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _BROADCAST = "torch.distributed::_broadcast_coalesced"
 _BROADCASTS_IN_FLIGHT = 2  # MAX_INFLIGHT of PyTorch's broadcast_coalesced
-_REFUSED = ("static_graph", "mixed_precision", "delay_all_reduce_named_params")
+_REFUSED = ("mixed_precision", "delay_all_reduce_named_params")
 _bucket_assignment: Any = torch._C._distributed_c10d._compute_bucket_assignment_by_size
 
 Around = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -43,10 +44,11 @@ class Bucket:
         self.pending = len(indices)
         self.work: Any = None
 
-    def views(self) -> list[torch.Tensor]:
-        """One view of the flat tensor per parameter, laid out like it."""
+    def views(self, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """One view of the flat tensor, or of another one, per parameter, laid out like it."""
+        whole = self.flat if flat is None else flat
         return [
-            torch.as_strided(self.flat, p.size(), p.stride(), offset)
+            torch.as_strided(whole, p.size(), p.stride(), offset)
             for p, offset in zip(self.parameters, self.offsets, strict=True)
         ]
 
@@ -78,17 +80,23 @@ class Reducer:
         around: Around,
         buckets_made: Callable[[list[torch.Tensor]], None],
     ) -> None:
-        if find_unused_parameters:
-            raise _refusal("find_unused_parameters=True")
         if any(expect_sparse_gradients):
             raise _refusal("sparse gradients")
         self.parameters = parameters
         self.group = process_group
         self.as_views = gradient_as_bucket_view
         self.batched_copy = batched_grad_copy
+        self.finds_unused = find_unused_parameters
+        self.static = False
+        self.hook: tuple[Any, Callable[..., Any]] | None = None  # state and function of a communication hook
+        self._unused: list[int] = []
+        self._seen: set[int] = set()  # parameters that got a gradient in the first step of a static graph
+        self._flags: tuple[torch.Tensor, torch.Tensor] | None = None  # of use: on the host and on the device
+        self._used_map: tuple[torch.Tensor, torch.Tensor, Any] | None = None
         self._limits = bucket_size_limits_for_rebuilding or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._around, self._buckets_made = around, buckets_made
         self._order: list[int] = []
+        self._pending_unused: list[int] = []
         self._expecting = self._rebuilt = False
         self._build(bucket_indices)
         for index, parameter in enumerate(parameters):
@@ -110,8 +118,31 @@ class Reducer:
     def _rebuild_buckets(self) -> bool:
         return False  # done at the end of the first backward already, so that no later step shows it
 
+    def _set_static_graph(self) -> None:
+        self.static = True
+
+    def _delay_all_reduce(self) -> None:
+        """The first step of a static graph: everything is reduced after backward, and what got no gradient is noted."""
+        if not self._rebuilt:
+            self._unused = [i for i in range(len(self.parameters)) if i not in self._seen]
+            self._order = [*self._order, *self._unused]
+            self._around(self._finish_first)()
+
+    def _finish_first(self) -> None:
+        with torch.no_grad():
+            for index in range(len(self.parameters)):
+                self._copy_in(self.parameters[index], self._bucket_of[index][1])
+            for bucket in self.buckets:
+                self._launch(bucket)
+        self._next = len(self.buckets)
+        self._finish()
+
     def prepare_for_backward(self, outputs: list[torch.Tensor]) -> None:
-        """Expects a gradient of every parameter in the backward pass to come."""
+        """Expects a gradient of every parameter in the backward pass to come, or of those that the outputs need."""
+        if self.finds_unused and not self.static:
+            reached = _reached(outputs)
+            self._unused = [i for i, parameter in enumerate(self.parameters) if id(parameter) not in reached]
+        self._pending_unused = list(self._unused)
         if self._expecting and self._next < len(self.buckets):
             waiting = [i for b in self.buckets[self._next :] if b.pending for i in b.indices]
             raise TraincastError(
@@ -127,22 +158,38 @@ class Reducer:
             return
         if not self._rebuilt:
             self._order.append(index)
+        if self.static and not self._rebuilt:
+            self._seen.add(index)
+            return
+        for unused in self._pending_unused:
+            self._ready(unused)
+        self._pending_unused = []
+        self._ready(index)
+
+    def _ready(self, index: int) -> None:
         bucket, slot = self._bucket_of[index]
         with torch.no_grad():
             if not self.batched_copy:
-                self._copy_in(parameter, slot)
+                self._copy_in(self.parameters[index], slot)
             bucket.pending -= 1
             while self._next < len(self.buckets) and not self.buckets[self._next].pending:
                 self._reduce(self.buckets[self._next])
                 self._next += 1
         if self._next == len(self.buckets):
+            if self.finds_unused and not self.static:
+                self._reduce_used_map()
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._around(self._finish))
 
     def _copy_in(self, parameter: torch.Tensor, slot: torch.Tensor) -> None:
         """Divided while copied: one kernel per parameter. A gradient that is a view of the bucket stays there."""
         gradient = parameter.grad
-        assert gradient is not None
+        if gradient is None:
+            slot.zero_()
+            return
+        if self.hook is not None:
+            slot.copy_(gradient)
+            return
         if gradient.untyped_storage()._cdata == slot.untyped_storage()._cdata:
             slot.div_(self.group.size())
             return
@@ -157,26 +204,105 @@ class Reducer:
             if self.as_views:
                 for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
                     parameter.grad = slot
-        bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+        self._launch(bucket)
+
+    def _launch(self, bucket: Bucket) -> None:
+        if self.hook is None:
+            bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            return
+        state, function = self.hook
+        bucket.work = function(state, GradBucket(bucket, self.buckets.index(bucket), len(self.buckets)))
+
+    def _reduce_used_map(self) -> None:
+        """Which parameters this rank used is added up over all ranks: copied to the device, reduced, copied back only
+        where some were not used."""
+        if self._flags is None:
+            host = torch.ones(len(self.parameters), dtype=torch.int32).pin_memory()
+            self._flags = (host, torch.empty_like(host, device=self.parameters[0].device))
+        host, device = self._flags
+        device.copy_(host, non_blocking=True)
+        self._used_map = (host, device, dist.all_reduce(device, group=self.group, async_op=True))
 
     def _finish(self) -> None:
         """At the end of backward: the stream waits for every bucket, and gradients are copied back."""
         self._expecting = False
         with torch.no_grad():
             for bucket in self.buckets:
-                bucket.work.wait()
+                made = bucket.work.wait()
+                views = bucket.views(_tensor(made) if self.hook is not None else None)
                 bucket.work = None
-                views = bucket.views()
                 for parameter, view in zip(bucket.parameters, views, strict=True):
-                    if not self.as_views:
-                        assert parameter.grad is not None
+                    if parameter.grad is None:
+                        self._ask_for_use()
+                    elif not self.as_views:
                         with _RecordFunctionFast(_COPY_BACK):
                             parameter.grad.copy_(view)
-        if not self._rebuilt:
+        self._used_map = None
+        if not self._rebuilt and not (self.finds_unused and not self.static):
             self._rebuilt = True
             in_order = [self.parameters[i] for i in self._order]
             indices, _ = _bucket_assignment(in_order, self._limits, [False] * len(self.parameters), self._order)
             self._build(indices)
+
+    def _ask_for_use(self) -> None:
+        """Whether other ranks used a parameter that this one did not: once per step, read from the device."""
+        if self._used_map is not None:
+            host, device, work = self._used_map
+            work.wait()
+            host.copy_(device)
+            self._used_map = None
+
+
+class GradBucket:
+    """Stands in for `torch.distributed.GradBucket`, which hooks are given."""
+
+    def __init__(self, bucket: Bucket, number: int, count: int) -> None:
+        self._bucket, self._number, self._count = bucket, number, count
+
+    def index(self) -> int:
+        """Number of the bucket, in the order in which buckets are reduced."""
+        return self._number
+
+    def buffer(self) -> torch.Tensor:
+        """The flat tensor of gradients."""
+        return self._bucket.flat
+
+    def set_buffer(self, buffer: torch.Tensor) -> None:
+        """Puts another flat tensor in its place."""
+        self._bucket.flat = buffer
+
+    def gradients(self) -> list[torch.Tensor]:
+        """One view of the flat tensor per parameter."""
+        return self._bucket.views()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of the bucket."""
+        return self._bucket.parameters
+
+    def is_last(self) -> bool:
+        """Whether no other bucket comes after this one."""
+        return self._number == self._count - 1
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """The flat tensor that a hook's future gives, alone or in a list."""
+    flat: torch.Tensor = value[0] if isinstance(value, (list, tuple)) else value
+    return flat
+
+
+def _reached(outputs: list[torch.Tensor]) -> set[int]:
+    """Parameters that gradients of these outputs flow to, by id."""
+    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    met, found = set(todo), set()
+    while todo:
+        node: Any = todo.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        for after, _ in node.next_functions:
+            if after is not None and after not in met:
+                met.add(after)
+                todo.append(after)
+    return found
 
 
 class _Logger:
@@ -184,6 +310,9 @@ class _Logger:
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
+
+    def _get_ddp_logging_data(self) -> SimpleNamespace:
+        return SimpleNamespace(strs_map={}, ints_map={})
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
@@ -234,14 +363,26 @@ def install_ddp(patches: Patches, around: Around, buckets_made: Callable[[list[t
         for name in _REFUSED:
             if options.get(name):
                 raise _refusal(name)
-        original(self, module, [0] if device_ids else None, None, **options)  # the only device there is
+        original(self, module, [torch.cuda.current_device()] if device_ids else None, None, **options)
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise _refusal("a communication hook, join or a static graph")
+        raise _refusal("join")
 
     patches.set(DistributedDataParallel, "__init__", init)
-    for name in ("register_comm_hook", "_register_builtin_comm_hook", "join", "_set_static_graph"):
-        patches.set(DistributedDataParallel, name, refuse)
+    patches.set(DistributedDataParallel, "join", refuse)
+    patches.set(dist, "_register_comm_hook", _register)
+    patches.set(dist, "_register_builtin_comm_hook", _register_builtin)
+
+
+def _register(reducer: Reducer, state: Any, hook: Callable[..., Any]) -> None:
+    reducer.hook = (state, hook)
+
+
+def _register_builtin(reducer: Reducer, kind: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    halves = str(kind).endswith("FP16_COMPRESS")
+    reducer.hook = (None, default_hooks.fp16_compress_hook if halves else default_hooks.allreduce_hook)
 
 
 def _refusal(what: str) -> TraincastError:

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from traincast.capturing import table_batched
 from traincast.capturing.assumptions import assumptions
 from traincast.capturing.flex import flex_attention, is_flex
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import BRANCH, ITEM, refuse_values
 from traincast.capturing.unknown import UnknownInt, refuse_unknown
 
-_CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
 _ITEM = f"use torch.where, or state it: {BRANCH}"
@@ -68,7 +69,7 @@ class DeviceMode(TorchFunctionMode):
             tensor.is_cuda.__get__: lambda t: self._device(t).type == "cuda",
             tensor.is_cpu.__get__: lambda t: self._device(t).type == "cpu",
             tensor.is_meta.__get__: lambda t: False,
-            tensor.get_device: lambda t: 0 if self._device(t).type == "cuda" else -1,
+            tensor.get_device: lambda t: self._device(t).index if self._device(t).type == "cuda" else -1,
             tensor.to: self._to,
             tensor.cuda: self._cuda,
             tensor.cpu: lambda t, memory_format=None: self._move(t, _CPU, memory_format=memory_format),
@@ -96,6 +97,10 @@ class DeviceMode(TorchFunctionMode):
             return self._asked(func, *args, **kwargs)
         if func in _NUMBERS:
             return self._number(func, args[0])
+        optimizer = table_batched.optimizer_of(func)
+        if optimizer is not None:
+            with self:
+                return table_batched.lookup(func, optimizer, args, kwargs)
         if is_flex(func):
             return flex_attention(self.recorder.regions.compiled, *args, **kwargs)
         if self.recorder.execution.unknown_numbers:
@@ -120,7 +125,10 @@ class DeviceMode(TorchFunctionMode):
         return run
 
     def _device(self, tensor: torch.Tensor) -> torch.device:
-        return _CUDA if self.recorder.book.device_of(tensor) == "cuda" else _CPU
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            return self.recorder.regions.device
+        held = getattr(tensor, "_local_tensor", tensor)  # a DTensor is a shard in a wrapper
+        return self.recorder.regions.device if self.recorder.book.device_of(held) == "cuda" else _CPU
 
     def real(self, device: Any) -> torch.device:
         """The device a tensor really goes to when the user says `device`."""
@@ -161,6 +169,8 @@ class DeviceMode(TorchFunctionMode):
         target = "cuda" if device == _META else "cpu"
         if device == _META:
             self.uses_cuda = True
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            return tensor
         if self.recorder.book.device_of(tensor).startswith(target):
             return tensor.to(device=tensor.device, **options)
         options.pop("copy", None)

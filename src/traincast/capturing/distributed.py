@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from traincast.capturing.assumptions import Assume, assuming, assumptions
+from traincast.capturing.mail import Mail, NotYet
 from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.ranks import Place
 from traincast.capturing.step import Step, capture_program, check_request, only_own_garbage, with_sizes
@@ -47,7 +48,7 @@ def capture_distributed(
     check_takes_ranks(make_step)
     with assuming(assume or getattr(make_step, "assume", None)) as assumed:
         capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch, runs_on)
-        programs, program_of = _distinct([capture.first(rank) for rank in captured])
+        programs, program_of = _distinct(capture.first(captured))
         rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
         programs = _generalised(programs, rank_of, capture)
     run_by = [program_of[bisect_right(captured, rank) - 1] for rank in range(world_size)]
@@ -80,25 +81,49 @@ class _Capture:
         self._runs_on = runs_on
         self._make_step, self._world_size, self._seq_len, self._mode = make_step, world_size, seq_len, mode
         self._asked, self._rebatch = (batch, seq_len or 0), rebatch
+        self._ranks: Sequence[int] = ()
+        self._known: dict[tuple[int, int], dict[int, Program]] = {}
+        self._talk = False  # whether ranks give each other objects
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
         """Which sizes to capture at: multiples of the first where shares of sizes were assumed."""
         return capture_sizes(*self._asked, multiples=bool(assumptions().used)) if self._rebatch else [self._asked]
 
-    def first(self, rank: int) -> Program:
-        """The program of a rank at the size asked for."""
-        return self._at(rank, *self.sizes[0])
+    def first(self, ranks: Sequence[int]) -> list[Program]:
+        """The programs of these ranks at the size asked for."""
+        self._ranks = ranks
+        programs = self._all(*self.sizes[0])
+        return [programs[rank] for rank in ranks]
 
     def others(self, rank: int) -> list[Program]:
         """The programs of a rank at the other sizes."""
-        return [self._at(rank, batch, length) for batch, length in self.sizes[1:]]
+        return [self._all(*size)[rank] if self._talk else self._at(rank, *size, Mail()) for size in self.sizes[1:]]
 
-    def _at(self, rank: int, batch: int, length: int) -> Program:
+    def _all(self, batch: int, length: int) -> dict[int, Program]:
+        """The programs of all ranks to capture; one that waits for an object of another is captured again after it."""
+        if (batch, length) in self._known:
+            return self._known[batch, length]
+        mail, waiting, done = Mail(), list(self._ranks), dict.fromkeys(self._ranks)
+        while waiting:
+            posted, late = len(mail), []
+            for rank in waiting:
+                try:
+                    done[rank] = self._at(rank, batch, length, mail)
+                except NotYet as error:
+                    late.append(rank)
+                    if len(late) == len(waiting) and len(mail) == posted:
+                        raise error from None  # all wait, and nobody has sent anything
+            waiting = late[::-1]  # what goes from the last rank to the first, as from the first to the last
+        self._talk = self._talk or mail.used
+        self._known[batch, length] = {rank: program for rank, program in done.items() if program is not None}
+        return self._known[batch, length]
+
+    def _at(self, rank: int, batch: int, length: int, mail: Mail) -> Program:
         build = with_sizes(partial(self._make_step, rank=rank, world_size=self._world_size), self._seq_len)
         with only_own_garbage():  # nor that of the ranks before
             return capture_program(
-                build, batch, length, self._mode, Place(rank, self._world_size), runs_on=self._runs_on
+                build, batch, length, self._mode, Place(rank, self._world_size, mail), runs_on=self._runs_on
             )
 
 

@@ -39,6 +39,7 @@ def environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, ru
     else:
         _loops_over_parameters(patches)
     Autocast().install(patches)
+    patches.sweep()
     patches.enter_context(recorder)
     patches.enter_context(devices)
 
@@ -168,13 +169,20 @@ def _parameters_without_data(patches: Patches, recorder: Recorder) -> None:
         return original(cls, data, requires_grad)
 
     patches.set(nn.Parameter, "__new__", staticmethod(new))
+    lazy = nn.parameter.UninitializedParameter.__new__
+
+    def new_lazy(cls: Any, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+        return lazy(cls, requires_grad, "meta", dtype)
+
+    patches.set(nn.parameter.UninitializedParameter, "__new__", staticmethod(new_lazy))
     apply: Any = nn.Module._apply
     known: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def converted(self: nn.Module, fn: Any, recurse: bool = True) -> Any:
         for name, parameter in self._parameters.items():
             with torch._C.DisableTorchFunction():
-                real = parameter is not None and not parameter.is_meta
+                lazy = isinstance(parameter, nn.parameter.UninitializedParameter)
+                real = parameter is not None and not lazy and not parameter.is_meta
             if parameter is not None and real:  # built before the capture
                 if id(parameter) not in known:
                     known[id(parameter)] = (parameter, nn.Parameter(parameter.detach(), parameter.requires_grad))

@@ -31,6 +31,8 @@ def size_depends_on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, A
     """What to do instead of this op if the size of its result depends on values; "" if it does not."""
     if func is aten.index.Tensor and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
         return _MASK
+    if func is aten._pack_padded_sequence.default:
+        return "give lengths that are known on the host"
     if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None:
         return "give output_size, or state the numbers: `assume` lengths=N,N,..."
     return _DATA_DEPENDENT.get(func, "")
@@ -47,6 +49,10 @@ WRITTEN_IN_PLACE: dict[Any, Any] = {
     aten.masked_scatter.default: aten.masked_scatter_.default,
     aten.put.default: aten.put_.default,
 }
+
+# Likewise in the backward formula of binary cross entropy from logits alone.
+LOGITS_NODE = "BinaryCrossEntropyWithLogitsBackward0"
+WRITTEN_IN_LOGITS: dict[Any, Any] = {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -123,6 +129,38 @@ def _grouped_mm(
     return made.to(out_dtype or a.dtype)
 
 
+def _statistics(input: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and inverse deviation of every channel, in float: one pass of synchronised batch norm."""
+    made = input.new_empty(input.shape[1], dtype=_accumulated(input))
+    return made, torch.empty_like(made)
+
+
+def _gathered_statistics(input: torch.Tensor, mean: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    made = mean.new_empty(mean.shape[1])
+    return made, torch.empty_like(made)
+
+
+def _normalised(input: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(input)
+
+
+def _norm_sums(
+    grad_out: torch.Tensor, input: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor | None,
+    input_g: bool, weight_g: bool, bias_g: bool,
+) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
+    sums = [torch.empty_like(mean) if input_g else None for _ in range(2)]
+    like = mean if weight is None else weight
+    return *sums, *(torch.empty_like(like) if wanted else None for wanted in (weight_g, bias_g))
+
+
+def _normalised_backward(grad_out: torch.Tensor, input: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(input)
+
+
+def _accumulated(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+
+
 def _fused(name: str) -> list[Any]:
     packet = getattr(aten, name)
     return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
@@ -141,6 +179,11 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten.batch_norm_stats.default: _statistics,
+    aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,
+    aten.batch_norm_elemt.default: _normalised,
+    aten.batch_norm_backward_reduce.default: _norm_sums,
+    aten.batch_norm_backward_elemt.default: _normalised_backward,
     aten.add_.Tensor: _add_,
     aten.sparse_mask.default: _sparse_mask,
     aten.index_put_.default: _first,

@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from typing import Any
 
 _MISSING = object()
+_WITHOUT: set[tuple[str, int, int]] = set()  # modules that were looked through and had imported nothing
 
 
 class Patches(ExitStack):
-    """An exit stack that can also set attributes and put the old ones back."""
+    """An exit stack that can also set attributes and put the old ones back.
+
+    Modules that were imported in the meantime may hold stand-ins under names of their own: they get the originals too,
+    so that nothing of one capture reaches the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._modules = set(sys.modules)
+        self._originals: dict[int, tuple[Any, Any]] = {}  # by id of the stand-in, which is held
+        self._everywhere: dict[int, tuple[Any, Any]] = {}  # by id of the original
+        self.callback(self._restore_new_modules)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Sets `owner.name` until the stack closes."""
         before = vars(owner).get(name, _MISSING)
         setattr(owner, name, value)
+        if before is not _MISSING and callable(value):
+            self._originals.setdefault(id(value), (value, before))
         self.callback(_restore, owner, name, before)
+
+    def set_everywhere(self, owner: Any, name: str, value: Any) -> None:
+        """As `set`; `sweep` then also sets what scripts have imported by name."""
+        before = vars(owner).get(name, _MISSING)
+        if before is not _MISSING:
+            self._everywhere[id(before)] = (before, value)
+        self.set(owner, name, value)
+
+    def sweep(self) -> None:
+        """Replaces what modules other than PyTorch's have imported by name."""
+        for module_name, module in list(sys.modules.items()):
+            names = getattr(module, "__dict__", {})
+            looked_at = (module_name, len(names), len(self._everywhere))
+            if module_name.partition(".")[0] == "torch" or looked_at in _WITHOUT:
+                continue
+            known = self._everywhere
+            found = [name for name, held in list(names.items()) if id(held) in known and known[id(held)][0] is held]
+            for name in found:
+                self.set(module, name, self._everywhere[id(names[name])][1])
+            if not found:
+                _WITHOUT.add(looked_at)
+
+    def _restore_new_modules(self) -> None:
+        for module_name in set(sys.modules) - self._modules:
+            module = sys.modules.get(module_name)
+            for name, held in list(getattr(module, "__dict__", {}).items()):
+                value, original = self._originals.get(id(held), (_MISSING, None))
+                if value is held:
+                    setattr(module, name, original)
 
 
 def _restore(owner: Any, name: str, before: Any) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from traincast.capturing.communication import Communication
 from traincast.capturing.ddp import install_ddp
 from traincast.capturing.devices import DeviceMode
+from traincast.capturing.mail import Mail
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
@@ -26,6 +27,7 @@ class Place:
 
     rank: int
     world_size: int
+    mail: Mail
 
 
 def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, place: Place) -> None:
@@ -49,13 +51,59 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     for name, value in (("RANK", place.rank), ("LOCAL_RANK", place.rank), ("WORLD_SIZE", place.world_size)):
         _environment_variable(patches, name, str(value))
     patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))  # where meshes are by default
-    patches.set(dist, "init_process_group", _already_there(place))
-    patches.set(dist, "destroy_process_group", lambda *args, **kwargs: None)
+    patches.set_everywhere(dist, "init_process_group", _already_there(place))
+    patches.set_everywhere(dist, "destroy_process_group", lambda *args, **kwargs: None)
     new_group = dist.new_group
-    patches.set(dist, "new_group", lambda *args, backend=None, **kwargs: new_group(*args, **kwargs))  # fake ones only
-    recorder.communication = Communication(recorder)
+    patches.set_everywhere(dist, "new_group", lambda *args, backend=None, **kwargs: new_group(*args, **kwargs))
+    recorder.regions.devices = place.world_size
+    recorder.regions.device = torch.device("cuda", place.rank)
+    recorder.communication = Communication(recorder, place.mail)
     recorder.communication.install(patches)
+    place.mail.install(patches)
+    _user_code_of_fsdp(patches, devices)
+    _every_rank_has_samples(patches, recorder)
+    _forget_meshes()
+    patches.callback(_forget_meshes)
     install_ddp(patches, devices.around, recorder.regions.note_buckets)
+
+
+def _user_code_of_fsdp(patches: Patches, devices: DeviceMode) -> None:
+    """Hooks that FSDP1 puts on nodes of the graph, which the autograd engine calls without our modes."""
+    from torch.distributed.fsdp import _runtime_utils
+
+    for name in ("_pre_backward_hook", "_post_backward_hook", "_post_backward_reshard", "_post_backward_final_callback",
+                 "_post_backward_reshard_only_hook"):  # fmt: skip
+        if hasattr(_runtime_utils, name):
+            patches.set(_runtime_utils, name, devices.around(getattr(_runtime_utils, name)))
+
+
+def _every_rank_has_samples(patches: Patches, recorder: Recorder) -> None:
+    """Synchronised batch norm leaves out ranks without samples, by a mask that other ranks' counts decide."""
+    function = torch.nn.modules._functions.SyncBatchNorm
+    forward: Any = function.forward
+    values = recorder.execution.values
+
+    def assumed(*args: Any) -> Any:
+        values.masks_keep_all = True
+        try:
+            return forward(*args)
+        finally:
+            values.masks_keep_all = False
+
+    patches.set(function, "forward", staticmethod(assumed))
+
+
+def _forget_meshes() -> None:
+    """Empties PyTorch's caches of what was found for meshes: their groups are those of one capture of one rank."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("torch.distributed.tensor", "torch.distributed.device_mesh")):
+            for value in list(vars(module).values()):
+                if callable(clear := getattr(value, "cache_clear", None)) and not isinstance(value, type):
+                    clear()
+    dispatcher: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if dispatcher is not None:
+        dispatcher._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        torch._C._clear_DTensor_sharding_propagator_cache()
 
 
 def _already_there(place: Place) -> Any:

@@ -11,10 +11,11 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from traincast.capturing import table_batched
 from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups
 from traincast.capturing.collectives import Collective, written
 from traincast.capturing.execution import Execution
-from traincast.capturing.kernels import WRITTEN_IN_PLACE, take_over
+from traincast.capturing.kernels import LOGITS_NODE, WRITTEN_IN_LOGITS, WRITTEN_IN_PLACE, take_over
 from traincast.capturing.refusals import user_line
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
@@ -94,6 +95,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._communication(func).run(func, args, kwargs)
             if func in WRITTEN_IN_PLACE and self._in_backward_formula():
                 func = WRITTEN_IN_PLACE[func]
+            elif func in WRITTEN_IN_LOGITS and self._in_node(LOGITS_NODE):
+                func = WRITTEN_IN_LOGITS[func]
             elif func is _CLONE and args[0].layout is torch.sparse_coo and self._in_backward_formula():
                 func, args, kwargs = take_over(args[0])
             if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
@@ -163,6 +166,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result, device = self.execution.run(func, args, kwargs)
         out_specs, out_ids = self._describe_outputs(result, tensors, device)
         namespace, _, name = func._schema.name.partition("::")
+        namespace = "fbgemm" if namespace == table_batched.SPACE else namespace
         signature = Signature(
             name=f"{namespace}::{name}",
             inputs=specs,
@@ -238,6 +242,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forward_of_node(self) -> int:
         node = torch._C._current_autograd_node()
         return -1 if node is None else self._forward_of.get(node._sequence_nr(), -1)
+
+    def _in_node(self, name: str) -> bool:
+        node = torch._C._current_autograd_node()
+        return node is not None and node.name() == name
 
     def _in_backward_formula(self) -> bool:
         """Whether PyTorch's own backward code is running, and no Python code of a hook or custom function."""

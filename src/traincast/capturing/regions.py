@@ -33,6 +33,8 @@ class Regions:
         self.on_optimizer: Callable[[], None] | None = None  # called before an optimizer's step
         self.on_backward_end: Callable[[], None] | None = None
         self.compiled = CompiledRegions()
+        self.devices = 1  # that a script can count
+        self.device = torch.device("cuda", 0)  # the one that is pretended
         self._training = training
         self._streams = 0
         self._events = 0

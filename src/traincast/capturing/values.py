@@ -29,6 +29,13 @@ _DRAWN = ("aten::randint", "aten::randint_like", "aten::randperm", "aten::random
 _OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.copy_.default, aten.random_.default, aten.random_.to,
                getattr(aten.random_, "from"))  # fmt: skip
 _BY_MASK = (aten.index.Tensor, aten.masked_select.default)
+_KEY: Any = torch._C._TorchDispatchModeKey
+
+
+def _fake_mode() -> Any:
+    return torch._C._get_dispatch_mode(_KEY.FAKE)
+
+
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -37,6 +44,7 @@ class Values:
 
     def __init__(self, book: StorageBook, seed: int = 0) -> None:
         self._book = book
+        self.masks_keep_all = False  # what unknown masks are taken to do
         self._generator = torch._C.Generator()
         self._generator.manual_seed(seed)
 
@@ -68,10 +76,30 @@ class Values:
             with torch._C._DisableTorchDispatch():
                 self._keep(tensor, info, torch.full(tensor.shape, value, dtype=tensor.dtype))
 
+    def replace(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
+        """Gives a tensor these values, in its own form, or none."""
+        info = self._info(tensor) if tensor.layout is torch.strided else None
+        if info is None or (value is None and info.values is None and tensor.is_meta):
+            return
+        if not tensor.is_meta:
+            if value is None:
+                info.unknown = True
+            else:
+                tensor.copy_(value.reshape(tensor.shape))
+        elif value is None or not (info.values is not None or self._covers(tensor)):
+            info.values = None
+        else:
+            info.values = info.values or _room(info.nbytes)
+            room = self.of(tensor)
+            assert room is not None
+            room.copy_(value.reshape(tensor.shape))
+
     def follow(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], result: Any
     ) -> None:
         """Does to the values what an op did to the tensors; forgets those it overwrote with unknown ones."""
+        if _fake_mode() is not None:
+            return  # PyTorch tries ops out on tensors of its own
         if func._schema.is_mutable:
             self._follow_write(func, args, kwargs, tensors)
             return
@@ -84,6 +112,8 @@ class Values:
 
     def sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op whose size depends on values, where these are known; else None."""
+        if func is aten._pack_padded_sequence.default:
+            return self._packed(*args)
         if func in _BY_MASK:
             return self._by_mask(func, args)
         if not all(self.known(t) for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)):
@@ -184,9 +214,20 @@ class Values:
         else:
             room.copy_(value)
 
+    def _packed(self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        """Sequences without their padding, and on the host how many of them are that long."""
+        known = self.of(lengths)
+        if known is None:
+            return None
+        sizes = (known[None] > torch.arange(int(known.max()))[:, None]).sum(1)
+        data = torch.empty((int(known.sum()), *padded.shape[2:]), dtype=padded.dtype, device="meta")
+        return data, sizes
+
     def _by_mask(self, func: Any, args: tuple[Any, ...]) -> Any:
         """`x[mask]`: as long as the mask has places, whatever is in x."""
         masks = [args[1]] if func is aten.masked_select.default else [m for m in args[1] if _is_mask(m)]
+        for mask in masks if self.masks_keep_all else ():
+            self.set(mask, True)
         known = [self.of(mask) for mask in masks]
         if any(mask is None for mask in known):
             return None

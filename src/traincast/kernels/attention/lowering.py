@@ -30,11 +30,18 @@ class _Attention:
     def of(signature: Signature, first: int) -> _Attention:
         """From an op whose query stands at position `first`."""
         mask_type, dropout = signature.scalar("custom_mask_type", 0), signature.scalar("dropout_p", 0.0)
+        query, key = required(signature, "query", first), required(signature, "key", first + 1)
+        if signature.name.startswith("torch_attn::"):
+            query = _sequences(query, required(signature, "cu_seq_q", first + 3))
+            key = _sequences(key, required(signature, "cu_seq_q", first + 3))
+        ahead = signature.scalar("window_size", None)
         return _Attention(
-            query=required(signature, "query", first),
-            key=required(signature, "key", first + 1),
+            query=query,
+            key=key,
             heads=1 if signature.name.startswith("aten::_scaled") else 2,
-            causal=bool(signature.scalar("is_causal", False)) or (isinstance(mask_type, int) and mask_type > 0),
+            causal=bool(signature.scalar("is_causal", False))
+            or (isinstance(mask_type, int) and mask_type > 0)
+            or (isinstance(ahead, tuple) and ahead[1:] == (0,)),
             masked=any(spec.numel for name in ("attn_bias", "bias") for spec in signature.tensors(name)),
             dropout=isinstance(dropout, float) and dropout > 0,
         )
@@ -75,6 +82,7 @@ class _Attention:
     "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "aten::_cudnn_attention_forward",
+    "torch_attn::_varlen_attn",
 )  # fmt: skip
 def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel, or the portable ones where the device has no other."""
@@ -92,6 +100,7 @@ def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     "aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
     "aten::_scaled_dot_product_efficient_attention_backward", "aten::_efficient_attention_backward",
+    "torch_attn::_varlen_attn_backward",
 )  # fmt: skip
 def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Flash: row sums of gradient times output, the fused kernel, and the query's gradient rounded from fp32.
@@ -111,9 +120,17 @@ def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     return (elementwise("mul", (grad, grad), (grad,)), reduction("inner", grad, (_rows(grad),)), main)
 
 
+def _sequences(packed: TensorSpec, ends: TensorSpec) -> TensorSpec:
+    """Sequences laid end to end as a batch of equal ones: how long each is, a capture does not say."""
+    count = max(1, ends.numel - 1)
+    total, heads, width = packed.shape
+    shape = (count, max(1, total // count), heads, width)
+    return TensorSpec(shape, (shape[1] * heads * width, heads * width, width, 1), packed.dtype, packed.device)
+
+
 def _chosen(signature: Signature, attention: _Attention, context: LoweringContext) -> str:
     """The kernel: by the device, or the memory-efficient one that a script has asked for, if the device has it."""
-    chosen = attention.backend(context)
+    chosen = "flash" if signature.name.startswith("torch_attn::") else attention.backend(context)
     asked = "_efficient_" in signature.name and chosen == "flash"
     return "efficient" if asked else chosen
 

@@ -1,0 +1,114 @@
+"""Captures and predicts every set-up of tests/corpus and says how each came out.
+
+`python scripts/try_corpus.py` prints a line each; `--write` puts the table into docs/evidence/corpus.md, `--only WORDS`
+takes those whose name has the words, `--against-cpu` also compares ops and peak memory with real runs on this CPU,
+`--one-size` leaves out whether they can be resized, which takes most of the time. What is not installed is skipped.
+Exit code 1 if a set-up fails that should not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.corpus.running import Outcome, load, run  # noqa: E402
+from tests.corpus.setups import Setup  # noqa: E402
+
+PAGE = ROOT / "docs" / "evidence" / "corpus.md"
+INTRODUCTION = """# What has been captured
+
+Written by `python scripts/try_corpus.py --write`. Models and training set-ups that people run, with the real classes of
+the libraries named, few and narrow layers, each captured and predicted on an A100. *Works* means just that; *one size*
+that it cannot be resized, and why (not tried with `--one-size`). *Equal to a CPU* (with `--against-cpu`) gives what a
+real run of the same step on a CPU shows: whether ops, shapes and types are the same in the same order (attention in its
+portable form), and the captured peak of memory as a percentage of the real one without scratch space inside ops.
+"""
+
+
+def versions() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    names = ("torch", "transformers", "timm", "diffusers", "accelerate", "peft", "torch-geometric", "lightning",
+             "torchtitan", "torchrec", "fbgemm-gpu-cpu")  # fmt: skip
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def compared(setup: Setup) -> str:
+    """How a real run on this CPU compares: "same ops, 100.0 %"."""
+    from tests.corpus.against_cpu import op_differences, peaks
+
+    with tempfile.TemporaryDirectory() as folder:
+        differences = op_differences(setup, Path(folder))
+    real, captured = peaks(setup)
+    share = captured / (real.peak_bytes - real.scratch_bytes)
+    print(f"         {setup.name}: {differences[:2] or 'same ops'}, {100 * share:.2f} % of the real peak", flush=True)
+    return f"{'same ops' if not differences else f'{len(differences)} differ'}, {100 * share:.1f} %"
+
+
+def row(setup: Setup, outcome: Outcome, beside: str) -> str:
+    rigid = outcome.why and outcome.why != "captured at one size only"
+    works = f"works, one size: {outcome.why}" if rigid else "works"
+    said = works if outcome.state == "works" else f"{outcome.state}: {outcome.why}"
+    where = f"{setup.gpus} GPUs" if setup.gpus else "1 GPU"
+    return f"| {setup.name} | {setup.kind} | {where} | {outcome.ops or ''} | {beside} | {plain(said)} |"
+
+
+def plain(text: str) -> str:
+    """A message in one cell, without where things lie on this machine."""
+    return re.sub(r"\S*/(?:site-packages|corpus)/", "", text).replace("|", "/")
+
+
+def summary(counts: Counter[str]) -> str:
+    tried = sum(counts.values()) - counts["skipped"]
+    skipped = f"; {counts['skipped']} skipped, as what they need is not installed" if counts["skipped"] else ""
+    return f"{counts['works']} of {tried} work ({100 * counts['works'] / max(1, tried):.0f} %){skipped}"
+
+
+def write(rows: list[str], counts: Counter[str]) -> None:
+    head = ["| set-up | kind | on | ops | equal to a CPU | outcome |", "|---|---|---|---:|---|---|"]
+    text = [INTRODUCTION, f"{summary(counts)}. Tried with {versions()}.\n", *head, *rows, ""]
+    PAGE.write_text("\n".join(text), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--against-cpu", action="store_true")
+    parser.add_argument("--one-size", action="store_true")
+    options = parser.parse_args()
+    counts: Counter[str] = Counter()
+    rows: list[str] = []
+    wrong = 0
+    for setup in load().values():
+        if options.only.lower() not in setup.name.lower():
+            continue
+        outcome = run(setup, rebatch=not options.one_size)
+        wrong += outcome.state not in ("works", "skipped") and not (setup.refused and setup.refused in outcome.why)
+        counts[outcome.state] += 1
+        print(
+            f"{outcome.state:8} {outcome.seconds:5.1f} s {outcome.ops:6} ops  {setup.name}  {outcome.why}", flush=True
+        )
+        compare = options.against_cpu and setup.like_cpu and outcome.state == "works"
+        rows.append(row(setup, outcome, compared(setup) if compare else ""))
+        if options.write:
+            write(rows, counts)  # each time: a long run that is stopped leaves what it has found
+    print(summary(counts))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

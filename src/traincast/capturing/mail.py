@@ -1,0 +1,124 @@
+"""Python objects that ranks give each other while they are captured one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+
+from traincast.capturing.patches import Patches
+from traincast.errors import TraincastError
+
+_NAMES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+          "recv_object_list")  # fmt: skip
+
+
+class NotYet(TraincastError):
+    """A rank waits for an object of one that has not got that far: it is captured again once the others have been."""
+
+
+class Mail:
+    """What all ranks have posted so far. Each capture of a rank counts its messages from the start."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self._posted: dict[tuple[Any, ...], Any] = {}
+        self._counts: Counter[tuple[Any, ...]] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._posted)
+
+    def install(self, patches: Patches) -> None:
+        """Answers PyTorch's collectives of objects until the patches are undone."""
+        self._counts.clear()
+        for name in _NAMES:
+            answer = getattr(self, f"_{name}")
+            patches.set_everywhere(dist, name, answer)
+            patches.set(dist.distributed_c10d, name, answer)
+
+    def _number(self, kind: str, group: Any, *ends: int) -> tuple[Any, ...]:
+        self.used = True
+        used: Any = group or dist.group.WORLD
+        key = (kind, str(used.group_name), *ends)
+        self._counts[key] += 1
+        return (*key, self._counts[key])
+
+    def message(self, group: Any, source: int, target: int) -> tuple[Any, ...]:
+        """The name of the next tensor that one rank sends another."""
+        return self._number("tensor", group, source, target)
+
+    def post(self, key: tuple[Any, ...], value: Any) -> None:
+        """Leaves something for other ranks."""
+        self._posted[key] = value
+
+    def take(self, key: tuple[Any, ...]) -> Any:
+        """What another rank has left."""
+        if key not in self._posted:
+            raise NotYet(
+                f"rank {dist.get_rank()} waits for an object that no other rank sends; capture all ranks, and let each "
+                "send what the others receive"
+            )
+        return self._posted[key]
+
+    def _send_object_list(
+        self, object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
+        group_dst: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        key = self._number("message", group, dist.get_rank(), _global(group, dst, group_dst))
+        self._posted[key] = list(object_list)
+
+    def _recv_object_list(
+        self, object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+        group_src: int | None = None, **options: Any,
+    ) -> int:  # fmt: skip
+        source = _global(group, src, group_src)
+        object_list[:] = self.take(self._number("message", group, source, dist.get_rank()))
+        return source
+
+    def _broadcast_object_list(
+        self, object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+        group_src: int | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        source = _global(group, src, group_src)
+        key = self._number("broadcast", group, source)
+        if dist.get_rank() == source:
+            self._posted[key] = list(object_list)
+        object_list[:] = self.take(key)
+
+    def _all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = self._gathered("all_gather", obj, group)
+
+    def _gather_object(
+        self, obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = None, group: Any = None,
+        group_dst: int | None = None,
+    ) -> None:  # fmt: skip
+        target = _global(group, dst, group_dst)
+        key = self._number("gather", group, target)
+        self._posted[(*key, dist.get_rank())] = obj
+        if dist.get_rank() == target and object_gather_list is not None:
+            object_gather_list[:] = [self.take((*key, rank)) for rank in _ranks(group)]
+
+    def _scatter_object_list(
+        self, scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None, group: Any = None, group_src: int | None = None,
+    ) -> None:  # fmt: skip
+        source = _global(group, src, group_src)
+        key = self._number("scatter", group, source)
+        if dist.get_rank() == source:
+            self._posted[key] = list(scatter_object_input_list or ())
+        scatter_object_output_list[0] = self.take(key)[_ranks(group).index(dist.get_rank())]
+
+    def _gathered(self, kind: str, own: Any, group: Any) -> list[Any]:
+        key = self._number(kind, group)
+        self._posted[(*key, dist.get_rank())] = own
+        return [self.take((*key, rank)) for rank in _ranks(group)]
+
+
+def _ranks(group: Any) -> list[int]:
+    return dist.get_process_group_ranks(group or dist.group.WORLD)
+
+
+def _global(group: Any, rank: int | None, in_group: int | None) -> int:
+    """The global rank of an end that is named by its global rank or by its place in the group."""
+    return _ranks(group)[in_group] if in_group is not None else rank or 0

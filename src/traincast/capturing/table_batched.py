@@ -1,0 +1,107 @@
+"""FBGEMM's table-batched embeddings on tensors without data: one op forward, one with the fused update backward.
+
+The library's own kernels refuse tensors without data. These ops have the names and arguments of its CUDA kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+
+SPACE = "traincast_fbgemm"
+"""Where the stand-ins live; they are recorded under the library's own name space."""
+_LOOKUP = re.compile(r"fbgemm(?:::|\.)split_embedding_codegen_lookup_(\w+?)_function(?:_pt2)?(?:\.\w+)?$")
+_TABLES = (
+    "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
+    "int max_D, int[] dims, int total_rows, int pooling_mode"
+)
+
+
+def optimizer_of(func: Any) -> str | None:
+    """The optimizer fused into a lookup of FBGEMM; None for any other function."""
+    name = getattr(func, "_qualified_op_name", None)
+    found = _LOOKUP.match(name) if name else None
+    return found.group(1) if found else None
+
+
+def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The pooled rows of a lookup; its backward updates the tables."""
+    schema = (func.default if hasattr(func, "default") else func)._schema
+    given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs}
+    weights = given.get("dev_weights")
+    if weights is None:
+        held = [t for t in given["weights"] if t.numel()]
+        weights = held[0] if held else given["weights"][0]
+    momenta = [
+        t for name, value in given.items() if name.startswith("momentum") for t in tree_iter(value)
+        if isinstance(t, torch.Tensor) and t.numel()
+    ]  # fmt: skip
+    result: torch.Tensor = _Lookup.apply(given["placeholder_autograd_tensor"], optimizer, weights, momenta, given)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, optimizer: str, weights: torch.Tensor, momenta: Any, given: Any) -> Any:
+        per_sample = given.get("indice_weights")
+        kind = "unweighted" if per_sample is None else "weighted"
+        dims = _dims(given)
+        common = (
+            weights, given["D_offsets"], given["indices"], given["offsets"], per_sample, int(given["total_D"]),
+            int(given["max_D"]), dims, weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]),
+        )  # fmt: skip
+        forward_op, backward_op = _ops(optimizer, kind)
+        ctx.call = (backward_op, common, momenta)
+        return forward_op(*common)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        op, common, momenta = ctx.call
+        op(grad, *common, momenta)
+        return (None,) * 5
+
+
+def _dims(given: dict[str, Any]) -> list[int]:
+    """Columns of every table, from the offsets of their columns where these are known, else as equal parts."""
+    from traincast.capturing.refusals import refuse_values
+
+    starts = given["D_offsets"]
+    try:
+        places = starts.tolist()
+    except RuntimeError as error:
+        raise refuse_values("the widths of FBGEMM's tables", "build them with widths known on the host") from error
+    return [b - a for a, b in zip(places, places[1:], strict=False)]
+
+
+@cache
+def _ops(optimizer: str, kind: str) -> tuple[Any, Any]:
+    """The two ops, defined when first used."""
+    library: Any = torch.library.Library(SPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
+    _KEPT.append(library)
+    forward = f"split_embedding_codegen_forward_{kind}_cuda"
+    backward = f"split_embedding_backward_codegen_{optimizer}_{kind}_exact_cuda"
+    if not hasattr(getattr(torch.ops, SPACE), forward):
+        library.define(f"{forward}({_TABLES.format('')}) -> Tensor")
+        library.impl(forward, _pooled, "Meta")
+    if not hasattr(getattr(torch.ops, SPACE), backward):
+        library.define(f"{backward}(Tensor grad_output, {_TABLES.format('(a!)')}, Tensor(b!)[] momentum) -> ()")
+        library.impl(backward, lambda *args: None, "Meta")
+    space = getattr(torch.ops, SPACE)
+    return getattr(space, forward).default, getattr(space, backward).default
+
+
+_KEPT: list[Any] = []
+
+
+def _pooled(
+    weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
+    total: int, widest: int, dims: list[int], rows: int, pooling: int,
+) -> torch.Tensor:  # fmt: skip
+    if pooling == 2:  # no pooling: a row per lookup
+        return weights.new_empty((indices.numel(), widest), dtype=torch.float32)
+    samples = (offsets.numel() - 1) // len(dims)
+    return weights.new_empty((samples, total), dtype=torch.float32)

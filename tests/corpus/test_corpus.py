@@ -1,0 +1,49 @@
+"""A seeded slice of the corpus: captured, predicted, compared with a real run. `scripts/try_corpus.py` runs it all."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.corpus.against_cpu import op_differences, peaks
+from tests.corpus.running import load, run
+
+SETUPS = load()
+OWN = [name for name, setup in SETUPS.items() if not setup.needs and not setup.refused]
+COMPARED = [name for name in OWN if SETUPS[name].like_cpu]
+ALWAYS = ["DDP tutorial as printed", "facebookresearch/dlrm", "TorchRec DistributedModelParallel"]
+
+
+def chosen(names, count):
+    return random.Random(15).sample(names, count)
+
+
+def test_the_corpus_is_large_enough():
+    assert len(SETUPS) >= 60
+    assert len([name for name, setup in SETUPS.items() if setup.like_cpu]) >= 20
+
+
+@pytest.mark.parametrize("name", [*chosen(OWN, 6), *ALWAYS])
+def test_set_ups_are_captured_and_predicted(name):
+    setup = SETUPS[name]
+    if any(find_spec(package) is None for package in setup.needs):
+        pytest.skip(f"{setup.needs} are not installed")
+    outcome = run(setup, rebatch=False)
+    assert outcome.state == "works", outcome.why
+    assert outcome.ops > 0 and outcome.milliseconds > 0
+
+
+def test_a_set_up_that_needs_values_is_refused_on_one_line():
+    outcome = run(SETUPS["LBFGS"], rebatch=False)
+    assert outcome.state == "refused" and SETUPS["LBFGS"].refused in outcome.why and "\n" not in outcome.why
+
+
+@pytest.mark.parametrize("name", chosen(COMPARED, 3))
+def test_set_ups_run_the_ops_of_a_real_run_and_hold_its_memory(name, tmp_path):
+    assert op_differences(SETUPS[name], tmp_path) == []
+    real, captured = peaks(SETUPS[name])
+    assert captured == pytest.approx(real.peak_bytes - real.scratch_bytes, rel=0.02)
