@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,11 +25,12 @@ from tests.corpus.setups import Setup  # noqa: E402
 PAGE = ROOT / "docs" / "evidence" / "corpus.md"
 INTRODUCTION = """# What has been captured
 
-Written by `python scripts/try_corpus.py --write`. Models and training set-ups that people run, with the real classes of
-the libraries named, few and narrow layers, each captured and predicted on an A100. *Works* means just that; *one size*
-that it cannot be resized, and why (not tried with `--one-size`). *Equal to a CPU* (with `--against-cpu`) gives what a
-real run of the same step on a CPU shows: whether ops, shapes and types are the same in the same order (attention in its
-portable form), and the captured peak of memory as a percentage of the real one without scratch space inside ops.
+Written by `python scripts/try_corpus.py --write`. Models and training set-ups that people run, with the real
+classes of the libraries named, few and narrow layers, each captured and predicted on an A100. *Works* means just
+that; *one size* that it cannot be resized, and why (not tried with `--one-size`). *Equal to a CPU* (with
+`--against-cpu`) gives what a real run of the same step on a CPU shows: whether ops, shapes and types are the same
+in the same order (attention in its portable form), and the captured peak of memory as a percentage of the real one
+without scratch space inside ops.
 """
 
 
@@ -79,7 +81,13 @@ def summary(counts: Counter[str]) -> str:
 
 def write(rows: list[str], counts: Counter[str]) -> None:
     head = ["| set-up | kind | on | ops | equal to a CPU | outcome |", "|---|---|---|---:|---|---|"]
-    text = [INTRODUCTION, f"{summary(counts)}. Tried with {versions()}.\n", *head, *rows, ""]
+    text = [
+        INTRODUCTION,
+        fill(f"{summary(counts)}. Tried with {versions()}.", 110, break_on_hyphens=False) + "\n",
+        *head,
+        *rows,
+        "",
+    ]
     PAGE.write_text("\n".join(text), encoding="utf-8")
 
 

@@ -291,7 +291,7 @@ def loader(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("GAN, two optimizers", "training loop", batch=8, like_cpu=True)
+@setup("GAN, two optimizers", "training loop", batch=8)
 def gan(batch: int, device: str = "cuda") -> Any:
     make, judge = (
         nn.Linear(16, 32).to(device),
