@@ -19,7 +19,7 @@ IDENTITY = {"device": "cpu", "name": "made up", "threads": 1}
 def true_seconds(sample, slowdown=1.0):
     """Ten billion bytes a second from memory, thirty from the L3, a hundred from the L2; 50 Gflop/s; 2 us a call."""
     terms = sample.features(CACHES).terms
-    work = terms[4] / 5e10 if sample.features(CACHES).family in ("gemm", "conv") else terms[4] / 4e9
+    work = terms[6] / 5e10 if sample.features(CACHES).family in ("gemm", "conv") else terms[6] / 4e9
     return slowdown * (2e-6 + terms[1] / 1e11 + terms[2] / 3e10 + terms[3] / 1e10 + work)
 
 

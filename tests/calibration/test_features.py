@@ -43,8 +43,8 @@ def test_ops_fall_into_kinds(name, kind, family):
 
 def test_a_product_is_its_flops_and_its_sizes():
     features = describe(MM, (Operand(100, 0), Operand(200, FAR)), CACHES)
-    assert features.terms[:4].tolist() == [1.0, 100.0, 0.0, 200.0]
-    assert features.terms[4] == 2 * 64 * 32 * 16
+    assert features.terms[:4].tolist() == pytest.approx([1.0, 100.0, 0.0, 200.0], abs=0.1)
+    assert features.terms[6] == 2 * 64 * 32 * 16
     assert features.place[:3].tolist() == [6.0, 4.0, 5.0]
     assert features.place[3:5].tolist() == [0.0, 3.0], "the right operand is transposed"
 
@@ -59,11 +59,11 @@ def test_every_kind_of_the_plan_has_terms_of_one_length():
 
 
 def test_bytes_are_where_their_distance_says():
-    assert by_level([Operand(1000, 0)], 1e5, 1e7).tolist() == [1000.0, 0.0, 0.0]
-    assert by_level([Operand(1000, 1_000_000)], 1e5, 1e7).tolist() == [0.0, 1000.0, 0.0]
-    assert by_level([Operand(1000, FAR)], 1e5, 1e7).tolist() == [0.0, 0.0, 1000.0]
-    between = by_level([Operand(1000, 99_000)], 1e5, 1e7)
-    assert 0 < between[0] < 1000 and between.sum() == pytest.approx(1000.0)
+    assert by_level([Operand(1000, 0)], 1e6, 1e8).tolist() == pytest.approx([1000.0, 0.0, 0.0], abs=2)
+    assert by_level([Operand(1000, 10**7)], 1e5, 1e10).tolist() == pytest.approx([0.0, 1000.0, 0.0], abs=2)
+    assert by_level([Operand(1000, FAR)], 1e5, 1e7).tolist() == pytest.approx([0.0, 0.0, 1000.0])
+    nearer, further = (by_level([Operand(1000, away)], 1e5, 1e7)[1] for away in (10**6, 10**7))
+    assert 1000 > nearer > further > 0, "less and less remains"
 
 
 def test_a_table_counts_with_the_rows_that_are_looked_up():
@@ -78,14 +78,14 @@ def test_what_is_read_again_is_near_and_what_is_not_is_far():
     program = dlrm_workload(TINY).programs[0]
     rows = operands(program, 1e9)
     assert len(rows) == program.num_ops
-    distances = np.array([operand.distance for row in rows for operand in row if operand.nbytes])
+    distances = np.array([operand.distance for row, _ in rows for operand in row if operand.nbytes])
     assert distances.min() == 0
-    assert np.mean(distances < 1e5) > 0.9, "in a small step nearly everything is touched again within the step"
+    assert np.mean(distances < 2e6) > 0.9, "in a small step little but code lies between two uses"
 
 
 def test_beyond_the_caches_nobody_counts():
     program = dlrm_workload(TINY).programs[0]
-    assert max(operand.distance for row in operands(program, 1000) for operand in row) == FAR
+    assert max(operand.distance for row, _ in operands(program, 1000) for operand in row) == FAR
 
 
 def test_optimizers_loop_over_their_parameters_on_a_cpu():
@@ -114,7 +114,7 @@ def test_samples_survive_being_written_down():
     for task in tasks(83):
         sample = Sample(
             signature=task.signature, between=task.between, access=task.access, wall=2e-3, busy=1e-3,
-            reference_wall=2e-3, reference_busy=1e-3, spread=0.01, ops=(MM,),
+            reference_wall=2e-3, reference_busy=1e-3, spread=0.01, found=(0.0, 5.0),
         )  # fmt: skip
         again = parse_row(sample_row(sample))
         assert again == sample

@@ -55,10 +55,10 @@ def test_a_machine_half_as_fast_takes_twice_as_long():
     step = dlrm_workload(TINY)
     slower, plain = (predict_serial(step, fit_profile(some, IDENTITY, "wall")[0]) for some in (slow, samples(150)))
     assert slower.iteration - slower.host == pytest.approx(2 * (plain.iteration - plain.host), rel=0.02)
-    assert slower.host == plain.host, "without tiny steps the host is what hosts are"
+    assert slower.host == plain.host, "without small steps the host is what hosts are"
 
 
-def test_host_time_is_found_in_tiny_steps():
+def test_host_time_is_found_in_small_steps():
     random = np.random.default_rng(0)
     price = np.array([50e-6, 8e-6, 2e-6, 6e-6, 3e-6, 4e-6])
     steps = []
@@ -75,6 +75,22 @@ def test_host_time_is_found_in_tiny_steps():
     still = [replace(one, reference_wall=1e-3, reference_busy=1e-3) for one in samples(200)]
     profile = fit_profile([*still, *steps], IDENTITY, "busy")[0]
     assert list(profile.host.values()) == pytest.approx(price.tolist(), rel=0.15)
+
+
+def test_what_takes_longer_inside_steps_is_priced_so(fitted):
+    alone = samples()
+    away = 1e9  # bytes since anything was touched
+    inside = []
+    for one in alone:
+        found = (away,) * (len(one.signature.inputs) + len(one.signature.outputs) + 1)
+        far = replace(one, found=found, between=0)
+        ratio = fitted[0].seconds(far.features(fitted[0].caches))[0] / fitted[0].reference
+        inside.append(replace(far, wall=1.3 * ratio * one.reference_wall))
+    profile, errors = fit_profile([*alone, *inside], IDENTITY, "wall")
+    added = next(one for one in inside if one.signature.name == "aten::_embedding_bag")
+    features = added.features(profile.caches)
+    assert 1.1 < profile.seconds(features)[0] / fitted[0].seconds(features)[0] <= 1.31
+    assert any(row.group.startswith("in steps: ") for row in errors)
 
 
 def test_the_events_of_a_step_are_counted():

@@ -20,7 +20,6 @@ from traincast.benching.timing import Reference, run_series, summarise
 from traincast.calibration.samples import Sample, signature_text
 from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.draws import draw_rows
-from traincast.workload.ops import Signature
 
 _REPEATS = 9
 _MOST_SECONDS = 0.3  # for one sample's repetitions
@@ -28,7 +27,7 @@ _MOST_SECONDS = 0.3  # for one sample's repetitions
 
 def task_key(task: Task) -> str:
     """A name for a task that is the same in every run."""
-    text = f"{signature_text(task.signature)}|{task.between}|{task.access}"
+    text = f"{signature_text(task.signature)}|{task.between}|{task.code_far}|{task.access}"
     return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -66,44 +65,56 @@ def bench(
 
 def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
     """One microbenchmark: single calls, each in the state that the task asks for, beside the reference; medians."""
-    call = OpCall(task.signature, device, sets=2 if task.between else 1, rows=_drawer(task.access))
-    return _measured(device, reference, call, task.signature, task.between, task.access)
+    call = OpCall(
+        task.signature, device, sets=2 if task.between and not task.code_far else 1, rows=_drawer(task.access)
+    )
+    return _measured(device, reference, call, task)
 
 
 def measure_copy(device: Device, reference: Reference, task: CopyTask) -> Sample:
     """One copy between host and device, its buffers from memory."""
-    return _measured(device, reference, CopyCall(task, device, sets=2), task.signature, FAR_BYTES)
+    return _measured(device, reference, CopyCall(task, device, sets=2), Task(task.signature, FAR_BYTES))
 
 
-def _measured(
-    device: Device,
-    reference: Reference,
-    call: Callable[[int], object],
-    signature: Signature,
-    between: int,
-    access: str = "",
-) -> Sample:
-    """A call finds its operands as a step does: touched once, then other data, then another call of the same op on
-    operands of its own, which has its code at hand again. After a mere flush, code too would come from memory, and
-    that takes longer than most small ops."""
+def _measured(device: Device, reference: Reference, call: Callable[[int], object], task: Task) -> Sample:
+    """A call finds its operands as a step does: touched once, then other data, then, unless the op's code is to be far
+    as well, another call of the same op on operands of its own, and then small ops of other kinds, so that at least
+    the code that all ops share is at hand."""
+    others = _other_ops(device)
 
     def prepare() -> None:
         call(0)
-        if between:
-            device.flush(between)
-            call(1)
+        if task.between:
+            device.flush(task.between)
+            if not task.code_far:
+                call(1)
+        others()
 
     prepare()
     series = run_series(device, reference, lambda: call(0), repeats=_REPEATS, seconds=_MOST_SECONDS, prepare=prepare)
     nothing = run_series(device, reference, lambda: None, repeats=3)
     return Sample(
-        signature=signature, between=between, access=access,
+        signature=task.signature, between=task.between, code_far=task.code_far, access=task.access,
         wall=_corrected(series.wall - np.min(nothing.wall), series.reference_wall),
         busy=_corrected(series.busy - np.min(nothing.busy), series.reference_busy),
         reference_wall=float(np.median(series.reference_wall)),
         reference_busy=float(np.median(series.reference_busy)),
         spread=summarise(series, "busy").spread,
     )  # fmt: skip
+
+
+def _other_ops(device: Device) -> Callable[[], object]:
+    """A few small ops of different kinds, which push the code of the last call out of the innermost cache."""
+    import torch
+
+    small = device.allocate((24, 24))
+
+    def run() -> None:
+        torch.cat([torch.relu(torch.mm(small, small)), small.t().contiguous()])
+        torch.softmax(small.sum(dim=0) * 0.5, dim=0).sigmoid_().add_(1.0)
+        torch.embedding(small, torch.zeros(4, dtype=torch.int64, device=small.device)).mean()
+
+    return run
 
 
 def _corrected(seconds: FloatArray, reference: FloatArray) -> float:

@@ -14,6 +14,7 @@ from traincast.calibration.step import rough_seconds, table_access
 from traincast.workload.ops import Signature
 from traincast.workload.program import Program
 
+_CODE_NEAR = 1 << 20  # bytes ago that an op of the same name ran, its code is still in an L2
 _STATES = (0, 1 << 20, 4 << 20, 16 << 20, FAR_BYTES)  # bytes between two calls
 
 
@@ -22,11 +23,14 @@ class Coverage:
 
     def __init__(self, program: Program, access: Sequence[str] = ()) -> None:
         laws = table_access(program, access)
-        rows = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
+        found = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
         self._calls: Counter[Task] = Counter()
         for op in program.ops:
             for signature in cpu_ops(op.signature):
-                self._calls[Task(signature, _state(signature, rows[op.index]), laws.get(op.index, ""))] += 1
+                row, code = found[op.index]
+                between = _state(signature, row)
+                far = bool(between) and code > _CODE_NEAR
+                self._calls[Task(signature, between, far, laws.get(op.index, ""))] += 1
         self._rough = {task: calls * rough_seconds(task.signature) for task, calls in self._calls.items()}
         self._measured: dict[Task, float] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ EXCHANGE_SECONDS = 0.4
 _JOB_SECONDS = 0.7  # with buffers, warm-up and the reference beside them
 _STEP_SECONDS, _COPY_SECONDS = 0.5, 0.15  # of a tiny step with its capture, of a copy
 _START_SECONDS = 15.0  # that ranks may take to find each other
-_MOST_COPIES, _MOST_EXCHANGES = 60, 280  # more say nothing new of a dozen curves
+_MOST_STEPS, _MOST_COPIES, _MOST_EXCHANGES = 60, 60, 280  # more say nothing new of a dozen curves
 
 
 def possible_ranks(device: Device) -> int:
@@ -52,17 +53,21 @@ def planned_parts(kind: str, host: float, copies: float, exchanges: float) -> di
 
 
 def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> None:
-    """Tiny steps, whose time is the host's; on a GPU kernels hide it, so there are none."""
+    """Small steps: their ops inside, and what the host takes beside them; on a GPU kernels hide it, so there are
+    none."""
     if device.kind != "cpu":
         return
-    from traincast.benching.tiny import measure_tiny, tiny_steps
+    from traincast.benching.inside import measure_inside
+    from traincast.benching.small_steps import small_steps
 
     reference, end = Reference(device), time.monotonic() + seconds
-    for tiny in tiny_steps(seed):
+    for small in islice(small_steps(seed), _MOST_STEPS):
         if time.monotonic() > end:
             break
-        if tiny.key not in store:
-            store.append(tiny.key, measure_tiny(device, reference, tiny))
+        if small.name not in store:  # that of the host comes last: a step that was interrupted is run again
+            for key, sample in measure_inside(device, reference, small):
+                if key not in store:
+                    store.append(key, sample)
         progress()
 
 

@@ -24,10 +24,12 @@ _TABLE_BYTES = 256 << 20
 @dataclass(frozen=True, slots=True)
 class Task:
     """One microbenchmark: an op, the bytes of other data touched between two calls on the same operands (0: none, they
-    are as warm as they can be), and which rows of a table its lookups want."""
+    are as warm as they can be), whether the op's own code was used before that data or after it, and which rows of a
+    table its lookups want."""
 
     signature: Signature
     between: int
+    code_far: bool = False
     access: str = ""
 
 
@@ -64,7 +66,7 @@ def _table(random: Random) -> tuple[int, int, int, int]:
     """(rows, dim, bags, lookups of a bag)"""
     while True:
         dim = int(random.choice([8, 16, 32, 64, 64, 128, 128, 256]))
-        rows, bags, pooling = size(random, 100, 4e6), size(random, 32, 4096), size(random, 1, 128)
+        rows, bags, pooling = size(random, 300, 2e6), size(random, 64, 2048), size(random, 1, 64)
         if rows * dim * 4 < _TABLE_BYTES and bags * pooling >= 256 and bags * pooling * dim * 4 < _MOST_BYTES / 2:
             return rows, dim, bags, pooling
 
@@ -289,16 +291,18 @@ _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
 }
 """For each kind: how many samples it gets a round, and how one is drawn."""
 KINDS = tuple(_COMMON)
-_LAWS = ("", "", "", "zipf:0.8", "zipf:1.1", "zipf:1.4")
+_LAWS = ("", "", "zipf:0.6", "zipf:0.8", "zipf:1.0", "zipf:1.2")
 FAR_BYTES = 64 << 20
 """Other data between two calls after which operands come from memory."""
 _WARM_SHARE, _NEAR_BYTES = 0.2, 128 << 10  # no other data at all; the least, which an L2 holds
 
 
-def _between(random: Random) -> int:
+def _state(random: Random) -> tuple[int, bool]:
+    """Bytes between two calls, and whether the op's code is as far away."""
     if random.random() < _WARM_SHARE:
-        return 0
-    return round(float(2.0 ** random.uniform(*np.log2((_NEAR_BYTES, FAR_BYTES)))))
+        return 0, False
+    between = round(float(2.0 ** random.uniform(*np.log2((_NEAR_BYTES, FAR_BYTES)))))
+    return between, bool(random.random() < 0.5)
 
 
 def plan(seed: int = 0, kinds: tuple[str, ...] = KINDS) -> Iterator[Task]:
@@ -310,4 +314,4 @@ def plan(seed: int = 0, kinds: tuple[str, ...] = KINDS) -> Iterator[Task]:
             for _ in range(samples):
                 signature = draw(random)
                 lookup = "embedding_bag" in kind or kind == "sparse_update"
-                yield Task(signature, _between(random), str(random.choice(_LAWS)) if lookup else "")
+                yield Task(signature, *_state(random), str(random.choice(_LAWS)) if lookup else "")

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import exp
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,8 @@ from traincast.workload.ops import Signature
 from traincast.workload.program import Program
 
 FAR = 1 << 40  # bytes: further than any cache reaches
+CODE_BYTES = 64 << 10
+"""About what an op runs through of its own, from its first check to its kernel."""
 _RELATIVE_FIT = 4.0  # a free block this many times too large is left for others
 _FREE_BLOCKS = 64  # older ones are cold by any measure
 
@@ -37,6 +41,7 @@ class _Memory:
     farthest: int
     touched: OrderedDict[int, int] = field(default_factory=OrderedDict)
     free: list[tuple[int, int]] = field(default_factory=list)  # (block of a storage that is gone, bytes)
+    names: dict[str, int] = field(default_factory=dict)  # of ops, whose code lies at key -1 - number
 
     def touch(self, key: int, nbytes: int) -> int:
         """How far back this storage is; it is the latest now."""
@@ -77,6 +82,13 @@ class _Memory:
         del self.free[:-_FREE_BLOCKS]
 
 
+class Found(NamedTuple):
+    """What an op finds: its inputs and outputs, and how many bytes ago an op of its name ran."""
+
+    operands: tuple[Operand, ...]
+    code: int
+
+
 Touched = Callable[[int, Signature], Sequence[float]]
 """How many bytes an op (by number) touches of each of its inputs and outputs: of a table only the rows looked up."""
 
@@ -86,8 +98,8 @@ def whole_tensors(_: int, signature: Signature) -> list[float]:
     return [float(spec.nbytes) for spec in (*signature.inputs, *signature.outputs)]
 
 
-def operands(program: Program, farthest: float, touched: Touched = whole_tensors) -> list[tuple[Operand, ...]]:
-    """The operands of every op, inputs before outputs, in a step that follows one of its kind.
+def operands(program: Program, farthest: float, touched: Touched = whole_tensors) -> list[Found]:
+    """The operands of every op, inputs before outputs, and its code, in a step that follows one of its kind.
 
     `farthest` is the distance in bytes beyond which all is equally far.
     """
@@ -96,7 +108,7 @@ def operands(program: Program, farthest: float, touched: Touched = whole_tensors
     return _walk(program, memory, touched, offset=len(program.columns.storage_bytes))
 
 
-def _walk(program: Program, memory: _Memory, touched: Touched, offset: int) -> list[tuple[Operand, ...]]:
+def _walk(program: Program, memory: _Memory, touched: Touched, offset: int) -> list[Found]:
     """One step; storages that are made in it are other ones than those of the step before (`offset`)."""
     c, nbytes = program.columns, program.storage_nbytes
     keys = np.arange(len(nbytes)) + np.where(c.storage_alloc < 0, 0, offset)
@@ -104,16 +116,19 @@ def _walk(program: Program, memory: _Memory, touched: Touched, offset: int) -> l
     for storage, op in enumerate(c.storage_free.tolist()):
         gone.setdefault(op, []).append(storage)
     rows = []
+    names = memory.names
     for op, number in enumerate(c.op_signature.tolist()):
         row = []
-        sizes = touched(op, program.signatures[number])
+        signature = program.signatures[number]
+        code = memory.touch(-1 - names.setdefault(signature.name, len(names)), CODE_BYTES)
+        sizes = touched(op, signature)
         for size, storage in zip(sizes, _storages(program, op), strict=True):
             key = int(keys[storage])
             if c.storage_alloc[storage] == op and key not in memory.touched:
                 memory.allocate(key, int(nbytes[storage]))
             used = int(min(size, nbytes[storage]))
             row.append(Operand(used, memory.touch(key, used)))
-        rows.append(tuple(row))
+        rows.append(Found(tuple(row), code))
         for storage in gone.get(op, ()):
             memory.release(int(keys[storage]), int(nbytes[storage]))
     return rows
@@ -130,8 +145,7 @@ def _storages(program: Program, op: int) -> list[int]:
 def by_level(operands: Iterable[Operand], l2: float, l3: float) -> FloatArray:
     """Bytes that come from the L2 cache, from the L3 and from memory: float64[3].
 
-    An operand is where its distance and its own size together say; around the size of a cache the share is a ramp in
-    the logarithm, from half to one and a half times.
+    An operand is where its distance and its own size together say.
     """
     levels = np.zeros(3)
     for operand in operands:
@@ -142,9 +156,7 @@ def by_level(operands: Iterable[Operand], l2: float, l3: float) -> FloatArray:
 
 
 def _held(reach: float, capacity: float) -> float:
-    """The share of data last touched so many bytes ago that a cache still holds."""
-    if reach <= 0.5 * capacity:
-        return 1.0
-    if reach >= 1.5 * capacity:
-        return 0.0
-    return float(np.log(1.5 * capacity / reach) / np.log(3.0))
+    """The share of data last touched so many bytes ago that a cache still holds: what comes in takes the place of
+    anything in it, so less and less remains. (Had the oldest to go first, all would stay up to the capacity and none
+    beyond; samples show no such step.)"""
+    return exp(-reach / capacity)

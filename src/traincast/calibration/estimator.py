@@ -16,13 +16,15 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 
-_SWEEPS = 400  # coordinate descent of a dozen coefficients settles in far fewer
-_LENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)  # in factors of two of a size; the last: it does not matter
+_SWEEPS = 400  # of coordinate descent, at most
+_SETTLED = 1e-4  # of the largest coefficient: moves that change no prediction
+_ROUNDS = 4  # of least squares around the last guess
+_LENGTHS = (0.5, 1.5, 4.0, 12.0, 64.0)  # in factors of two of a size; the last: it does not matter
 _START = 4.0
 _STEPS = (0.5, 0.7, 1.4, 2.0)  # tried on amplitude and noise
 _NOISE = (0.01, 0.06, 0.4)  # relative: least, first tried, most
-_SEARCHES = 3  # over all parameters in turn
-_SEARCHED = 240  # samples that are enough to tell how alike shapes are
+_SEARCHES = 2  # over all parameters in turn
+_SEARCHED = 120  # samples that are enough to tell how alike shapes are
 _LEAST_SIGMA = 0.01
 _RESIDUAL_SIGMA = 0.5  # what is assumed of a kind with fewer than two samples
 _MOST_POINTS = 1000
@@ -87,7 +89,7 @@ def fit_kind(
     keep = np.arange(len(seconds))[-_MOST_POINTS:]
     terms, places, seconds = terms[keep], places[keep], seconds[keep]
     if coefficients is None:
-        coefficients = non_negative(terms / seconds[:, None], np.ones(len(seconds)))
+        coefficients = fit_terms(terms, seconds)
     base = np.maximum(terms @ coefficients, 1e-9)
     residuals = np.log(seconds / base)
     lengths, amplitude, noise = _hyperparameters(places, residuals)
@@ -98,17 +100,32 @@ def fit_kind(
     )  # fmt: skip
 
 
-def non_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
-    """Least squares with coefficients of at least zero, by coordinate descent on columns of equal size."""
+def fit_terms(terms: FloatArray, seconds: FloatArray, most: FloatArray | None = None) -> FloatArray:
+    """Non-negative prices of terms, each at most as high as said, by least squares of logarithms: those of relative
+    errors would come out low, the more so the more the samples scatter."""
+    prices = non_negative(terms / seconds[:, None], np.ones(len(seconds)), most)
+    for _ in range(_ROUNDS):
+        guess = np.maximum(terms @ prices, 1e-9)
+        prices = non_negative(terms / guess[:, None], 1.0 + np.clip(np.log(seconds / guess), -0.5, 0.5), most)
+    return prices
+
+
+def non_negative(columns: FloatArray, target: FloatArray, most: FloatArray | None = None) -> FloatArray:
+    """Least squares with coefficients from zero to `most`, by coordinate descent on columns of equal size."""
     scale = np.linalg.norm(columns, axis=0)
     scale[scale == 0] = 1.0
+    limit = np.full(columns.shape[1], np.inf) if most is None else most * scale
     a = columns / scale
     gram, pull = a.T @ a, a.T @ target
     solution = np.zeros(a.shape[1])
     for _ in range(_SWEEPS):
+        moved = 0.0
         for j in range(len(solution)):
             if gram[j, j] > 0:
-                solution[j] = max(0.0, solution[j] + (pull[j] - gram[j] @ solution) / gram[j, j])
+                new = min(max(0.0, solution[j] + (pull[j] - gram[j] @ solution) / gram[j, j]), limit[j])
+                moved, solution[j] = max(moved, abs(new - solution[j])), new
+        if moved <= _SETTLED * solution.max():
+            break
     return np.asarray(solution / scale)
 
 

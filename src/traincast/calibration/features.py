@@ -13,7 +13,7 @@ from math import log2, prod
 import numpy as np
 
 from traincast.arrays import FloatArray
-from traincast.calibration.caches import Operand, by_level
+from traincast.calibration.caches import CODE_BYTES, Operand, by_level
 from traincast.embeddings.access import Uniform, parse_access, row_classes
 from traincast.workload.ops import Signature, TensorSpec
 
@@ -21,6 +21,8 @@ FAMILIES = ("gemm", "conv", "embedding forward", "embedding backward", "elementw
 OTHER = "other"
 """The kind of ops that no microbenchmark is like: estimated from their bytes."""
 
+WORK = 6
+"""Terms of work follow so many others: a call, bytes by level (3), code from the L3 and from memory."""
 TABLE_KINDS = ("_embedding_bag", "embedding", "sparse_update")
 """Kinds whose first operand is an embedding table."""
 _GEMMS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # position of the left operand
@@ -104,8 +106,10 @@ def _is_sparse(signature: Signature, argument: str) -> bool:
     return signature.scalar(f"{argument}_layout") == "sparse_coo"
 
 
-def describe(signature: Signature, operands: Iterable[Operand], caches: Caches, access: str = "") -> Features:
-    """The features of an op whose operands lie where they are said to."""
+def describe(
+    signature: Signature, operands: Iterable[Operand], caches: Caches, access: str = "", *, code: float = 0.0
+) -> Features:
+    """The features of an op whose operands lie where they are said to, and its code as many bytes away."""
     kind = kind_of(signature)
     given = tuple(operands)
     levels = by_level(given, caches.l2, caches.l3)
@@ -114,7 +118,8 @@ def describe(signature: Signature, operands: Iterable[Operand], caches: Caches, 
         work, place = _lookup_work(signature, access, by_level(table, caches.l2, caches.l3))
     else:
         work, place = _work(kind, signature)
-    return Features(kind, family_of(kind), np.concatenate([[1.0], levels, work]), np.array(place))
+    fetched = by_level([Operand(CODE_BYTES, int(code))], caches.l2, caches.l3)[1:] / CODE_BYTES
+    return Features(kind, family_of(kind), np.concatenate([[1.0], levels, fetched, work]), np.array(place))
 
 
 def _work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
@@ -208,7 +213,10 @@ def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple
     table = float(max(rows, 1) * row_bytes)
     beyond = min(max(log2(table / _TRANSLATED_BYTES), 0.0), _MOST_DOUBLINGS)
     _, near, far = unique * levels / max(float(levels.sum()), 1.0)
-    work = [float(lookups), again, lookups * float(row_bytes), unique, near, far, far * beyond]
+    # rows lie anywhere: each is a wait of its own, its lines come slower than those of a stream, and so does the
+    # address of its page, wherever the row itself may be
+    waits = [unique, near, far, unique * beyond, far * beyond, float(levels[1]), float(levels[2])]
+    work = [float(lookups), again, lookups * float(row_bytes), *waits]
     sizes = (lookups, row_bytes, unique * row_bytes, lookups / max(bags, 1), table)
     place = [log2(max(size, 1.0)) for size in sizes]
     return work, place

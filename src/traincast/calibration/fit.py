@@ -11,11 +11,11 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.calibration.copies import fit_copies, is_copy
-from traincast.calibration.estimator import KindModel, fit_kind, non_negative
+from traincast.calibration.estimator import KindModel, fit_kind, fit_terms, non_negative
 from traincast.calibration.exchanges import fit_exchanges, is_exchange
-from traincast.calibration.features import OTHER, Caches, Features, describe, family_of
+from traincast.calibration.features import OTHER, Caches, Features, family_of
 from traincast.calibration.profile import Profile
-from traincast.calibration.samples import Sample, call_operands
+from traincast.calibration.samples import Sample
 from traincast.calibration.step import HOST_EVENTS
 from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row, within
@@ -23,14 +23,21 @@ from traincast.measurements.metrics import ErrorRow, error_row, within
 _USUAL = Caches(1e6, 8e6)
 _L2 = (256e3, 384e3, 512e3, 768e3, 1e6, 1.5e6, 2e6, 3e6)
 _L3 = (3e6, 4e6, 6e6, 8e6, 12e6, 16e6, 24e6, 32e6, 48e6, 64e6)
+_OWN_TERMS = [0, 4, 5, 6, 7]  # of a kind that streams: a call, its code, elements, strided ones; bytes are shared
+_OWN = len(_OWN_TERMS)
+_CODE_TERMS = slice(4, 6)  # code from the L3 and from memory
+_MOST_CODE = (40e-6, 150e-6)  # seconds
+_INSIDE_PRIOR = 8  # ops inside steps that weigh as much as no difference
+_INSIDE_LIMITS = (-0.5, 0.5)  # of the logarithm: beyond, something else is wrong
 _FEWEST = 4  # samples of a kind
 STREAMING = ("elementwise", "reduction")
 """Families whose kinds share the price of a byte."""
 _DISTURBED = 0.25  # relative spread beyond which a sample says too little
 _HOST_SPREAD = 0.25
-# seconds per host event on a server core (host/data, eager PyTorch 2): what tiny steps cannot tell apart stays near it
+# seconds per host event on a server core (host/data, eager PyTorch 2): what small steps cannot tell apart stays near it
 _HOST_PRIOR = np.array([60e-6, 8e-6, 2e-6, 8e-6, 3e-6, 4e-6])
-_HOST_WEIGHT = 0.1  # of that, against one for a tiny step
+_LEAST_HOST = 5e-6
+_HOST_WEIGHT = 0.1  # of that, against one for a small step
 
 
 def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
@@ -41,10 +48,14 @@ def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: s
     if len(ops) < 2 * _FEWEST:
         raise TraincastError(f"the store holds {len(ops)} steady samples; measure for longer with 'traincast bench'")
     reference = float(np.median([s.reference_busy if clock == "busy" else s.reference_wall for s in steady]))
-    kept, held = [s for s in ops if not s.held_out], [s for s in ops if s.held_out]
+    inside, alone = [s for s in ops if s.found], [s for s in ops if not s.found]
+    kept, held = [s for s in alone if not s.held_out], [s for s in alone if s.held_out]
     caches = _best_caches(kept, reference, clock)
-    errors = _errors(_models(kept, caches, reference, clock), held, caches, reference, clock)
-    models = _models(ops, caches, reference, clock)
+    tried = _models(kept, caches, reference, clock)
+    errors = _errors(tried, held, caches, reference, clock)
+    tried = _in_steps(tried, [s for s in inside if not s.held_out], caches, reference, clock)
+    errors += _errors(tried, [s for s in inside if s.held_out], caches, reference, clock, "in steps: ")
+    models = _in_steps(_models(alone, caches, reference, clock), inside, caches, reference, clock)
     steps = [sample for sample in steady if sample.signature is None]
     exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
     copies, copy_errors = fit_copies([s for s in steady if is_copy(s.signature)], reference, clock)
@@ -84,7 +95,7 @@ def _models(samples: Sequence[Sample], caches: Caches, reference: float, clock: 
     seconds = np.array([s for _, s in every])
     none = np.zeros((0, 0))
     models[OTHER] = KindModel(
-        coefficients=non_negative(terms / seconds[:, None], np.ones(len(seconds))), places=none, weights=np.zeros(0),
+        coefficients=fit_terms(terms, seconds), places=none, weights=np.zeros(0),
         inverse=none, lengths=np.zeros(0), amplitude=0.5, noise=0.5,
     )  # fmt: skip
     return models
@@ -93,23 +104,36 @@ def _models(samples: Sequence[Sample], caches: Caches, reference: float, clock: 
 def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None) -> KindModel:
     terms = np.array([features.terms for features, _ in points])
     places = np.array([features.place for features, _ in points])
-    return fit_kind(terms, places, np.array([seconds for _, seconds in points]), coefficients)
+    seconds = np.array([taken for _, taken in points])
+    if coefficients is None:
+        coefficients = fit_terms(terms, seconds, _most_prices(terms.shape[1]))
+    return fit_kind(terms, places, seconds, coefficients)
+
+
+def _most_prices(terms: int) -> FloatArray:
+    """The highest prices of an op's terms: code that is some hundred lines long cannot take longer to fetch, and only
+    that of small ops is told apart from the rest."""
+    most = np.full(terms, np.inf)
+    most[_CODE_TERMS] = _MOST_CODE
+    return most
 
 
 def _together(kinds: Mapping[str, list[tuple[Features, float]]]) -> dict[str, FloatArray]:
-    """Coefficients of kinds that stream through memory: a byte costs the same in all of them, a call and an element
-    have their own price in each."""
+    """Coefficients of kinds that stream through memory: a byte costs the same in all of them, a call, its
+    code and an element have their own price in each."""
     if not kinds:
         return {}
-    rows = []
+    rows, taken = [], []
     for number, points in enumerate(kinds.values()):
         for features, seconds in points:
-            row = np.zeros(3 + 3 * len(kinds))
+            row = np.zeros(3 + _OWN * len(kinds))
             row[:3] = features.terms[1:4]
-            row[3 + 3 * number : 6 + 3 * number] = features.terms[[0, 4, 5]]
-            rows.append(row / seconds)
-    solution = non_negative(np.array(rows), np.ones(len(rows)))
-    parts = {kind: solution[3 + 3 * number : 6 + 3 * number] for number, kind in enumerate(kinds)}
+            row[3 + _OWN * number :][:_OWN] = features.terms[_OWN_TERMS]
+            rows.append(row)
+            taken.append(seconds)
+    most = np.concatenate([np.full(3, np.inf), *[_most_prices(3 + _OWN)[_OWN_TERMS]] * len(kinds)])
+    solution = fit_terms(np.array(rows), np.array(taken), most)
+    parts = {kind: solution[3 + _OWN * number :][:_OWN] for number, kind in enumerate(kinds)}
     return {kind: np.concatenate([part[:1], solution[:3], part[1:]]) for kind, part in parts.items()}
 
 
@@ -139,8 +163,9 @@ def _is_plain(sample: Sample) -> bool:
 
 
 def _errors(
-    models: Mapping[str, KindModel], held: Sequence[Sample], caches: Caches, reference: float, clock: str
-) -> list[ErrorRow]:
+    models: Mapping[str, KindModel], held: Sequence[Sample], caches: Caches, reference: float, clock: str,
+    where: str = "",
+) -> list[ErrorRow]:  # fmt: skip
     rows: dict[str, list[tuple[float, float, float, str]]] = {}
     for sample in held:
         features = sample.features(caches)
@@ -148,7 +173,7 @@ def _errors(
             predicted, sigma = models[features.kind].predict(features.terms, features.place)
             assert sample.signature is not None
             shapes = " ".join("x".join(map(str, spec.shape)) for spec in sample.signature.inputs[:3])
-            state = f"after {sample.between / 1e6:.1f} MB"
+            state = "in a step" if sample.found else f"after {sample.between / 1e6:.1f} MB"
             rows.setdefault(features.family, []).append(
                 (predicted, reference * sample.ratio(clock), sigma, f"{features.kind} {shapes} {state}")
             )
@@ -156,18 +181,19 @@ def _errors(
     for family, points in sorted(rows.items()):
         guessed, measured, sigmas = (np.array(column) for column in list(zip(*points, strict=True))[:3])
         names, inside = [point[3] for point in points], within(guessed, measured, sigmas)
-        errors.append(error_row("held out", family, guessed, measured, names, inside=inside))
+        errors.append(error_row("held out", where + family, guessed, measured, names, inside=inside))
     return errors
 
 
 def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
-    """Host seconds per event: what tiny steps take beyond their kernels."""
+    """Host seconds per event, from what small steps take beyond their ops."""
     columns, left = [np.zeros(len(HOST_EVENTS))], [0.0]
     for step in steps:
-        seconds = profile.reference * step.ratio(profile.clock)
-        kernels = sum(_kernel_seconds(profile, step, number) for number in range(len(step.ops)))
-        columns.append(np.array(step.events) / seconds)
-        left.append(max(seconds - kernels, 0.0) / seconds)
+        if profile.reference * step.ratio(profile.clock) < _LEAST_HOST:
+            continue  # timing its ops took longer than its host: it says nothing
+        usual = float(np.array(step.events) @ _HOST_PRIOR)  # not its own time, which may be little beside its ops
+        columns.append(np.array(step.events) / usual)
+        left.append(profile.reference * step.ratio(profile.clock) / usual)
     prior = np.diag(_HOST_WEIGHT / _HOST_PRIOR)
     per_event: FloatArray = non_negative(
         np.concatenate([np.array(columns), prior]), np.concatenate([left, np.full(len(_HOST_PRIOR), _HOST_WEIGHT)])
@@ -175,6 +201,21 @@ def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
     return replace(profile, host=dict(zip(HOST_EVENTS, (float(f"{value:.4g}") for value in per_event), strict=True)))
 
 
-def _kernel_seconds(profile: Profile, step: Sample, number: int) -> float:
-    signature = step.ops[number]
-    return profile.seconds(describe(signature, call_operands(signature, "", 0), profile.caches))[0]
+def _in_steps(
+    models: Mapping[str, KindModel], inside: Sequence[Sample], caches: Caches, reference: float, clock: str
+) -> dict[str, KindModel]:
+    """The models with the price of lookups and updates raised or lowered to what they took inside small steps, as far
+    as there were enough of them to say. Other kinds take as long there as alone."""
+    taken: dict[str, list[tuple[float, float]]] = {}
+    for sample in inside:
+        features = sample.features(caches)
+        if features.kind in models and features.family.startswith("embedding"):
+            alone = models[features.kind].predict(features.terms, features.place)[0]
+            taken.setdefault(features.kind, []).append((alone, reference * sample.ratio(clock)))
+    priced = dict(models)
+    for kind, pairs in taken.items():
+        alone, within_step = (sum(column) for column in zip(*pairs, strict=True))
+        trust = len(pairs) / (len(pairs) + _INSIDE_PRIOR)
+        factor = float(np.exp(np.clip(trust * np.log(within_step / alone), *_INSIDE_LIMITS)))
+        priced[kind] = replace(models[kind], coefficients=factor * models[kind].coefficients)
+    return priced

@@ -19,12 +19,14 @@ _HELD_OUT = 5  # one sample in so many takes no part in the fit that is reported
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """Seconds of one call by two clocks, and the reference beside it. `between` are the bytes of other data touched
-    since the call before on the same operands (0: none). `signature` is None for a whole tiny step, whose `events`
-    count what its host did and `ops` what it ran; it is of no op where it is a collective's or a copy's. As many as
-    `ranks` processes ran it at the same time."""
+    since the call before on the same operands (0: none), and with `code_far` since the op ran at all. `signature` is
+    None for the host's time of a small step, whose `events` count what its host did; it is of no op where it is a
+    collective's or a copy's. An op that was timed inside a step has `found`: the bytes touched since each of its inputs
+    and outputs was, and since its code was. As many as `ranks` processes ran it at the same time."""
 
     signature: Signature | None
     between: int
+    code_far: bool = False
     access: str
     wall: float
     busy: float
@@ -32,7 +34,7 @@ class Sample:
     reference_busy: float
     spread: float
     events: tuple[float, ...] = ()
-    ops: tuple[Signature, ...] = ()
+    found: tuple[float, ...] = ()
     ranks: int = 1
 
     def ratio(self, clock: str) -> float:
@@ -42,7 +44,13 @@ class Sample:
     def features(self, caches: Caches) -> Features:
         """What its time depends on."""
         assert self.signature is not None
-        return describe(self.signature, call_operands(self.signature, self.access, self.between), caches, self.access)
+        if self.found:
+            sizes = touched_bytes(self.signature, self.access)
+            inside = [Operand(int(size), int(away)) for size, away in zip(sizes, self.found, strict=False)]
+            return describe(self.signature, inside, caches, self.access, code=self.found[-1])
+        operands = call_operands(self.signature, self.access, self.between, code_far=self.code_far)
+        code = sum(operand.nbytes for operand in operands) + (self.between if self.code_far else 0)
+        return describe(self.signature, operands, caches, self.access, code=code)
 
     @property
     def held_out(self) -> bool:
@@ -51,12 +59,13 @@ class Sample:
         return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % _HELD_OUT == 0
 
 
-def call_operands(signature: Signature, access: str, between: int) -> tuple[Operand, ...]:
+def call_operands(signature: Signature, access: str, between: int, *, code_far: bool = False) -> tuple[Operand, ...]:
     """Where the operands of a microbenchmark lie: behind the rest of the last call on them and, if there are bytes
-    between, behind those and another call of the same size. What is written in place was just read."""
+    between, behind those and (its code not being far) another call of the same size. What is written in place was just
+    read."""
     sizes = touched_bytes(signature, access)
     total, inputs = sum(sizes), len(signature.inputs)
-    away = between + total if between else 0.0
+    away = between + (0.0 if code_far else total) if between else 0.0
     in_place = signature.name.endswith("_")
     return tuple(
         Operand(int(nbytes), 0 if in_place and position >= inputs else int(away + total - nbytes))
@@ -100,6 +109,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
     return {
         "op": "" if sample.signature is None else signature_text(sample.signature),
         "between": sample.between,
+        "code_far": sample.code_far,
         "access": sample.access,
         "wall": sample.wall,
         "busy": sample.busy,
@@ -107,7 +117,7 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "reference_busy": sample.reference_busy,
         "spread": sample.spread,
         "events": json.dumps(sample.events),
-        "ops": json.dumps([signature_text(op) for op in sample.ops]),
+        "found": json.dumps(sample.found),
         "ranks": sample.ranks,
     }
 
@@ -118,10 +128,11 @@ def parse_row(row: Mapping[str, Any]) -> Sample:
         return Sample(
             signature=parse_signature(row["op"]) if row["op"] else None,
             between=int(row["between"]),
+            code_far=bool(row["code_far"]),
             access=str(row["access"]),
             **{name: float(row[name]) for name in ("wall", "busy", "reference_wall", "reference_busy", "spread")},
             events=tuple(float(value) for value in json.loads(row["events"])),
-            ops=tuple(parse_signature(text) for text in json.loads(row["ops"])),
+            found=tuple(float(value) for value in json.loads(row["found"])),
             ranks=int(row.get("ranks") or 1),  # stores of earlier versions have no such column
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from traincast.arrays import FloatArray
-from traincast.calibration.caches import Operand, operands
+from traincast.calibration.caches import Found, Operand, operands
 from traincast.calibration.cpu_ops import VIEWS, cpu_ops
-from traincast.calibration.features import Caches, describe, family_of, kind_of, touched_bytes
+from traincast.calibration.features import WORK, Caches, describe, family_of, kind_of, touched_bytes
 from traincast.calibration.profile import Profile
 from traincast.quantiles import Z90
 from traincast.results import Records, Result
@@ -177,19 +177,22 @@ def _summed(workload: Workload, profile: Profile, priced: Sequence[PricedOp]) ->
 
 
 def _priced(
-    profile: Profile, whole: Signature, signature: Signature, row: tuple[Operand, ...], law: str
+    profile: Profile, whole: Signature, signature: Signature, found: Found, law: str
 ) -> tuple[float, float, bool]:
     """Seconds, deviation, and whether measured, of one CPU op out of a captured one."""
     if signature.name == "aten::zero_" and signature.scalar("self_layout") == "sparse_coo":
         return 0.0, 0.0, True  # forgets its rows: host time only
+    row, code = found
     if len(whole.inputs) != len(signature.inputs):
         farthest = max((operand.distance for operand in row), default=0)
         row = tuple(Operand(spec.nbytes, farthest) for spec in (*signature.inputs, *signature.outputs))
-    return profile.seconds(describe(signature, row, profile.caches, law))
+    return profile.seconds(describe(signature, row, profile.caches, law, code=code))
 
 
 def rough_seconds(signature: Signature) -> float:
     """About how long an op takes on a core of any kind (10 GB/s, 50 Gflop/s): enough to put ops in order."""
     features = describe(signature, (), Caches(1.0, 1.0))
-    flops = {"gemm": float(features.terms[4]), "conv": float(features.terms[4:6].sum())}.get(features.family, 0.0)
+    flops = {"gemm": float(features.terms[WORK]), "conv": float(features.terms[WORK : WORK + 2].sum())}.get(
+        features.family, 0.0
+    )
     return 2e-6 + sum(touched_bytes(signature)) / 1e10 + flops / 5e10

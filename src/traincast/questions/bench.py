@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
 _MOST_MHZ = 1e5
-_HOST_SHARE, _COPY_SHARE, _EXCHANGE_SHARE = 0.1, 0.03, 0.17  # of the time; single ops have the rest
+_HOST_SHARE, _COPY_SHARE, _EXCHANGE_SHARE = 0.15, 0.03, 0.17  # of the time; single ops have the rest
 _SECONDS_PER_SAMPLE = 0.08  # allocation, nine repetitions and the reference beside them, on one core
 
 

@@ -1,0 +1,128 @@
+"""Ops timed inside a step, and the host's time as what is left of the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from traincast.arrays import FloatArray
+from traincast.benching.device import Device
+from traincast.benching.plans import FAR_BYTES
+from traincast.benching.small_steps import SmallStep
+from traincast.benching.timing import Reference, run_series, summarise
+from traincast.calibration.caches import operands
+from traincast.calibration.cpu_ops import VIEWS, cpu_ops
+from traincast.calibration.features import touched_bytes
+from traincast.calibration.samples import Sample
+from traincast.calibration.step import host_events, table_access
+from traincast.capturing.step import capture_step
+from traincast.workload.program import Program
+
+_WARM_UPS, _REPEATS, _SECONDS = 3, 15, 0.5
+_MOST_OPS = 60  # of a step that are kept: those that take longest
+
+
+class _OpTimes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Reads both clocks before and after every op of a step; views run no kernel and count as the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+        self.marks: list[tuple[int, int, int, int]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Runs one op."""
+        wall, busy = time.perf_counter_ns(), time.thread_time_ns()
+        result = func(*args, **(kwargs or {}))
+        self.marks.append((wall, busy, time.perf_counter_ns(), time.thread_time_ns()))
+        self.names.append(func._schema.name)
+        return result
+
+
+def measure_inside(device: Device, reference: Reference, small: SmallStep) -> Iterator[tuple[str, Sample]]:
+    """Runs a step as it is and with its ops timed: (name, sample) of its longest ops, and last of its host."""
+    step = small.make(small.batch_size)
+    for _ in range(_WARM_UPS):
+        step()
+    series = run_series(device, reference, step, repeats=_REPEATS, seconds=_SECONDS)
+    names, times = _timed(step, reference)
+    whole = {clock: summarise(series, clock) for clock in ("wall", "busy")}
+    ratios = {clock: float(np.median(series.ratios(clock))) for clock in whole}
+    kernels = np.array([name not in VIEWS for name in names])
+    rest = {clock: ratios[clock] - float(times[clock][kernels].sum()) for clock in whole}
+    program = _captured(small)
+
+    def sample(wall: float, busy: float, **fields: Any) -> Sample:
+        return Sample(
+            wall=max(wall, 1e-6) * whole["wall"].reference, busy=max(busy, 1e-6) * whole["busy"].reference,
+            reference_wall=whole["wall"].reference, reference_busy=whole["busy"].reference,
+            spread=whole["busy"].spread, between=0, **fields,
+        )  # fmt: skip
+
+    for op, fields in _ops(program, names, times["busy"], small.access):
+        yield f"{small.name}-{op}", sample(times["wall"][op], times["busy"][op], **fields)
+    yield small.name, sample(**rest, signature=None, access="", events=tuple(host_events(program).tolist()))
+
+
+def _captured(small: SmallStep) -> Program:
+    return capture_step(
+        small.make, batch_size=small.batch_size, name=small.name, rebatch=False, runs_on="cpu"
+    ).programs[0]
+
+
+def _timed(step: Callable[[], object], reference: Reference) -> tuple[list[str], dict[str, FloatArray]]:
+    """Names of a step's ops in order, and medians of their times in units of the reference, by clock."""
+    rows: dict[str, list[FloatArray]] = {"wall": [], "busy": []}
+    begin, names = time.monotonic(), list[str]()
+    while len(rows["wall"]) < 5 or (len(rows["wall"]) < _REPEATS and time.monotonic() - begin < _SECONDS):
+        before, timed = reference.seconds(), _OpTimes()
+        with timed:
+            step()
+        after = reference.seconds()
+        marks = np.array(timed.marks, dtype=np.float64)
+        taken = 1e-9 * (marks[:, 2:] - marks[:, :2] - _clock_cost())
+        for number, clock in enumerate(rows):
+            rows[clock].append(np.maximum(taken[:, number], 0.0) / np.sqrt(before.of(clock) * after.of(clock)))
+        names = timed.names
+    usual = len(names)
+    return names, {clock: np.median([row for row in some if len(row) == usual], axis=0) for clock, some in rows.items()}
+
+
+def _clock_cost() -> FloatArray:
+    """Nanoseconds that reading the clocks adds to an op, by clock."""
+    marks = [
+        (time.perf_counter_ns(), time.thread_time_ns(), time.perf_counter_ns(), time.thread_time_ns())
+        for _ in range(20)
+    ]
+    read = np.array(marks, dtype=np.float64)
+    return np.asarray(np.median(read[:, 2:] - read[:, :2], axis=0))
+
+
+def _ops(
+    program: Program, names: Sequence[str], times: FloatArray, access: Sequence[str]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The longest ops that ran, as numbers among `names`, with what is known of each from the captured step."""
+    laws = table_access(program, access)
+    found = operands(program, 4.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
+    captured = [op for op in program.ops if op.name not in VIEWS]
+    ran = [number for number, name in enumerate(names) if name not in VIEWS]
+    matcher = SequenceMatcher(None, [op.name for op in captured], [names[number] for number in ran], autojunk=False)
+    pairs = [
+        (ran[block.b + place], captured[block.a + place])
+        for block in matcher.get_matching_blocks()
+        for place in range(block.size)
+    ]
+    for number, op in sorted(pairs, key=lambda pair: -times[pair[0]])[:_MOST_OPS]:
+        if cpu_ops(op.signature) == (op.signature,):
+            row, code = found[op.index]
+            away = tuple(float(operand.distance) for operand in row)
+            yield number, {
+                "signature": op.signature, "access": laws.get(op.index, ""), "found": (*away, float(code)),
+            }  # fmt: skip
