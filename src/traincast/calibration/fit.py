@@ -27,6 +27,7 @@ _OWN_TERMS = [0, 4, 5, 6, 7]  # of a kind that streams: a call, its code, elemen
 _OWN = len(_OWN_TERMS)
 _CODE_TERMS = slice(4, 6)  # code from the L3 and from memory
 _MOST_CODE = (40e-6, 150e-6)  # seconds
+_ARITHMETIC = ("gemm", "conv")
 _INSIDE_PRIOR = 8  # ops inside steps that weigh as much as no difference
 _INSIDE_LIMITS = (-0.5, 0.5)  # of the logarithm: beyond, something else is wrong
 _FEWEST = 4  # samples of a kind
@@ -204,12 +205,12 @@ def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
 def _in_steps(
     models: Mapping[str, KindModel], inside: Sequence[Sample], caches: Caches, reference: float, clock: str
 ) -> dict[str, KindModel]:
-    """The models with the price of lookups and updates raised or lowered to what they took inside small steps, as far
-    as there were enough of them to say. Other kinds take as long there as alone."""
+    """The models with the price of all that moves data raised or lowered to what it took inside small steps, as far as
+    there were enough ops to say. Products and convolutions take as long there as alone."""
     taken: dict[str, list[tuple[float, float]]] = {}
     for sample in inside:
         features = sample.features(caches)
-        if features.kind in models and features.family.startswith("embedding"):
+        if features.kind in models and features.family not in _ARITHMETIC:
             alone = models[features.kind].predict(features.terms, features.place)[0]
             taken.setdefault(features.kind, []).append((alone, reference * sample.ratio(clock)))
     priced = dict(models)
