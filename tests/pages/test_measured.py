@@ -7,7 +7,8 @@ import json
 import pytest
 
 import traincast
-from tests.traces.timelines import rank_events
+from tests.profiler.test_tables import allocation, module
+from tests.traces.timelines import event, kernel, launch, op, rank_events, step, write_trace, write_two_ranks
 from traincast.pages import measured
 from traincast.pages.measured import trace_page
 from traincast.pages.page import page_html
@@ -18,8 +19,8 @@ EVIL = "<script>alert(1)</script>"
 @pytest.fixture
 def trace_file(tmp_path):
     events = rank_events(300)
-    for event in events:
-        event["name"] = event["name"].replace("aten::mm", f"aten::mm{EVIL}")
+    for one in events:
+        one["name"] = one["name"].replace("aten::mm", f"aten::mm{EVIL}")
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"traceEvents": events}))
     return path
@@ -35,7 +36,8 @@ def sections(page):
 
 
 def test_sections_come_in_reading_order(page):
-    assert list(sections(page)) == ["answer", "why", "timeline", "what-if", "collectives", "host", "provenance"]
+    wanted = ["answer", "why", "timeline", "what-if", "profile", "collectives", "host", "provenance"]
+    assert list(sections(page)) == wanted
 
 
 def test_the_median_step_stands_first(page):
@@ -90,3 +92,38 @@ def test_ranks_have_a_row_each(tmp_path):
 
     assert page.subtitle.endswith("2 ranks")
     assert "Ranks: their median steps" in sections(page)["answer"].html
+
+
+def test_the_tables_of_a_profiler_are_there(tmp_path):
+    events = step(
+        module("Net_0", 10, 200), event("user_annotation", "## forward ##", 10, 200),
+        op("aten::mm", 12, 30, [[64, 64], [64, 64]]), launch(1, 20), kernel(1, 30, 20),
+        launch(2, 60, name="cudaGraphLaunch"), kernel(2, 70, 30, name="first"), kernel(2, 110, 10, name="second"),
+        allocation(15, 1 << 30, 1 << 30),
+    )  # fmt: skip
+
+    profile = sections(trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"]
+
+    for text in ("Kernels with most time", "64x64 64x64", "Net_0", "## forward ##", "begins with first",
+                 "Launches: from the call to its kernel", "Device memory"):  # fmt: skip
+        assert text in profile.html
+    (curve,) = profile.charts["memory"]["series"]
+    assert curve["y"] == [pytest.approx(1.0737, abs=1e-4)]
+
+
+def test_exchanges_have_their_bandwidth_and_what_was_waiting(tmp_path):
+    html = sections(trace_page(traincast.trace(write_two_ranks(tmp_path))))["collectives"].html
+
+    assert "others waited ms" in html
+    assert "rank 1 (1 of 1)" in html
+    assert '<td class="n">4,096</td>' in html
+
+
+def test_a_page_stays_short_however_many_kernels_there_are(tmp_path):
+    calls = [(launch(n, 10 * n), kernel(n, 10 * n + 5, 4, name=f"kernel_{n}_{'x' * 3000}")) for n in range(1, 400)]
+    events = step(*(one for call in calls for one in call), length=5000)
+
+    html = sections(trace_page(traincast.trace(write_trace(tmp_path / "t.json", events))))["profile"].html
+
+    assert "374 more in the JSON." in html
+    assert len(html) < 20_000

@@ -13,10 +13,12 @@ from traincast.kernels.physics import DRAM_SHARE
 from traincast.kernels.work import work
 from traincast.platform.device import Device
 from traincast.prediction.scaling import ScalingCurve
+from traincast.profiler.memory import MemoryPoint
 from traincast.walk.timeline import Timeline
 from traincast.workload.program import live_bytes
 
 _MOST_POINTS = 600  # of a curve: more than a screen has pixels for
+_MOST_DEVICES = 8  # of one trace: a node has no more
 _NEAR = 0.4  # share of the capacity from which its line is drawn: below, it would only flatten the curve
 Chart = dict[str, Any]
 
@@ -37,6 +39,22 @@ def memory_chart(timeline: Timeline, capacity: float) -> Chart:
         line = [capacity / 1e9] * len(x)
         series.append({"label": "capacity", "y": line, "kind": "edge", "dash": 1, "strong": True})
     return {"x": _numbers(x), "x_label": "host time, ms", "y_label": "GB on the device", "series": series}
+
+
+def traced_memory_chart(points: Sequence[MemoryPoint]) -> Chart | None:
+    """Allocated memory (GB) of the first devices over the traced steps (ms); None where it was not recorded."""
+    devices = list(dict.fromkeys(point.device for point in points))[:_MOST_DEVICES]
+    if not devices:
+        return None
+    curves = {device: [point for point in points if point.device == device] for device in devices}
+    moments = np.unique([point.seconds for own in curves.values() for point in own])
+    series = []
+    for device, own in curves.items():
+        at = np.searchsorted([point.seconds for point in own], moments, side="right") - 1
+        allocated = np.array([point.allocated for point in own])[np.maximum(at, 0)] / 1e9
+        series.append({"label": f"device {device}", "y": _numbers(allocated), "kind": "step"})
+    return {"x": _numbers(1e3 * moments), "x_label": "ms from the first step", "y_label": "GB on the device",
+            "series": series}  # fmt: skip
 
 
 def _thinned(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -8,6 +8,7 @@ from traincast.display.text import milliseconds
 from traincast.pages.elements import Html, bar, chart, facts, folded, heading, joined, paragraph, table
 from traincast.pages.page import Page, Section
 from traincast.pages.parts import NO_PRICE, number_html, records_table, seconds_table, step_stack, warnings_html
+from traincast.pages.profiled import collectives_sections, profile_sections
 from traincast.pages.provenance import software_section
 from traincast.pages.timelines import MOST_SLICES, timeline_data
 from traincast.replay.compare import slowest_rank
@@ -34,7 +35,8 @@ def trace_page(report: TraceReport, price: float | None = None) -> Page:
     several = f", {len(report.ranks)} ranks" if len(report.ranks) > 1 else ""
     device = rank.linked.trace.device_name or "unknown device"
     sections = [answer_section(report), why_section(report), timeline_section(report), gains_section(report, price)]
-    sections += [*attribution_sections(rank), *collectives_sections(report), overheads_section(rank)]
+    sections += [*attribution_sections(rank), *profile_sections(rank), *collectives_sections(report, rank)]
+    sections.append(overheads_section(rank))
     sections.append(software_section([
         ("Files", ", ".join(one.linked.trace.path.name for one in report.ranks)), ("Device", device),
         ("Marked steps", "yes" if rank.linked.marked else "no: the whole trace counts as one"),
@@ -189,21 +191,6 @@ def attribution_sections(rank: RankReport) -> list[Section]:
         records_table(kinds, "Host overheads a step by type"),
     ]  # fmt: skip
     return [Section(key="errors", title="Where the prediction errs", html=joined(pieces))]
-
-
-def collectives_sections(report: TraceReport) -> list[Section]:
-    """Exchanges of the ranks by kind."""
-    calls = [call for rank in report.ranks for call in rank.collectives]
-    if not calls:
-        return []
-    rows = []
-    for kind in dict.fromkeys(call.kind for call in calls):
-        chosen = [call for call in calls if call.kind == kind]
-        total = sum(call.seconds for call in chosen)
-        rows.append({"kind": kind, "calls": len(chosen), "total_ms": 1e3 * total,
-                     "largest_MB": max(call.message_bytes for call in chosen) / 1e6})  # fmt: skip
-    html = records_table(rows, "Collectives of all ranks, waiting included")
-    return [Section(key="collectives", title="Exchanges", html=html)]
 
 
 def overheads_section(rank: RankReport) -> Section:
