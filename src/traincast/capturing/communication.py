@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import TensorWeakRef
 
 from traincast.capturing.arguments import Arguments, bind
 from traincast.capturing.collectives import Collective, describe, written
@@ -31,7 +32,7 @@ _COPY_FIRST = {
 }
 
 
-Issued = tuple[Any, Collective, int | None, list[torch.Tensor]]  # work, what, event, tensors written
+Issued = tuple[Any, Collective, int | None, list[TensorWeakRef]]  # work, what, event, tensors written
 
 
 class Future:
@@ -177,7 +178,10 @@ class Communication:
     def future(self, work: Any) -> Future:
         """`work.get_future()`: done as soon as it is issued; who uses its value waits on the device."""
         known = self._works.get(id(work), self._last)
-        return Future(self, known[3] if known is not None else [], known[2] if known is not None else None)
+        if known is None:
+            return Future(self, [], None)
+        alive = [tensor for reference in known[3] if (tensor := reference()) is not None]
+        return Future(self, alive, known[2])
 
     def install(self, patches: Patches) -> None:
         """Answers for works, and refusals for what needs values of other ranks, until the patches are undone."""
@@ -256,7 +260,8 @@ class Communication:
         if func.namespace == "c10d":
             boxed = result[-1] if isinstance(result, (tuple, list)) else result
             work = dist.Work.unbox(boxed)
-            outputs = written(arguments) if COLLECTIVES[collective.kind].route is not Route.PAIR else []
+            made = written(arguments) if COLLECTIVES[collective.kind].route is not Route.PAIR else []
+            outputs = [TensorWeakRef(tensor) for tensor in made]  # who holds them decides how long they live
             self._last = self._works[id(work)] = (work, collective, event, outputs)  # held: ids stay distinct
         elif event is not None:
             for tensor in _tensors(result):

@@ -158,6 +158,8 @@ class Values:
     def _follow_write(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]
     ) -> None:
+        if not any(tensor.is_meta for tensor in tensors):
+            return  # the host has done it itself
         written = [
             tensor
             for argument, value in zip(func._schema.arguments, args, strict=False)
