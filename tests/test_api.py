@@ -308,7 +308,8 @@ def test_keywords_are_the_fields_of_a_variant():
 def test_every_verb_is_a_call_and_no_module_has_its_name():
     calls = {*traincast.__all__} - {"__version__"}
     other_names = {"report": "write_report"}  # a room of the source is called report
-    assert {other_names.get(verb, verb) for verb in VERBS} - {"completion"} <= calls
+    of_the_terminal = {"completion", "serve"}
+    assert {other_names.get(verb, verb) for verb in VERBS} - of_the_terminal <= calls
     for name in calls:
         assert callable(getattr(traincast, name))
         assert getattr(traincast, name).__doc__

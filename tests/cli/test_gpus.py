@@ -146,10 +146,12 @@ def test_what_a_sharded_dlrm_does_not_have(capsys, option, value, said):
     assert said in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 2, option, value)
 
 
-def test_a_saved_step_with_fused_tables_cannot_be_averaged(capsys, tmp_path):
+def test_a_saved_step_with_fused_tables_is_sharded(capsys, tmp_path):
     path = tmp_path / "saved.tc"
     save_workload(load_model("dlrm-v2"), path)
-    assert "fused embedding tables" in refusal(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 2)
+    found = answer(capsys, "predict", path, "--on", "dgx-a100", "--gpus", 8)
+    assert found["gpus"] == 8 and found["exposed_comm_ms"] > 0
+    assert any("table" in warning for warning in found["warnings"])
 
 
 def test_dlrm_v2_shards_its_tables(capsys):
