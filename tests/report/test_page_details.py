@@ -8,6 +8,7 @@ import pytest
 
 import traincast
 from tests.walk.rank_programs import RankProgram, predict
+from traincast.prediction.outside import OutsideOp
 from traincast.report.chrome import chrome_trace
 from traincast.report.prediction import prediction_text
 
@@ -37,21 +38,41 @@ def test_warnings_are_the_last_lines(answer):
 )
 def test_marked_ops_have_their_share_of_kernel_time(answer, ops, said):
     kernels = sum(answer.by_family.values())
-    marked = replace(answer, estimated_ops=ops, estimated_seconds=0.25 * kernels, out_of_domain_ops=())
+    marked = replace(answer, estimated_ops=ops, estimated_seconds=0.25 * kernels)
 
     (line,) = lines_with(marked, "of kernel time")
     assert line == f"25% of kernel time without a kernel model (costed from bytes and flops): {said}"
 
 
-def test_ops_outside_what_was_fitted_are_said(answer):
-    kernels = sum(answer.by_family.values())
-    marked = replace(answer, estimated_ops=(), out_of_domain_ops=("aten::mm",), out_of_domain_seconds=0.5 * kernels)
+def outside(op, shift, factor=1.0, *, new_gpu=False):
+    return OutsideOp(op=op, seconds=1e-3, shift=shift, factor=factor, new_gpu=new_gpu)
 
-    assert lines_with(marked, "of kernel time") == ["50% of kernel time outside what was fitted: aten::mm"]
+
+def test_ops_outside_are_named_by_what_they_may_shift_how_far_and_why(answer):
+    ops = (outside("aten::mm", 0.05, 8.04), outside("aten::bmm", 0.081, new_gpu=True), outside("aten::sum", 0.06))
+
+    (line,) = lines_with(replace(answer, outside=ops), "outside what was fitted")
+    assert line == (
+        "outside what was fitted, by standard deviation of the step: aten::bmm 8% (GPU not measured), "
+        "aten::sum 6% (kind or type not measured), aten::mm 5% (sizes up to 8.0 x beyond)"
+    )
+
+
+def test_ops_outside_that_do_not_matter_for_the_step_are_not_named(answer):
+    assert lines_with(replace(answer, outside=(outside("aten::mm", 0.0399, 1e6),)), "outside what was fitted") == []
+
+
+def test_of_many_ops_outside_three_are_named(answer):
+    ops = tuple(outside(f"aten::{letter}", 0.05) for letter in "abcde")
+
+    (line,) = lines_with(replace(answer, outside=ops), "outside what was fitted")
+    assert line.endswith("aten::c 5% (kind or type not measured) and 2 more")
 
 
 def test_a_page_without_marked_ops_says_nothing_of_them(answer):
-    assert lines_with(replace(answer, estimated_ops=(), out_of_domain_ops=()), "of kernel time") == []
+    quiet = replace(answer, estimated_ops=(), outside=())
+
+    assert lines_with(quiet, "of kernel time") == lines_with(quiet, "outside what was fitted") == []
 
 
 def test_shares_of_the_step_and_of_kernels_are_percent(answer):

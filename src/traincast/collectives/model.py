@@ -58,7 +58,7 @@ class CollectiveModel:
         """Device time of every call on this topology, from the moment the last rank arrives."""
         _check(calls, topology)
         curves = self.curve_set(topology.curves) if topology.curves else {}
-        estimate = Estimate(np.zeros(len(calls)), np.zeros(len(calls)), np.zeros(len(calls), dtype=bool))
+        estimate = Estimate.zeros(len(calls))
         shape = (len(COLLECTIVE.kinds), len(COMPUTE_TYPES), _MAX_RANKS + 1, _MAX_RANKS + 1)
         ranks_of, nodes_of = calls["ranks"].astype(np.int64), calls["nodes"].astype(np.int64)
         keys = np.ravel_multi_index((calls.kind, calls.compute, ranks_of, nodes_of), shape)

@@ -23,11 +23,11 @@ SUITE = "collectives"
 
 def predict_sets(model: CollectiveModel, points: Points, node: str) -> Estimate:
     """Predictions, each point with the curves of its own library version."""
-    whole = Estimate(np.zeros(len(points)), np.zeros(len(points)), np.zeros(len(points), dtype=bool))
+    whole = Estimate.zeros(len(points))
     for name in np.unique(points.set.astype(str)):
         rows = points.set == name
         part = predict(model, points.take(rows), replace(load_topology(node), curves=str(name)))
-        whole.seconds[rows], whole.sigma[rows], whole.in_domain[rows] = part.seconds, part.sigma, part.in_domain
+        whole.put(rows, part)
     return whole
 
 
@@ -58,7 +58,7 @@ def bands(label: str, points: Points, estimate: Estimate, reference: str = "") -
     rows = []
     for band, inside in (("up to 64 KiB", points.bytes <= SMALL_BYTES), ("above 64 KiB", points.bytes > SMALL_BYTES)):
         if inside.any():
-            part = Estimate(estimate.seconds[inside], estimate.sigma[inside], estimate.in_domain[inside])
+            part = estimate.take(inside)
             rows.append(row_of(f"{label}, {band}", points.take(inside), part, reference))
     return rows
 

@@ -124,8 +124,37 @@ class Calls:
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Device times of calls: `seconds`, `sigma` (standard deviation of log time, so that a 90 % interval is
-    seconds * exp(±1.645 sigma)) and `in_domain` (inside what the model was fitted on)."""
+    seconds * exp(±1.645 sigma)) and `in_domain` (inside what the model was fitted on).
+
+    How far outside: `factor` is how many times the size that is farthest outside lies beyond the fitted ones (1 where
+    all are inside, and for kinds and types that were not fitted at any size), `new_gpu` marks calls of a chip that was
+    not measured. A model that tells neither leaves both out.
+    """
 
     seconds: FloatArray
     sigma: FloatArray
     in_domain: BoolArray
+    factor: FloatArray | None = None
+    new_gpu: BoolArray | None = None
+
+    @staticmethod
+    def zeros(n: int) -> Estimate:
+        """Of n calls, to be filled in: nothing takes time or is in domain."""
+        outside = np.zeros(n, dtype=np.bool_)
+        return Estimate(np.zeros(n), np.zeros(n), outside, np.ones(n), outside.copy())
+
+    def columns(self) -> tuple[FloatArray, FloatArray, BoolArray, FloatArray, BoolArray]:
+        """All columns in their order, those left out filled in."""
+        factor = np.ones(len(self.seconds)) if self.factor is None else self.factor
+        new_gpu = np.zeros(len(self.seconds), dtype=np.bool_) if self.new_gpu is None else self.new_gpu
+        return self.seconds, self.sigma, self.in_domain, factor, new_gpu
+
+    def take(self, rows: IndexArray | BoolArray) -> Estimate:
+        """A selection of the calls."""
+        seconds, sigma, in_domain, factor, new_gpu = self.columns()
+        return Estimate(seconds[rows], sigma[rows], in_domain[rows], factor[rows], new_gpu[rows])
+
+    def put(self, rows: IndexArray | BoolArray, part: Estimate) -> None:
+        """Fills these rows of an estimate with all its columns."""
+        for mine, other in zip(self.columns(), part.columns(), strict=True):
+            mine[rows] = other

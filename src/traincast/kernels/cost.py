@@ -19,6 +19,8 @@ from traincast.kernels.shipped import shipped_model
 from traincast.platform.device import Device
 
 _LONGEST = 1e6  # seconds of one kernel: eleven days
+OUTSIDE_SIGMA = 0.1
+"""Log-sigma that leaving what a model was fitted on adds to its own (squares add up): see docs/evidence/domains.md."""
 
 
 class Source(IntEnum):
@@ -32,12 +34,19 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Costs:
-    """Durations of the distinct calls of a program, in seconds, with spread, domain mask and source."""
+    """Durations of the distinct calls of a program, in seconds, with spread, domain mask and source; `factor` and
+    `new_gpu` say how far outside of their domain calls are, see `Estimate`."""
 
     seconds: FloatArray
     sigma: FloatArray
     in_domain: BoolArray
     source: IntArray
+    factor: FloatArray
+    new_gpu: BoolArray
+
+    def spread(self) -> FloatArray:
+        """Log-sigma of every call: that of its model, wider outside of what it was fitted on."""
+        return np.hypot(self.sigma, np.where(self.in_domain, 0.0, OUTSIDE_SIGMA))
 
 
 @cache
@@ -62,11 +71,10 @@ def _faster(estimate: Estimate, rows: IntArray, other: Estimate) -> Estimate:
 
     Where TF32 is allowed, libraries still have their fp32 kernels to choose from.
     """
-    chosen = other.seconds < estimate.seconds[rows]
-    seconds, sigma, in_domain = estimate.seconds.copy(), estimate.sigma.copy(), estimate.in_domain.copy()
-    for column, alternative in ((seconds, other.seconds), (sigma, other.sigma), (in_domain, other.in_domain)):
-        column[rows[chosen]] = alternative[chosen]
-    return Estimate(seconds, sigma, in_domain)
+    chosen = np.flatnonzero(other.seconds < estimate.seconds[rows])
+    whole = estimate.take(np.arange(len(estimate.seconds)))
+    whole.put(rows[chosen], other.take(chosen))
+    return whole
 
 
 def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False) -> Costs:
@@ -74,9 +82,8 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
 
     Collectives are left at zero: their time is that of a meeting of ranks.
     """
-    n = len(lowered.calls)
-    seconds, sigma = np.zeros(n), np.zeros(n)
-    in_domain, source = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.int64)
+    whole, source = Estimate.zeros(len(lowered.calls)), np.zeros(len(lowered.calls), dtype=np.int64)
+    seconds, _, in_domain, factor, new_gpu = whole.columns()
     for rows, calls in lowered.by_family():
         if calls.family is COLLECTIVE:
             in_domain[rows], source[rows] = True, Source.MODEL
@@ -84,11 +91,12 @@ def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = Fals
         with np.errstate(all="ignore"):  # what is not finite is refused by name below
             estimate, origin = price_calls(calls, device, roofline_only=roofline_only)
         _check_sensible(calls, estimate, device)
-        seconds[rows] = estimate.seconds * device.corrections.get(calls.family.name, 1.0)
-        sigma[rows], in_domain[rows] = estimate.sigma, estimate.in_domain | (calls.family is GIVEN)
+        whole.put(rows, estimate)
+        seconds[rows] *= device.corrections.get(calls.family.name, 1.0)
+        in_domain[rows] |= calls.family is GIVEN
         source[rows] = origin
     source[lowered.estimated] = Source.ESTIMATED
-    return Costs(seconds, sigma, in_domain, source)
+    return Costs(seconds, whole.sigma, in_domain, source, factor, new_gpu)
 
 
 def _check_sensible(calls: Calls, estimate: Estimate, device: Device) -> None:

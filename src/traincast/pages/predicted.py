@@ -53,7 +53,7 @@ def answer_section(p: Prediction) -> Section:
         verdict_of(p), facts(known), warnings_html(p.warnings), heading("Measured neighbours"), _neighbours(p),
     ]  # fmt: skip
     if p.out_of_domain_ops or p.estimated_ops:
-        named = [(name, "outside of what was fitted") for name in p.out_of_domain_ops]
+        named = [(item.op, f"outside of what was fitted: {item.why}") for item in p.outside]
         named += [(name, "no kernel model: from its bytes") for name in p.estimated_ops]
         pieces.append(folded(f"Ops that are extrapolated ({len(named)})",
                              table(("op", "why"), named, caption="Ops outside of measurements")))  # fmt: skip

@@ -16,6 +16,7 @@ from traincast.kernels.registry import lowering_context
 from traincast.kernels.unmodelled import OPAQUE
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer, imbalance, rank_answers
+from traincast.prediction.outside import outside_ops
 from traincast.prediction.result import Prediction
 from traincast.prediction.step import StepWalk, walk_step
 from traincast.prediction.warnings import warnings_of
@@ -27,7 +28,6 @@ from traincast.workload.ops import Phase
 from traincast.workload.workload import Workload
 
 _TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
-_OUT_OF_DOMAIN_SIGMA = 0.25  # what leaving the fitted range adds to a call's spread, in quadrature
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
 # so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/programs.md
 SHARED_ERROR = 0.6
@@ -94,7 +94,7 @@ def _prediction(
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
     estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
-    outside_ops, outside_seconds = _marked_ops(timeline, ~costs.in_domain & ~estimated)
+    outside = outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
     return Prediction(
         workload=workload,
         platform=platform,
@@ -113,8 +113,7 @@ def _prediction(
         by_source=_by_source(timeline, costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
-        out_of_domain_ops=outside_ops,
-        out_of_domain_seconds=outside_seconds,
+        outside=outside,
         memory=max((answer.memory for answer in answers), key=lambda memory: memory.peak_bytes),
         warnings=warnings_of(answers, platform, walked.instructions, tf32=tf32),
         timeline=timeline,
@@ -142,7 +141,7 @@ def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Esti
 
 def kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
     """Seconds that one log-sigma of each call of the step is worth."""
-    sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
+    sigma = costs.spread()
     per_call = np.bincount(
         timeline.schedule.call[timeline.launches], weights=timeline.kernel_seconds, minlength=len(sigma)
     )

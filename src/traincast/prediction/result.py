@@ -10,6 +10,7 @@ from traincast.display.text import milliseconds
 from traincast.kernels.call import KernelCall
 from traincast.platform.platform import Platform
 from traincast.prediction.answers import RankAnswer
+from traincast.prediction.outside import OutsideOp
 from traincast.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
 from traincast.prediction.step import StepWalk
 from traincast.prediction.step_path import seconds_by_place, seconds_by_what, step_path
@@ -32,8 +33,8 @@ class Prediction(Result):
     all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
     mean.
 
-    `estimated_ops` are ops without a kernel model (costed from their bytes and flops), `out_of_domain_ops` those with a
-    call outside of what their model was fitted on, both with most device time first; `estimated_seconds` and
+    `estimated_ops` are ops without a kernel model (costed from their bytes and flops), `outside` those with a call
+    outside of what their model was fitted on and how far, both with most device time first; `estimated_seconds` and
     `out_of_domain_seconds` are the device time of those calls.
 
     `kernel_errors` are the seconds that one log-sigma of each kernel call is worth, `host_spread` is the log-sigma of
@@ -54,8 +55,7 @@ class Prediction(Result):
     by_source: dict[str, float]
     estimated_ops: tuple[str, ...]
     estimated_seconds: float
-    out_of_domain_ops: tuple[str, ...]
-    out_of_domain_seconds: float
+    outside: tuple[OutsideOp, ...]
     memory: Memory
     warnings: tuple[str, ...]
     timeline: Timeline
@@ -66,6 +66,16 @@ class Prediction(Result):
     interval_terms: dict[str, float] = field(default_factory=dict)
     kernel_errors: dict[KernelCall, float] = field(default_factory=dict)
     host_spread: float = 0.0
+
+    @property
+    def out_of_domain_ops(self) -> tuple[str, ...]:
+        """Names of the ops `outside`."""
+        return tuple(item.op for item in self.outside)
+
+    @property
+    def out_of_domain_seconds(self) -> float:
+        """Device time of the calls `outside`."""
+        return sum(item.seconds for item in self.outside)
 
     @cached_property
     def path(self) -> list[PathPart]:
@@ -123,6 +133,7 @@ class Prediction(Result):
             "estimated_ms": 1e3 * self.estimated_seconds,
             "out_of_domain_ops": list(self.out_of_domain_ops),
             "out_of_domain_ms": 1e3 * self.out_of_domain_seconds,
+            "out_of_domain": [item.to_dict() for item in self.outside],
             "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_gigabytes(self.memory.by_kind)},
             "host_profile": self.host_profile,
             "warnings": list(self.warnings),

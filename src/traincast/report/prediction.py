@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from traincast.display.text import bar, milliseconds, table
+from traincast.prediction.prediction import RELEASE_SPREAD
 from traincast.prediction.result import Prediction
 from traincast.prediction.step_path import seconds_by_what
 from traincast.report.ranks import ranks_text
 
 _MOST_OPS = 5
+_MOST_OUTSIDE = 3
 _MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
 
 
@@ -68,8 +70,7 @@ def _footer(p: Prediction) -> str:
     if p.estimated_ops:
         said = "without a kernel model (costed from bytes and flops)"
         lines.append(_marked(said, p.estimated_ops, p.estimated_seconds, p))
-    if p.out_of_domain_ops:
-        lines.append(_marked("outside what was fitted", p.out_of_domain_ops, p.out_of_domain_seconds, p))
+    lines += _outside(p)
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
 
 
@@ -90,7 +91,18 @@ def _memory(p: Prediction) -> str:
 
 
 def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:
-    """`12 % of kernel time outside what was fitted: aten::mm, aten::bmm and 7 more`."""
+    """`12% of kernel time without a kernel model: aten::mm, aten::bmm and 7 more`."""
     share = seconds / max(sum(p.by_family.values()), 1e-30)
     more = f" and {len(ops) - _MOST_OPS} more" if len(ops) > _MOST_OPS else ""
     return f"{share:.0%} of kernel time {what}: {', '.join(ops[:_MOST_OPS])}{more}"
+
+
+def _outside(p: Prediction) -> list[str]:
+    """The ops outside of what was fitted that matter for the step's time, which is where they leave more open than the
+    next release of the software does: by how much, how far outside and why."""
+    notable = sorted((item for item in p.outside if item.shift > RELEASE_SPREAD), key=lambda item: -item.shift)
+    if not notable:
+        return []
+    named = ", ".join(f"{item.op} {item.shift:.0%} ({item.why})" for item in notable[:_MOST_OUTSIDE])
+    more = f" and {len(notable) - _MOST_OUTSIDE} more" if len(notable) > _MOST_OUTSIDE else ""
+    return [f"outside what was fitted, by standard deviation of the step: {named}{more}"]

@@ -28,7 +28,6 @@ from traincast.workload.ops import Phase
 from traincast.workload.program import Program, peak_memory
 
 _OPTIMIZER_ELEMENTS = 100_000_000  # an update is priced at this size; longer ones take as much longer
-_OUT_OF_DOMAIN_SIGMA = 0.1  # log-sigma added to kernels outside of what their model was fitted on
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def _passes(program: Program, device: Device, host: HostProfile, *, roofline_onl
     call = schedule.call[launches]
     phase_of_scope = np.asarray(program.columns.scope_phase)
     phase, host_phase = phase_of_scope[schedule.scope[launches]], phase_of_scope[schedule.scope]
-    sigma = np.hypot(costs.sigma, np.where(costs.in_domain, 0.0, _OUT_OF_DOMAIN_SIGMA))
+    sigma = costs.spread()
     family = np.array([item.family.name for item in lowered.calls])
     kind = np.array([item.kind for item in lowered.calls])
     compute = np.array([item.compute for item in lowered.calls])

@@ -33,7 +33,7 @@ def price_meetings(
     values = np.array([key[2:] for key in distinct], dtype=np.float64).reshape(len(distinct), 3)
     calls = Calls.from_columns(COLLECTIVE, [key[0] for key in distinct], [key[1] for key in distinct], values)
     estimate = shipped_collectives().predict(calls, topology)
-    return Estimate(estimate.seconds[rows], estimate.sigma[rows], estimate.in_domain[rows])
+    return estimate.take(np.array(rows, dtype=np.int64))
 
 
 def _message_bytes(meeting: Meeting, ranks: Sequence[int], nodes: Sequence[int], describe: Describe) -> float:

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from traincast.arrays import BoolArray, FloatArray
+from traincast.arrays import FloatArray
 from traincast.kernels.attention import ATTENTION
 from traincast.kernels.attention.backward import BACKWARD_KERNEL, backward_features
 from traincast.kernels.attention.parameters import AttentionParameters
@@ -71,13 +71,15 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         row = parameters.chips.find(device)
         sigma = parameters.unseen_sigma if row < 0 else float(parameters.sigma[row])
         measured = fused & ~backward & (calls["causal"] == 1) & (calls["q_len"] == calls["kv_len"])
-        if row >= 0:
-            measured &= _within(calls, parameters.limits[row])
+        factor = _factor_outside(calls, parameters.limits[row]) if row >= 0 else np.ones(len(calls))
+        factor = np.where(measured, factor, 1.0)  # of other kinds nothing was measured, whatever their sizes
+        measured &= factor <= 1.0
         open_ = fused & ~backward & (calls["causal"] == 0)
         spread = np.where(measured, sigma, np.hypot(sigma, np.where(open_, _UNMASKED, _UNMEASURED)))
         # another chip of the generation is known as well as its forward is
         spread = np.where(known_backward, np.hypot(parameters.backward_sigma, sigma), spread)
-        return Estimate(seconds, spread, measured & (row >= 0))
+        new_gpu = np.full(len(calls), row < 0)
+        return Estimate(seconds, spread, measured & ~new_gpu, factor, new_gpu)
 
     def _measured_backward(self, device: Device) -> bool:
         return kernel_of(device) == BACKWARD_KERNEL and bool(self.fitted.backward.any())
@@ -89,13 +91,12 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         return replace(estimate, seconds=estimate.seconds + copy)
 
 
-def _within(calls: Calls, limits: FloatArray) -> BoolArray:
-    """Which calls have the sizes of fitted ones."""
+def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
+    """How many times the farthest size of a call lies beyond those of fitted ones; 1 inside."""
     shortest, longest, narrow, wide, most = limits
-    length, dim = calls["q_len"], calls["head_dim"]
-    return np.asarray(
-        (length >= shortest) & (length <= longest) & (dim >= narrow) & (dim <= wide) & (query_elements(calls) <= most)
-    )
+    length, dim = np.maximum(calls["q_len"], 1.0), np.maximum(calls["head_dim"], 1.0)
+    ratios = (shortest / length, length / longest, narrow / dim, dim / wide, query_elements(calls) / most)
+    return np.asarray(np.maximum(np.max(ratios, axis=0), 1.0))
 
 
 def _plain_seconds(calls: Calls, device: Device) -> FloatArray:

@@ -63,7 +63,9 @@ class ConvModel(KernelModel):
         sigma = np.full(len(calls), self.parameters_.unseen_sigma if row < 0 else float(self.parameters_.sigma[row]))
         sigma = np.where(learned, sigma, np.hypot(sigma, self.UNMEASURED))
         sigma = np.where(depthwise, self._DEPTHWISE, np.hypot(sigma, 8e-6 / seconds))
-        return Estimate(seconds, sigma, learned & self.parameters_.within(g))
+        factor = self.parameters_.factor_outside(g)
+        known, new_gpu = learned & (factor <= 1.0), np.full(len(calls), row < 0)
+        return Estimate(seconds, sigma, known, np.where(learned, factor, 1.0), new_gpu)
 
     def _correct(
         self, seconds: FloatArray, ways: FloatArray, calls: Calls, g: Geometry, device: Device, tensor: BoolArray

@@ -43,10 +43,10 @@ class ConvParameters:
         row = self.chips.find(device)
         return (self.pooled_plain, self.pooled_tensor) if row < 0 else (self.plain[row], self.tensor[row])
 
-    def within(self, g: Geometry) -> BoolArray:
-        """Which calls are no larger than what was fitted."""
+    def factor_outside(self, g: Geometry) -> FloatArray:
+        """How many times the farthest size of a call is larger than what was fitted; 1 inside."""
         sizes = np.stack([g.batch, g.channels, g.filters, g.height], axis=1)
-        return np.asarray((sizes <= self.limits).all(axis=1))
+        return np.asarray(np.maximum((sizes / self.limits).max(axis=1), 1.0))
 
     def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> ConvParameters:
         """The same weights with these spreads."""

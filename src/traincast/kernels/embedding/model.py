@@ -27,6 +27,7 @@ _PLACES = 4  # values of the field `host`
 _SLACK = 1e-6  # beside the limits of what was measured, against rounding
 _FP32_BYTES = 4  # the only type that was measured
 _SIZES = 5  # of `_sizes`
+_LENGTHS = 3  # of them numbers of things; the others are shares
 _LINKS = SPREAD_GROUPS.index("links")
 _FBGEMM = np.array([kind.startswith("tbe_") for kind in EMBEDDING.kinds])
 
@@ -74,12 +75,15 @@ class EmbeddingModel(ParametricModel[EmbeddingParameters]):
         parameters = self.fitted
         seconds = embedding_seconds(calls, device, parameters.rates)
         row = parameters.chips.find(device)
-        inside = _inside(calls, parameters.limits[row]) if row >= 0 else np.zeros(len(calls), dtype=np.bool_)
+        new_gpu, factor = np.full(len(calls), row < 0), np.ones(len(calls))
+        inside = ~new_gpu
+        if row >= 0:
+            inside, factor = _inside(calls, parameters.limits[row]), _factor_outside(calls, parameters.limits[row])
         variance = np.square(parameters.sigma)[spread_group(calls, seconds)]
         variance += np.where(inside, 0.0, _UNMEASURED**2) + np.where(_linked(calls) & ~inside, _IN_HOST**2, 0.0)
         if row < 0:
             variance += parameters.unseen_sigma**2
-        return Estimate(seconds, np.sqrt(variance), inside)
+        return Estimate(seconds, np.sqrt(variance), inside, factor, new_gpu)
 
 
 def spread_group(calls: Calls, seconds: FloatArray) -> IntArray:
@@ -124,8 +128,21 @@ def _measured(parts: Sequence[tuple[Device, Calls]]) -> tuple[Chips, FloatArray]
 
 def _inside(calls: Calls, limits: FloatArray) -> BoolArray:
     """Which calls are of a kind, a type and sizes measured on a chip; comparing with a missing limit is false."""
-    known = limits[calls.kind, np.clip(calls["host"], 0, _PLACES - 1).astype(np.int64)]
-    least, most = known[:, 0].T, known[:, 1].T
     sizes = _sizes(calls)
+    least, most = _limits_of(calls, limits)
     plain = ((calls["row_item_bytes"] == _FP32_BYTES) | calls.is_kind("cache_fill")) & calls.is_compute("fp32")
     return np.asarray(plain & ((sizes >= least) & (sizes <= most)).all(axis=0))
+
+
+def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:
+    """How many times the farthest of lookups, rows and dim lies beyond the measured ones; 1 inside, and for kinds that
+    were not measured. Shares, which may be nothing, are left out."""
+    sizes = np.maximum(_sizes(calls)[:_LENGTHS], 1.0)
+    least, most = (limit[:_LENGTHS] for limit in _limits_of(calls, limits))
+    return np.asarray(np.fmax(np.fmax(least / sizes, sizes / most).max(axis=0), 1.0))
+
+
+def _limits_of(calls: Calls, limits: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Least and most of every size that was measured of the calls' kinds and places."""
+    known = limits[calls.kind, np.clip(calls["host"], 0, _PLACES - 1).astype(np.int64)]
+    return known[:, 0].T, known[:, 1].T

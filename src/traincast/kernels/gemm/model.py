@@ -61,16 +61,14 @@ class GemmModel(KernelModel):
         return combined(calls, self._predict_products(plain(calls), device), device)
 
     def _predict_products(self, calls: Calls, device: Device) -> Estimate:
-        seconds, sigma = np.zeros(len(calls)), np.zeros(len(calls))
-        in_domain = np.zeros(len(calls), dtype=np.bool_)
+        whole = Estimate.zeros(len(calls))
         for code in np.unique(calls.compute):
             compute = COMPUTE_TYPES[code]
             rows = np.flatnonzero(calls.compute == code)
             for start in range(0, len(rows), _CHUNK):
                 chunk = rows[start : start + _CHUNK]
-                part = self._predict_chunk(calls.take(chunk), device, compute)
-                seconds[chunk], sigma[chunk], in_domain[chunk] = part.seconds, part.sigma, part.in_domain
-        return Estimate(seconds, sigma, in_domain)
+                whole.put(chunk, self._predict_chunk(calls.take(chunk), device, compute))
+        return whole
 
     def _predict_chunk(self, calls: Calls, device: Device, compute: str) -> Estimate:
         engine = engine_of(device, compute)
@@ -78,19 +76,20 @@ class GemmModel(KernelModel):
         row = fit.chips.find(device)
         seconds = engine_seconds(engine, fit, calls, device, compute)
         stacked = engine.linear_only & (calls["batch"] > 1.0)
-        beyond = _doublings_outside(fit.box, calls, stacked)
+        factors = _factors_outside(fit.box, calls, stacked)
+        beyond = np.log2(factors).sum(axis=1)
         spreads = fit.sigma[row] if row >= 0 else fit.unseen_sigma(device)
         spread = np.hypot(spreads[spread_class(calls), np.searchsorted(SIGMA_EDGES, seconds)], clock_spread(device))
         borrowed = stacked | (compute not in _FITTED_TYPES[engine.name])
         sigma = np.hypot(np.hypot(spread, np.where(borrowed, _BORROWED, _SESSION)), _BEYOND * beyond)
-        return Estimate(seconds, sigma, (beyond == 0.0) & (row >= 0) & ~borrowed)
+        new_gpu = np.full(len(calls), row < 0)
+        return Estimate(seconds, sigma, (beyond == 0.0) & ~new_gpu & ~borrowed, factors.max(axis=1), new_gpu)
 
 
-def _doublings_outside(box: FloatArray, calls: Calls, stacked: BoolArray) -> FloatArray:
-    """By how many doublings, over all dimensions, a call lies outside the measured sizes."""
+def _factors_outside(box: FloatArray, calls: Calls, stacked: BoolArray) -> FloatArray:
+    """How many times each dimension of a call lies outside the measured sizes; 1 inside."""
     sizes = np.maximum(calls.values[:, :4], 1.0)
     sizes[:, 1] *= np.where(stacked, sizes[:, 0], 1.0)
     sizes[stacked, 0] = 1.0
     batched = (sizes[:, 0] > 1.0).astype(np.int64)
-    outside = np.maximum(np.maximum(sizes / box[batched, 1], box[batched, 0] / sizes), 1.0)
-    return np.asarray(np.log2(outside).sum(axis=1))
+    return np.asarray(np.maximum(np.maximum(sizes / box[batched, 1], box[batched, 0] / sizes), 1.0))

@@ -36,7 +36,8 @@ def combined(calls: Calls, products: Estimate, device: Device) -> Estimate:
     seconds = products.seconds * np.where(calls.is_kind(*LOOPED), np.maximum(calls["batch"], 1.0), 1.0)
     seconds = np.where(calls.is_kind(*ACCUMULATING), _onto_gradient(calls, seconds, device), seconds)
     sigma = np.where(variant, np.hypot(products.sigma, _VARIANT_SIGMA), products.sigma)
-    return Estimate(seconds, sigma, products.in_domain & ~calls.is_kind("grouped"))
+    in_domain = products.in_domain & ~calls.is_kind("grouped")
+    return replace(products, seconds=seconds, sigma=sigma, in_domain=in_domain)
 
 
 def _onto_gradient(calls: Calls, seconds: FloatArray, device: Device) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import FloatArray
+from traincast.arrays import BoolArray, FloatArray
 from traincast.kernels.call import Calls, Estimate, Family
 from traincast.kernels.model import KernelModel, Measurements, ParametricModel, State
 from traincast.kernels.rowwise import NORM, SOFTMAX
@@ -44,9 +44,7 @@ class SoftmaxModel(ParametricModel[RowParameters]):
         backward = calls.is_kind("backward", "log_backward")
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
-        low, high = self.fitted.cols_range
-        measured = ~derived & (cols >= low) & (cols <= high)
-        return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
+        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.fitted), known=known)
 
 
 def _softmax_bytes(calls: Calls) -> FloatArray:
@@ -89,9 +87,7 @@ class NormModel(KernelModel):
         kinds = [calls.is_kind(kind) for kind in ("layer_forward", "layer_backward", "layer_backward_weights")]
         seconds = np.select(kinds, [layer, self._LAYER_BACKWARD * layer, weights], _batch_norm(calls, device, view))
         derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
-        low, high = self.parameters_.cols_range
-        measured = ~derived & (cols >= low) & (cols <= high)
-        return Estimate(seconds, _spread(seconds, sigma, measured), measured & known)
+        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.parameters_), known=known)
 
     def state(self) -> State:
         """The fitted parameters of layer norm and of the memory system."""
@@ -116,6 +112,15 @@ def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
     return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
 
 
-def _spread(seconds: FloatArray, sigma: float, measured: npt.NDArray[np.bool_]) -> FloatArray:
+def _factor_outside(cols: FloatArray, parameters: RowParameters) -> FloatArray:
+    """How many times rows are longer or shorter than the measured ones; 1 inside."""
+    low, high = parameters.cols_range
+    return np.asarray(np.maximum(np.maximum(low / np.maximum(cols, 1.0), cols / high), 1.0))
+
+
+def _estimate(seconds: FloatArray, sigma: float, derived: BoolArray, factor: FloatArray, *, known: bool) -> Estimate:
+    """With the spread of what was measured, of its relatives and of other widths."""
+    measured = ~derived & (factor <= 1.0)
     total = np.hypot(sigma, np.where(measured, 0.0, _DERIVED_SPREAD))
-    return np.asarray(np.hypot(total, START_SPREAD * START_SECONDS / seconds))
+    spread = np.hypot(total, START_SPREAD * START_SECONDS / seconds)
+    return Estimate(seconds, spread, measured & known, np.where(derived, 1.0, factor), np.full(len(seconds), not known))

@@ -7,7 +7,7 @@ measurements. A family only says how many bytes and lane cycles a call costs.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -70,9 +70,11 @@ class StreamingModel(ParametricModel[StreamParameters]):
         seconds = work.start_seconds + overlapped(memory, lane_seconds(device, work.lane_cycles))
         fitted = work.measured & calls.is_compute("fp32")
         spread = np.where(fitted, view.sigma, np.hypot(view.sigma, _UNMEASURED))
-        beyond = np.log2(np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0))
+        factor = np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0)
+        beyond = np.log2(factor)
         sigma = np.hypot(np.hypot(spread, _BEYOND * beyond), START_SPREAD * START_SECONDS / seconds)
-        return Estimate(seconds, sigma, fitted & (beyond == 0.0) & view.known)
+        known = np.full(len(calls), view.known)
+        return Estimate(seconds, sigma, fitted & (beyond == 0.0) & known, np.where(fitted, factor, 1.0), ~known)
 
     def memory(self, device: Device) -> MemorySystem:
         """The memory system of this device as fitted."""
@@ -216,7 +218,8 @@ class MemcpyModel(StreamingModel):
         crossing = 1.5e-6 + (size - late) / pinned + late / staged
         seconds = np.where(link, crossing, inside.seconds)
         sigma = np.where(link, np.where(pageable, 0.35, 0.15), inside.sigma)
-        return Estimate(seconds, np.hypot(sigma, START_SPREAD * 1e-6 / seconds), inside.in_domain & ~link)
+        spread = np.hypot(sigma, START_SPREAD * 1e-6 / seconds)
+        return replace(inside, seconds=seconds, sigma=spread, in_domain=inside.in_domain & ~link)
 
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:
         """A device copy reads and writes every byte, memset only writes."""
