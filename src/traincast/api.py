@@ -314,7 +314,7 @@ def trace(
     rank. With a platform `on` the traced step is also predicted, with its own host times or those of the host profile
     `host` ("platform": the platform's own), `host_scale` times as slow (None: told from the trace). `twice` names ops,
     kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
-    (default: the profiler's own markers, else the steps of an optimizer).
+    (default: the profiler's own markers, else an optimizer's steps, else the period of the kernels).
     """
     from traincast.questions.trace import trace as answer
 

@@ -55,6 +55,24 @@ def test_kernels_are_predicted_from_shapes_and_kept_without(tmp_path):
     assert found.predicted[2] == found.measured[2]
 
 
+@pytest.mark.parametrize(("name", "shapes", "kernel_us"), [
+    ("CompiledFunctionBackward", [[64, 64]], 28_600),  # far longer than its bytes take
+    ("_C_cache_ops::reshape_and_cache_flash", [[300, 8, 64], [300, 8, 64], [200_000, 16, 8, 64]], 160),  # far shorter
+])  # fmt: skip
+def test_ops_nobody_has_modelled_keep_their_measured_time(tmp_path, name, shapes, kernel_us):
+    events = step(op(name, 10, 30, shapes), launch(1, 20), kernel(1, 30, kernel_us, name="triton_"), length=30_000)
+    path = tmp_path / "t.json"
+    path.write_text(
+        json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]})
+    )
+    tied = link(read_kineto(path))
+    same, other = (predict_kernels(tied, SignatureReader(tied), load_platform(on).device) for on in ("v100", "h100"))
+    assert Known(same.known[0]) in (Known.ESTIMATED, Known.NO_SHAPES)
+    assert same.predicted[0] == pytest.approx(1e-6 * kernel_us)
+    memory = load_platform("v100").device.dram_bandwidth / load_platform("h100").device.dram_bandwidth
+    assert other.predicted[0] == pytest.approx(1e-6 * kernel_us * memory)
+
+
 def test_collectives_and_copies(tmp_path):
     copy = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 40, 90, 7, correlation=2, stream=7, bytes=1_000_000)
     events = step(

@@ -39,10 +39,16 @@ def trace_page(report: TraceReport, price: float | None = None) -> Page:
     sections.append(overheads_section(rank))
     sections.append(software_section([
         ("Files", ", ".join(one.linked.trace.path.name for one in report.ranks)), ("Device", device),
-        ("Marked steps", "yes" if rank.linked.marked else "no: the whole trace counts as one"),
+        ("Marked steps", _marks(rank)),
     ]))  # fmt: skip
     name = rank.linked.trace.path.name.partition(".")[0]
     return Page(title=f"Traced steps of {name}", subtitle=f"measured on {device}{several}", sections=sections)
+
+
+def _marks(rank: RankReport) -> str:
+    if rank.linked.period:
+        return "no: told by the sequence of kernels"
+    return "yes" if rank.linked.marked else "no: the whole trace counts as one"
 
 
 def answer_section(report: TraceReport) -> Section:

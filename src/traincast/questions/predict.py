@@ -14,7 +14,7 @@ from traincast.questions.variant import Variant
 from traincast.questions.workloads import Source, load_on, published_program
 from traincast.walk.uneven import Unevenness
 from traincast.workload.given import OpCost, joined
-from traincast.workload.workload import Workload
+from traincast.workload.workload import COVERS, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         graphs,
         platform.assumed if many else "",
         step.meta.get("compiled"),
+        f"the traced step covers {step.meta[COVERS]}" if COVERS in step.meta else "",
         *(f"assumed: {text}" for text in step.assumptions),
         *_given(step),
     )

@@ -15,7 +15,7 @@ from traincast.platform.platform import Platform
 from traincast.profiler.exchanges import shared_exchange_rows
 from traincast.profiler.tables import profile_tables
 from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
-from traincast.replay.notes import device_notes, execution_notes, replay_notes
+from traincast.replay.notes import device_notes, execution_notes, replay_notes, step_notes
 from traincast.replay.path import path_report
 from traincast.replay.path_together import ranks_path
 from traincast.replay.predicted_together import predict_ranks
@@ -109,8 +109,7 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
         if foreign:
             notes, execution, node = notes + foreign, None, None
     notes += device_notes(linked)
-    if not linked.marked:
-        notes.append("no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`")
+    notes += step_notes(linked)
     unlinked = int((linked.launch[linked.device] < 0).sum())
     if unlinked:
         notes.append(

@@ -15,6 +15,18 @@ _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond wh
 _WELL = 0.03  # steps of one run differ by about as much among themselves
 
 
+def step_notes(linked: Linked) -> list[str]:
+    """How steps were told where nothing marked them."""
+    if linked.period:
+        return [
+            f"no marker of steps: they are told by the sequence of kernels, which comes again after {linked.period}, "
+            "and begin where the host pauses longest; name a marker with `step_marker`"
+        ]
+    if linked.marked:
+        return []
+    return ["no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"]
+
+
 def device_notes(linked: Linked) -> list[str]:
     """What is odd about the devices of a trace: none, or several."""
     device = linked.device

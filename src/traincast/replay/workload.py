@@ -15,17 +15,18 @@ from traincast.profiler.ops import framework_version, version_context
 from traincast.replay.collectives import collective_ops, world_of
 from traincast.replay.pieces import Piece, step_pieces
 from traincast.replay.results import RankReport, TraceReport
+from traincast.replay.sizes import coverage, mode_of, sizes_of
 from traincast.replay.timeline import JOIN_NS
 from traincast.traces.link import Linked
 from traincast.traces.signatures import SignatureReader
 from traincast.workload.builder import ProgramBuilder
 from traincast.workload.ops import Phase, Scalar, Signature
 from traincast.workload.program import Program
-from traincast.workload.workload import Workload
+from traincast.workload.workload import COVERS, Workload
 
+_MOST_NAMED = 8  # ops without shapes: the largest say what is missing
 RIGID = "it was made from a trace, which shows one size only"
 _LOADER = "enumerate(DataLoader)"
-_PRODUCTS = re.compile(r"aten::(?:addmm|mm|convolution|_convolution|cudnn_convolution|conv2d)$")
 _TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
 _BACKWARD = re.compile(r"Backward\d*$|AccumulateGrad|CppNode|autograd::")
 
@@ -46,8 +47,9 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
     world = world_of(report)
     ops, notes = collective_ops(report, world, number)
     ranks = [_rank(rank, number, signatures) for rank, signatures in zip(report.ranks, ops, strict=True)]
-    batch = _batch_size(ranks)
-    programs = tuple(replace(rank.program, batch_size=batch, rigid=RIGID) for rank in ranks)
+    batch, tokens, said = sizes_of((piece.signature for rank in ranks for piece in rank.pieces), first.linked)
+    notes += [said] if said else []
+    programs = tuple(replace(rank.program, batch_size=batch, seq_len=tokens, rigid=RIGID) for rank in ranks)
     if any(_TENSOR_CORES.search(name) for rank in report.ranks for name in rank.linked.trace.names):
         notes.append("products ran in TF32: predict with dtype tf32")
     loading = _loading(report, number)
@@ -59,6 +61,7 @@ def trace_workload(report: TraceReport, *, name: str, step: int | None = None) -
         name=name,
         programs=programs,
         ranks=tuple(int(p) for p in place),
+        mode=mode_of(first.linked),
         framework_version=framework_version(first.linked),
         meta=_meta(report, number, ranks, notes),
     )
@@ -167,16 +170,6 @@ def _after(last: dict[int, tuple[int, int]], thread: int, start: int) -> int:
     return max(others)[1] if others and start - before > JOIN_NS else -1
 
 
-def _batch_size(ranks: Sequence[_Rank]) -> int:
-    """The leading dimension most products have, which is how many samples a rank usually takes; a label only."""
-    sizes: Counter[int] = Counter()
-    for signature in (piece.signature for rank in ranks for piece in rank.pieces):
-        if _PRODUCTS.match(signature.name):
-            operand = signature.inputs[1 if signature.name == "aten::addmm" else 0]
-            sizes[operand.shape[0] if operand.shape else 0] += 1
-    return max(sizes.most_common(1)[0][0], 1) if sizes else 1
-
-
 def _of_step(rank: RankReport, number: int) -> int:
     return [step.number for step in rank.linked.steps].index(number)
 
@@ -208,9 +201,12 @@ def _meta(report: TraceReport, step: int, ranks: Sequence[_Rank], notes: Iterabl
                 name = piece.signature.name.removeprefix("trace::")
                 seconds[name] = seconds.get(name, 0.0) + took
     largest = sorted(seconds.items(), key=lambda item: -item[1])
-    names = ", ".join(f"{name} {s / max(total, 1e-12):.1%}" for name, s in largest)
+    names = ", ".join(f"{name} {s / max(total, 1e-12):.1%}" for name, s in largest[:_MOST_NAMED])
+    names += f" and {len(largest) - _MOST_NAMED} more" if len(largest) > _MOST_NAMED else ""
     missing = f"no shapes recorded, counted as empty kernels (share of kernel time): {names}" if names else "nothing"
+    covers = coverage(total - sum(seconds.values()), total)
     return {
+        **({COVERS: covers} if covers else {}),
         "source": ", ".join(rank.linked.trace.path.name for rank in report.ranks),
         "step": f"{step}, measured with the profiler on: {1e3 * _longest(report, step):.2f} ms",
         "missing": missing,

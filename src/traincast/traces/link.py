@@ -17,6 +17,7 @@ from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
 from traincast.traces.markers import marker_rows
 from traincast.traces.nodes import rows_of
+from traincast.traces.periods import periodic_rows
 from traincast.traces.tables import Table
 
 _LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*")
@@ -57,7 +58,8 @@ class Linked:
     `thread` numbers host threads (0 is the one with the step markers), `parent` the enclosing host event, `scope` the
     top-level op, `launch` the runtime call behind a kernel, `waited_for` the kernel of another stream that a kernel
     had to wait for, `step` the index in `steps` (by host time, for kernels that of their launch). `marked` says
-    whether the steps come from the profiler; if not, the whole trace is one.
+    whether steps could be told; if not, the whole trace is one. `period` is the number of kernels of a step where
+    nothing but their sequence told them, else 0.
     """
 
     trace: TimelineTrace
@@ -69,6 +71,7 @@ class Linked:
     launch: IntArray
     waited_for: IntArray
     step: IntArray
+    period: int = 0
 
     @property
     def events(self) -> Table:
@@ -179,11 +182,14 @@ class Linked:
 
 def link(trace: TimelineTrace, marker: str = "") -> Linked:
     """Ties the events of a timeline together. Steps begin at ops or annotations called `marker`; by default at the
-    profiler's own markers, else at an optimizer's steps, if there are any."""
+    profiler's own markers, else at an optimizer's steps, else as often as the sequence of kernels comes again."""
     markers = marker_rows(trace, marker)
     thread = _threads(trace, markers)
     parent, scope = _tree(trace, thread)
     launch = _launches(trace)
+    period = 0
+    if not len(markers):
+        markers, period = periodic_rows(trace, thread, scope, launch)
     steps, marked = _steps(trace, markers)
     starts = np.array([step.start for step in steps])
     at = np.where(launch >= 0, trace.events["start"][np.maximum(launch, 0)], trace.events["start"])
@@ -194,7 +200,7 @@ def link(trace: TimelineTrace, marker: str = "") -> Linked:
         step[on_device & (launch < 0)] = -1  # launched before the window: belongs to no step
     return Linked(
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
-        waited_for=_waits(trace, launch), step=step,
+        waited_for=_waits(trace, launch), step=step, period=period,
     )  # fmt: skip
 
 

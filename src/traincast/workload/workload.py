@@ -20,6 +20,8 @@ DEFAULT_FRAMEWORK = "2.13"
 TF32_ARITHMETIC = ("products", "convolutions")
 DEFAULT_TF32 = ("convolutions",)
 """PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of products off."""
+COVERS = "covers"
+"""The entry of `Workload.meta` of a step from a trace that does not have the sizes of all of its kernels."""
 STUDY_FRAMEWORK = "1.8"
 """The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
 

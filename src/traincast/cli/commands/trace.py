@@ -71,7 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-marker",
         default="",
         metavar="NAME",
-        help="op or annotation at which steps begin (default: ProfilerStep, else the steps of an optimizer)",
+        help="op or annotation at which steps begin (default: ProfilerStep, else an optimizer's steps, else the period "
+        "of the kernels)",
     )
     parser.add_argument(
         "--compare", action="store_true", help="the second trace against the first: what changed, and why"
@@ -127,7 +128,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_text(measured_text(report, args.top))
         if written:
-            print_text(f"\nWorkload {args.workload_out}: {len(written.programs)} programs, {len(written.ranks)} ranks")
+            tokens = f" of {written.seq_len} tokens" if written.seq_len else ""
+            print_text(
+                f"\nWorkload {args.workload_out}: {written.mode}, batch {written.batch_size}{tokens}, "
+                f"{len(written.programs)} programs, {len(written.ranks)} ranks"
+            )
             print_text("\n".join(f"  {name}: {text}" for name, text in written.meta.items()))
     return 0
 
