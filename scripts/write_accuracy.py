@@ -45,6 +45,9 @@ corrected after their errors had been seen; [programs](programs.md) is on HugeCT
 walks the eight traced ranks of a DLRM together.""",
     "distributed-embeddings": """\
 TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([parallel](parallel.md)).""",
+    "captured": """\
+Programs in the style of NVIDIA's DeepLearningExamples, captured when the suite runs (needs torch). Rows marked as held
+back took no part while programs were changed; [capturing](capturing.md) says what is wrong with Mask R-CNN.""",
 }
 TABLES = ("kernels", "collectives", "embedding-access", "llm")
 """Suites without a list of cases, which speak for themselves."""
