@@ -34,6 +34,7 @@ ABSURD_NAMES = (
 )
 NAMES = {"out", "trace_out", "workload_out", "torchrec_out", "name"}
 """Where any name is fine, so that a value which is absurd elsewhere costs a whole answer."""
+_PREDICTING = ("report", "whatif", "sweep")  # verbs that take the options of predict
 SECONDS = 10  # for one command; all of them take far less than one
 
 TABLES = "tables:\n- {name: a, rows: 1000, dim: 16}\n- {name: b, rows: 2000, dim: 8}\n"
@@ -71,6 +72,8 @@ SOUND = {
     ],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
     "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0.1"],
+    "whatif": ["dlrm-ddp --on v100 --set batch-size=64"],
+    "sweep": ["dlrm-ddp --on v100 --vary batch-size=64 --processes 1"],
     "report": ["trace.json -o out.html"],
     "serve": ["--port 0 --keep kept"],
     "models": [""],
@@ -92,8 +95,8 @@ def absurd_commands(verb: str, sound: str) -> list[list[str]]:
     _, made = parsers({verb, "predict"})
     words = sound.split()
     commands = []
-    # those of a prediction are tried with predict, where an answer costs no page
-    known = {action.dest for action in made["predict"]._actions} - {"on"} if verb == "report" else set()
+    # those of a prediction are tried with predict, where an answer costs least
+    known = {action.dest for action in made["predict"]._actions} - {"on"} if verb in _PREDICTING else set()
     for action in made[verb]._actions:
         if isinstance(action, argparse._HelpAction) or (action.option_strings and action.nargs == 0):
             continue

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 import traincast
-from traincast.platform.platform import load_platform
-from traincast.prediction.prediction import predict_step
+from tests.what_if.steps import edited_step, kernels_of
 from traincast.what_if.ask import both
 from traincast.what_if.edits.registry import parse_edits
 from traincast.what_if.options import scene_from
@@ -58,17 +55,6 @@ def _mlp(*, passes=1, optimizer=torch.optim.SGD, by_hand=False):
     return traincast.capture(make_step, batch_size=64, name="mlp")
 
 
-def _edited(capture, *edits):
-    _, changed = both(scene_from(capture, "a100-80gb", {}), parse_edits(edits))
-    return step_of(changed)[0]
-
-
-def _kernels(step):
-    answer = predict_step(step, load_platform("a100-80gb"))
-    calls = answer.timeline.schedule.call[answer.timeline.launches].tolist()
-    return answer, Counter(answer.timeline.calls[call] for call in calls)
-
-
 @pytest.fixture(scope="module")
 def capture():
     return _mlp()
@@ -84,7 +70,7 @@ def capture():
 )
 def test_an_edit_of_ops_is_a_fresh_capture_of_the_edited_model(capture, edit, written):
     # given a captured step with the edit, and a capture of the model that was written so
-    (edited, mine), (fresh, theirs) = (_kernels(step) for step in (_edited(capture, edit), _mlp(**written)))
+    (edited, mine), (fresh, theirs) = (kernels_of(step) for step in (edited_step(capture, edit), _mlp(**written)))
 
     # then both launch the same kernels and take the same time
     assert mine == theirs
@@ -107,8 +93,10 @@ def test_accumulated_batches_count_as_samples(capture):
 
 
 def test_fused_chains_are_those_of_a_model_fused_by_hand(capture):
-    (edited, mine), (fresh, theirs) = (_kernels(s) for s in (_edited(capture, "fuse-elementwise"), _mlp(by_hand=True)))
-    before = _kernels(capture)[1]
+    (edited, mine), (fresh, theirs) = (
+        kernels_of(s) for s in (edited_step(capture, "fuse-elementwise"), _mlp(by_hand=True))
+    )
+    before = kernels_of(capture)[1]
     assert mine.total() < before.total()
     assert mine.total() <= theirs.total()
     products = [{call: n for call, n in kernels.items() if call.family.name == "gemm"} for kernels in (mine, theirs)]
@@ -118,11 +106,11 @@ def test_fused_chains_are_those_of_a_model_fused_by_hand(capture):
 
 def test_an_op_on_another_stream_waits_for_what_it_reads(capture):
     # given a step whose products run on a stream of their own
-    step = _edited(capture, "stream:aten::addmm=1")
-    answer, kernels = _kernels(step)
+    step = edited_step(capture, "stream:aten::addmm=1")
+    answer, kernels = kernels_of(step)
 
     # then it launches the same kernels, in the same order of data, and is no faster: every product waits for the last
-    plain, before = _kernels(capture)
+    plain, before = kernels_of(capture)
     assert kernels == before
     assert answer.iteration >= plain.iteration * 0.999
     assert set(step.programs[0].columns.op_stream.tolist()) >= {0, 1}
@@ -130,4 +118,4 @@ def test_an_op_on_another_stream_waits_for_what_it_reads(capture):
 
 def test_every_edit_of_ops_leaves_a_sound_workload(capture):
     for edit in ("accumulate=2", "fuse-elementwise", "compile", "stream:aten::mm=2", "optimizer=adagrad"):
-        validate_workload(_edited(capture, edit))
+        validate_workload(edited_step(capture, edit))

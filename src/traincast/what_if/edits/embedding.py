@@ -7,6 +7,7 @@ from dataclasses import replace
 from traincast.errors import TraincastError
 from traincast.questions.variant import EMBEDDINGS
 from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.ops.batching import batched_bags
 from traincast.what_if.scene import Scene
 
 
@@ -28,9 +29,6 @@ def fuse_embedding_bags(scene: Scene, value: Value) -> Scene:
         if now != "bag":
             raise TraincastError(f"{scene.name} looks all tables up in one op already (embedding {now})")
         return scene.varied(embedding="batched")
-    if scene.gpus > 1:
+    if scene.gpus > 1 and scene.source == "dlrm":
         raise TraincastError(f"the tables of {scene.name} on several GPUs are FBGEMM's table-batched ones already")
-    raise TraincastError(
-        f"{scene.name} holds its own ops; which indices its bags share is not recorded: capture the model with "
-        "table-batched embeddings, or name a built-in DLRM"
-    )
+    return scene.edited("fuse-embedding-bags", batched_bags)

@@ -12,19 +12,18 @@ from traincast.programs.data_parallel.data_parallel import gradients_of
 from traincast.programs.data_parallel.splice_tape import SpliceTape
 from traincast.programs.optimizers import TITLES, step_together, with_state
 from traincast.programs.tape import Communicator, Ref
+from traincast.what_if.ops.updates import LISTS_SINCE
 from traincast.workload.edit import without_phase
 from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
-
-_LISTS_SINCE = 2  # the PyTorch whose optimizers work on lists by default
 
 
 def with_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
     """The step with another update of the parameters that have gradients."""
     if step.mode != "training":
         raise TraincastError(f"'{step.name}' is a step of {step.mode}; only training has an optimizer")
-    if int(step.framework_version.partition(".")[0]) < _LISTS_SINCE:
+    if int(step.framework_version.partition(".")[0]) < LISTS_SINCE:
         raise TraincastError(f"'{step.name}' follows PyTorch {step.framework_version}; capture it with {optimizer}")
     bare = without_phase(step, Phase.OPTIMIZER)
     programs = tuple(_stepped(program, optimizer) for program in bare.programs)

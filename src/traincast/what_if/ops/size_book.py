@@ -1,0 +1,58 @@
+"""Sizes of new ops, made from those that a program has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from traincast.arrays import IntArray
+from traincast.errors import TraincastError
+from traincast.workload.sizes import MONOMIALS, SizeTable
+
+
+class SizeBook:
+    """The sizes of a program and those that are added to them; all are indices, as in symbolic signatures."""
+
+    def __init__(self, table: SizeTable) -> None:
+        self._table = table
+        self._new: dict[tuple[tuple[int, ...], int, int], int] = {}
+
+    def constant(self, value: int) -> int:
+        """A plain number."""
+        return self._add((value, *(len(MONOMIALS) - 1) * [0]), 1, 1)
+
+    def total(self, terms: Sequence[int], *, times: int = 1, plus: int = 0) -> int:
+        """The sum of sizes, multiplied by a whole number, plus another."""
+        rows = [self._row(term) for term in terms]
+        multiples = {multiple for *_, multiple in rows}
+        if len(multiples) > 1:
+            raise TraincastError("its sizes round sequences up differently and cannot be added")
+        below = math.lcm(*(denominator for _, denominator, _ in rows))
+        sums = sum(times * coefficients * (below // denominator) for coefficients, denominator, _ in rows)
+        assert not isinstance(sums, int)
+        sums[0] += plus * below
+        return self._add(tuple(sums.tolist()), below, multiples.pop())
+
+    def table(self) -> SizeTable:
+        """The sizes of the program with the new ones behind them."""
+        if not self._new:
+            return self._table
+        new = list(self._new)
+        return SizeTable(
+            np.concatenate([self._table.coefficients, np.array([key[0] for key in new], dtype=np.int64)]),
+            np.concatenate([self._table.denominator, np.array([key[1] for key in new], dtype=np.int64)]),
+            np.concatenate([self._table.seq_multiple, np.array([key[2] for key in new], dtype=np.int64)]),
+        )
+
+    def _row(self, index: int) -> tuple[IntArray, int, int]:
+        old = len(self._table)
+        if index < old:
+            table = self._table
+            return table.coefficients[index], int(table.denominator[index]), int(table.seq_multiple[index])
+        coefficients, below, multiple = list(self._new)[index - old]
+        return np.array(coefficients, dtype=np.int64), below, multiple
+
+    def _add(self, coefficients: tuple[int, ...], below: int, multiple: int) -> int:
+        return len(self._table) + self._new.setdefault((coefficients, below, multiple), len(self._new))

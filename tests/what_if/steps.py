@@ -1,0 +1,25 @@
+"""Steps with edits, and the kernels that a step launches."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from traincast.platform.platform import load_platform
+from traincast.prediction.prediction import predict_step
+from traincast.what_if.ask import both
+from traincast.what_if.edits.registry import parse_edits
+from traincast.what_if.options import scene_from
+from traincast.what_if.predict import step_of
+
+
+def edited_step(capture, *edits):
+    """A step with edits."""
+    _, changed = both(scene_from(capture, "a100-80gb", {}), parse_edits(edits))
+    return step_of(changed)[0]
+
+
+def kernels_of(step):
+    """The prediction of a step, and how often it launches every kernel."""
+    answer = predict_step(step, load_platform("a100-80gb"))
+    calls = answer.timeline.schedule.call[answer.timeline.launches].tolist()
+    return answer, Counter(answer.timeline.calls[call] for call in calls)
