@@ -215,6 +215,29 @@ def test_fused_optimizers_are_one_op(name):
     assert {op.name for op in ops} <= {fused, "aten::_foreach_add_"}  # the step counts
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_run_one_cudnn_call_each_way_on_the_rows_they_have(layer):
+    def make_step(batch):
+        model = layer(8, 16, batch_first=True).cuda()
+        lengths = torch.tensor([7, 5, 5, 2])
+
+        def step():
+            source = torch.randn(batch, 7, 8, device="cuda")
+            packed = nn.utils.rnn.pack_padded_sequence(source, lengths, batch_first=True)
+            padded, sizes = nn.utils.rnn.pad_packed_sequence(model(packed)[0], batch_first=True)
+            assert padded.shape == (4, 7, 16) and sizes.tolist() == lengths.tolist()
+            padded.sum().backward()
+
+        return step
+
+    program = capture_step(make_step, batch_size=4, name="packed", rebatch=False).programs[0]
+    (forward,) = (op for op in program.ops if op.name == "aten::_cudnn_rnn")
+    assert forward.inputs[0].spec.shape == (19, 8) and forward.outputs[0].spec.shape == (19, 16)
+    assert dict(forward.signature.scalars)["batch_sizes"] == (4, 4, 3, 3, 3, 1, 1)
+    (backward,) = (op for op in program.ops if op.name == "aten::_cudnn_rnn_backward")
+    assert backward.outputs[0].spec.shape == (19, 8)
+
+
 @pytest.mark.parametrize(("layer", "states"), [(nn.LSTM, 2), (nn.GRU, 1), (nn.RNN, 1)])
 def test_recurrent_layers_are_one_cudnn_call_each_way(layer, states):
     def make_step(batch):

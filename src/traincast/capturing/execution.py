@@ -17,6 +17,7 @@ from traincast.capturing.values import Values
 from traincast.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
 _REAL_BYTES = 1 << 16  # host tensors up to this size keep their values: constructors compute with them
 
 
@@ -40,6 +41,7 @@ class Execution:
         unknown = any(self.book.without_values(t) for t in tensors)
         device = self._result_device(tensors, kwargs)
         result = self._sized(func, args, kwargs) if unknown or any(t.is_meta for t in tensors) else None
+        unknown = unknown and (result is None or func is not _PACK)  # its numbers on the host are made of known lengths
         if result is None:
             result = self._execute(func, args, kwargs, tensors, device)
         for out in tree_iter(result):

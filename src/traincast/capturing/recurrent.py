@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 aten: Any = torch.ops.aten
 Tensor = torch.Tensor
-_MODES = {"rnn_relu.input": 0, "rnn_tanh.input": 1, "gru.input": 3}
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "gru": 3}
 _LSTM = 2  # cuDNN's number of the cell, as those above
 
 
 def replacements() -> dict[str, Callable[..., Any]]:
-    """The composites by name, for tensors in one piece; packed sequences depend on lengths and are refused."""
-    layers = {name: _with_one_state(mode) for name, mode in _MODES.items()}
-    return {"lstm.input": _lstm, **layers, "lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+    """The composites by name: layers on tensors in one piece (`.input`) and on packed sequences (`.data`), cells."""
+    layers = {f"{name}.input": _with_one_state(mode) for name, mode in _MODES.items()}
+    packed = {f"{name}.data": _packed_with_one_state(mode) for name, mode in _MODES.items()}
+    cells = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+    return {"lstm.input": _lstm, "lstm.data": _packed_lstm, **layers, **packed, **cells}
 
 
 def _lstm_cell(
@@ -65,16 +67,31 @@ def _with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
     return layer
 
 
+def _packed_lstm(
+    data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], *options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    output, hidden, cell = _cudnn(_LSTM, data, hx[0], hx[1], params, *options, False, batch_sizes.tolist())
+    return output, hidden, cell
+
+
+def _packed_with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def layer(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], *options: Any) -> tuple[Any, Any]:
+        output, hidden, _ = _cudnn(mode, data, hx, None, params, *options, False, batch_sizes.tolist())
+        return output, hidden
+
+    return layer
+
+
 def _cudnn(
     mode: int, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool, batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     hidden_size = hx.shape[2] if cx is None else cx.shape[2]
     projected = 0 if cx is None or hx.shape[2] == cx.shape[2] else hx.shape[2]
     per_layer = (4 if has_biases else 2) + (1 if projected else 0)
     made = aten._cudnn_rnn(
         input, params, per_layer, None, hx, cx, mode, hidden_size, projected, num_layers, batch_first, dropout,
-        train, bidirectional, [], None,
+        train, bidirectional, list(batch_sizes), None,
     )  # fmt: skip
     return made[0], made[1], made[2]
 
@@ -86,7 +103,7 @@ def cudnn_rnn(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Results of cuDNN's forward without data. Its reserve, whose size only cuDNN knows, is left empty."""
     width = (proj_size or hidden_size) * (2 if bidirectional else 1)
-    output = input.new_empty(*input.shape[:2], width)
+    output = input.new_empty(*input.shape[:-1], width)
     cell = torch.empty_like(cx) if cx is not None else input.new_empty(0)
     nothing = input.new_empty(0, dtype=torch.uint8)
     return output, torch.empty_like(hx), cell, nothing, input.new_empty(0)

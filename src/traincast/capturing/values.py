@@ -222,6 +222,7 @@ class Values:
         if known is None:
             return None
         sizes = (known[None] > torch.arange(int(known.max()))[:, None]).sum(1)
+        self._book.info(sizes, device="cpu", produced=True)
         data = torch.empty((int(known.sum()), *padded.shape[2:]), dtype=padded.dtype, device="meta")
         return data, sizes
 

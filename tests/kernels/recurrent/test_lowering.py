@@ -65,6 +65,13 @@ def test_samples_may_stand_before_steps():
     assert layers(batch_first=True, source=tensor(BATCH, STEPS, INPUTS)) == layers()
 
 
+def test_packed_sequences_cost_the_rows_that_they_have():
+    sizes = (BATCH,) * (STEPS // 2) + (BATCH // 2,) * (STEPS // 2)
+    product, loop = layers(number=1, source=tensor(sum(sizes), INPUTS), batch_sizes=sizes)
+    assert field(product, "m") == STEPS * BATCH * 3 // 4
+    assert (field(loop, "steps"), field(loop, "batch")) == (STEPS, BATCH * 3 // 4)
+
+
 def test_a_projection_is_a_product_more_and_narrows_what_follows():
     items = layers(number=2, proj_size=256)
     assert kernels(items) == ["gemm:mm", "recurrent:forward", "gemm:mm"] * 2

@@ -25,7 +25,7 @@ class _Layers:
 
     compute: str
     steps: int
-    batch: int
+    rows: int  # over all time steps
     inputs: int
     hidden: int
     width: int
@@ -37,14 +37,12 @@ class _Layers:
     def of(signature: Signature, context: LoweringContext) -> _Layers:
         """From the arguments of `_cudnn_rnn` or its backward."""
         source = required(signature, "input", 0)
-        if len(source.shape) != 3:
-            raise TraincastError("sequences of several lengths in one batch (packed) have no model")
         mode, hidden = whole(signature, "mode", -1), whole(signature, "hidden_size")
         if mode not in _GATES or hidden < 1:
             raise TraincastError(f"mode {mode} with {hidden} hidden units is no recurrent layer that cuDNN has")
-        steps, batch = source.shape[1::-1] if signature.scalar("batch_first", False) else source.shape[:2]
+        steps, rows = _steps_and_rows(signature, source)
         return _Layers(
-            product_compute(source, tf32=context.tf32 or context.tf32_convolutions), steps, batch, source.shape[2],
+            product_compute(source, tf32=context.tf32 or context.tf32_convolutions), steps, rows, source.shape[-1],
             hidden, whole(signature, "proj_size") or hidden, _GATES[mode], max(1, whole(signature, "num_layers", 1)),
             2 if signature.scalar("bidirectional", False) else 1,
         )  # fmt: skip
@@ -56,7 +54,7 @@ class _Layers:
     def loop(self, kind: str) -> Item:
         """The time steps of one layer."""
         return RECURRENT.call(
-            kind, self.compute, steps=self.steps, batch=self.batch, hidden=self.hidden, outputs=self.width,
+            kind, self.compute, steps=self.steps, batch=max(1, round(self.rows / self.steps)), hidden=self.hidden, outputs=self.width,
             gates=self.gates, directions=self.directions,
         )  # fmt: skip
 
@@ -68,18 +66,29 @@ class _Layers:
         )  # fmt: skip
 
 
+def _steps_and_rows(signature: Signature, source: TensorSpec) -> tuple[int, int]:
+    """Time steps, and rows over all of them: packed sequences have fewer in later steps (`batch_sizes`)."""
+    if len(source.shape) == 3:
+        steps, batch = source.shape[1::-1] if signature.scalar("batch_first", False) else source.shape[:2]
+        return steps, steps * batch
+    sizes = signature.scalar("batch_sizes")
+    if len(source.shape) != 2 or not isinstance(sizes, tuple) or not sizes:
+        raise TraincastError("a recurrent layer on packed sequences needs how many run in each step (batch_sizes)")
+    return len(sizes), source.shape[0]
+
+
 def _projections(layers: _Layers) -> tuple[Item, ...]:
     """What turns hidden units into what is handed on, where that is less (`proj_size`)."""
     if layers.width == layers.hidden:
         return ()
-    return (layers.product(layers.steps * layers.batch, layers.width, layers.hidden),)
+    return (layers.product(layers.rows, layers.width, layers.hidden),)
 
 
 @lowers("aten::_cudnn_rnn", "aten::miopen_rnn")
 def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Of every layer: the product of all inputs with the input matrix, then step by step."""
     layers = _Layers.of(signature, context)
-    rows, gates = layers.steps * layers.batch, layers.gates * layers.hidden
+    rows, gates = layers.rows, layers.gates * layers.hidden
     items: tuple[Item, ...] = ()
     for layer in range(layers.layers):
         items += (layers.product(rows, gates, layers.read(layer)), layers.loop("forward"), *_projections(layers))
@@ -90,7 +99,7 @@ def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Of every layer: back step by step, then the gradients of its input and of both its matrices."""
     layers = _Layers.of(signature, context)
-    rows, gates = layers.steps * layers.batch, layers.gates * layers.hidden
+    rows, gates = layers.rows, layers.gates * layers.hidden
     mask = signature.scalar("output_mask")
     weights_wanted = bool(mask[3]) if isinstance(mask, tuple) and len(mask) > 3 else True
     items: tuple[Item, ...] = ()
