@@ -1,8 +1,9 @@
 """Captures and predicts every set-up of tests/corpus and says how each came out.
 
 `python scripts/try_corpus.py` prints a line each; `--write` puts the table into docs/evidence/corpus.md, `--only WORDS`
-takes those whose name has the words, `--against-cpu` also compares ops and peak memory with real runs on this CPU,
-`--one-size` leaves out whether they can be resized, which takes most of the time. What is not installed is skipped.
+takes those whose name has the words (given several times: any of them; then only their rows of the table change),
+`--against-cpu` also compares ops and peak memory with real runs on this CPU, `--one-size` leaves out whether they can
+be resized, which takes most of the time. What is not installed is skipped.
 Exit code 1 if a set-up fails that should not.
 """
 
@@ -91,10 +92,17 @@ def write(rows: list[str], counts: Counter[str]) -> None:
     PAGE.write_text("\n".join(text), encoding="utf-8")
 
 
+def replace(row: str) -> None:
+    """Puts one set-up's row into the table that is there."""
+    head = row[: row.index("|", 1) + 1]
+    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
+    PAGE.write_text("".join(row + "\n" if line.startswith(head) else line for line in lines), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--against-cpu", action="store_true")
     parser.add_argument("--one-size", action="store_true")
     options = parser.parse_args()
@@ -102,7 +110,7 @@ def main() -> int:
     rows: list[str] = []
     wrong = 0
     for setup in load().values():
-        if options.only.lower() not in setup.name.lower():
+        if options.only and not any(words.lower() in setup.name.lower() for words in options.only):
             continue
         outcome = run(setup, rebatch=not options.one_size)
         wrong += outcome.state not in ("works", "skipped") and not (setup.refused and setup.refused in outcome.why)
@@ -112,7 +120,9 @@ def main() -> int:
         )
         compare = options.against_cpu and setup.like_cpu and outcome.state == "works"
         rows.append(row(setup, outcome, compared(setup) if compare else ""))
-        if options.write:
+        if options.write and options.only:
+            replace(rows[-1])
+        elif options.write:
             write(rows, counts)  # each time: a long run that is stopped leaves what it has found
     print(summary(counts))
     return 1 if wrong else 0

@@ -95,3 +95,16 @@ def test_flex_attention_costs_what_its_mask_leaves(mask, causal, keys):
     assert attention.signature.scalar("is_causal") is causal
     assert attention.inputs[1].spec.shape[2] == pytest.approx(keys, abs=3)
     assert any(op.name.endswith("attention_overrideable_backward") for op in program.ops)
+
+
+def test_a_mask_of_flex_attention_that_needs_unknown_values_is_said_to_hide_nothing():
+    def make_step(batch):
+        q, k, v = (torch.randn(batch, 2, 256, 16, device="cuda", requires_grad=True) for _ in range(3))
+        document = torch.randn(256, device="cuda")
+        blocks = create_block_mask(lambda b, h, i, j: document[i] > document[j], None, None, 256, 256, device="cuda")
+        return lambda: torch.compile(flex_attention)(q, k, v, block_mask=blocks).sum().backward()
+
+    workload = capture_step(make_step, batch_size=2, name="x", rebatch=False)
+    (attention,) = [op for op in workload.programs[0].ops if op.name.endswith("attention_overrideable")]
+    assert attention.inputs[1].spec.shape[2] == 256
+    assert len(workload.assumptions) == 1 and "taken to hide nothing" in workload.assumptions[0]

@@ -43,7 +43,7 @@ def llama_eager(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(llama_config(), batch, seq_len, device, attn_implementation="eager")
 
 
-@setup("HF Llama, attention_mask", "language model", seq_len=64, needs=HF)
+@setup("HF Llama, attention_mask", "language model", seq_len=64, needs=HF, like_cpu=True)
 def llama_mask(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     ids = tokens(batch, seq_len, 512, device)
@@ -51,7 +51,7 @@ def llama_mask(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss)
 
 
-@setup("HF Llama, padded batch with masked labels", "language model", seq_len=64, needs=HF)
+@setup("HF Llama, padded batch with masked labels", "language model", seq_len=64, needs=HF, like_cpu=True)
 def llama_padded(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     ids = tokens(batch, seq_len, 512, "cpu")
@@ -62,7 +62,7 @@ def llama_padded(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(**inputs).loss)
 
 
-@setup("HF Llama, use_cache=False", "language model", seq_len=64, needs=HF)
+@setup("HF Llama, use_cache=False", "language model", seq_len=64, needs=HF, like_cpu=True)
 def llama_no_cache(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     ids = tokens(batch, seq_len, 512, device)
@@ -78,7 +78,7 @@ def llama_checkpointed(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, labels=ids).loss)
 
 
-@setup("HF Llama, bf16 autocast, clipping, cosine schedule", "language model", seq_len=64, needs=HF)
+@setup("HF Llama, bf16 autocast, clipping, cosine schedule", "language model", seq_len=64, needs=HF, like_cpu=True)
 def llama_autocast(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import get_cosine_schedule_with_warmup
 
@@ -270,7 +270,7 @@ def bart(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss)
 
 
-@setup("HF Mamba", "language model", seq_len=16, needs=HF)
+@setup("HF Mamba", "language model", seq_len=16, needs=HF, like_cpu=True)
 def mamba(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import MambaConfig
 
@@ -316,7 +316,7 @@ def swin(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(pixel_values=images, labels=labels).loss)
 
 
-@setup("HF CLIP", "vision and language", batch=4, needs=HF)
+@setup("HF CLIP", "vision and language", batch=4, needs=HF, like_cpu=True)
 def clip(batch: int, device: str = "cuda") -> Any:
     from transformers import CLIPConfig, CLIPModel
 
@@ -343,7 +343,7 @@ def segformer(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(pixel_values=images, labels=labels).loss)
 
 
-@setup("HF ModernBERT", "language model", seq_len=64, needs=HF)
+@setup("HF ModernBERT", "language model", seq_len=64, needs=HF, like_cpu=True)
 def modern_bert(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 

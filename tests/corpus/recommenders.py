@@ -247,7 +247,7 @@ def torchrec_ebc(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: over(collection(features).values()).mean())
 
 
-@setup("TorchRec EmbeddingCollection", "recommender", batch=8, needs=TORCHREC)
+@setup("TorchRec EmbeddingCollection", "recommender", batch=8, needs=TORCHREC, like_cpu=True)
 def torchrec_ec(batch: int, device: str = "cuda") -> Any:
     from torchrec import EmbeddingCollection, EmbeddingConfig
 
@@ -257,7 +257,7 @@ def torchrec_ec(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: sum(t.values().mean() for t in model(features).values()))
 
 
-@setup("TorchRec DLRM", "recommender", batch=8, needs=TORCHREC)
+@setup("TorchRec DLRM", "recommender", batch=8, needs=TORCHREC, like_cpu=True)
 def torchrec_dlrm(batch: int, device: str = "cuda") -> Any:
     from torchrec.models.dlrm import DLRM, DLRMTrain
 
@@ -302,7 +302,7 @@ def table_batched(batch: int, device: str = "cuda") -> Any:
     return trained(over, lambda: over(tables(indices, offsets)).mean())
 
 
-@setup("HSTU in plain PyTorch", "recommender", batch=4)
+@setup("HSTU in plain PyTorch", "recommender", batch=4, like_cpu=True)
 def hstu(batch: int, device: str = "cuda") -> Any:
     length, dim, heads = 16, 32, 2
     items, mix, out = nn.Embedding(ROWS, dim), nn.Linear(dim, 4 * dim), nn.Linear(dim, dim)

@@ -122,7 +122,7 @@ def ddpm(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("diffusers Stable Diffusion UNet", "diffusion", needs=DIFFUSERS)
+@setup("diffusers Stable Diffusion UNet", "diffusion", needs=DIFFUSERS, like_cpu=True)
 def stable_diffusion(batch: int, device: str = "cuda") -> Any:
     from diffusers import UNet2DConditionModel
 
@@ -136,7 +136,7 @@ def stable_diffusion(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: functional.mse_loss(model(latent, times, text).sample, latent))
 
 
-@setup("diffusers DiT", "diffusion", needs=DIFFUSERS)
+@setup("diffusers DiT", "diffusion", needs=DIFFUSERS, like_cpu=True)
 def dit(batch: int, device: str = "cuda") -> Any:
     from diffusers import DiTTransformer2DModel
 

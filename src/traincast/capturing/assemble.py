@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawOp
+from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawOp, stood_for
 from traincast.capturing.storages import StorageBook
 from traincast.errors import TraincastError
 from traincast.workload.builder import ProgramBuilder
@@ -48,7 +48,7 @@ def host_scopes(tree: Iterable[Any]) -> list[HostScope]:
         if event.name == UNRECORDED:
             continue
         backward = event.name.startswith(_ENGINE)
-        scope = HostScope(event.name.removeprefix(_ENGINE), backward)
+        scope = HostScope(stood_for(event.name.removeprefix(_ENGINE)), backward)
         _collect(event, scope)
         scope.ops.sort()
         if scope.ops or not event.name.startswith((_DISPATCHED, OP_MARK, CONTROL_MARK)):

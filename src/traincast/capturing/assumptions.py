@@ -51,6 +51,7 @@ class Assumptions:
 
     stated: tuple[Assumption, ...] = ()
     used: dict[str, None] = field(default_factory=dict)
+    taken: dict[str, None] = field(default_factory=dict)  # what nobody stated, as the most it can be
     _total: int | None = None  # what the last count of experts' work adds up to
     _passed: dict[tuple[str, str], int] = field(default_factory=dict)
     _shares: dict[tuple[str, str, int], Fraction] = field(default_factory=dict)
@@ -69,6 +70,15 @@ class Assumptions:
         key = (kind, line)
         self._passed[key] = self._passed.get(key, -1) + 1
         return self._passed[key]
+
+    def take(self, text: str) -> None:
+        """Notes what a capture takes to be so where the user's code is now."""
+        self.taken[f"{user_line().rsplit('/', 1)[-1]}: {text}"] = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that holds for what was captured, to be printed with its answers."""
+        return (*self.used, *self.taken)
 
     def _note(self, line: str, text: str) -> None:
         self.used[f"{line.rsplit('/', 1)[-1]}: {text}"] = None

@@ -61,7 +61,7 @@ def capture_distributed(
         synchronised=synchronised,
         framework_version=framework_version,
         tf32=tf32_arithmetic(),
-        assumptions=tuple(assumed.used),
+        assumptions=assumed.texts,
     )
 
 

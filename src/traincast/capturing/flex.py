@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from traincast.capturing.assumptions import assumptions
 from traincast.capturing.compilation import CompiledRegions
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ def flex_attention(
     scale: float, *rest: Any, **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Result, logarithms of row sums and maxima. A mask that is not causal counts as attention to as many keys as a row
-    sees on average; one that depends on unknown values counts as attention to all."""
+    sees on average; one that depends on unknown values counts as attention to all, which the answer says."""
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
     if not regions.inside:
         gqa = query.shape[1] != key.shape[1]
@@ -50,8 +51,13 @@ def _seen(mask: Any, queries: int, keys: int) -> tuple[bool, float]:
         try:
             kept = mask(first, first, rows[:, None], columns[None]).expand(len(rows), len(columns))
             if kept.is_meta:
-                return False, 1.0
+                return _all_seen()
             lower = columns[None] <= rows[:, None]
             return bool((kept == lower).all()), float(kept.double().mean())
         except (RuntimeError, ValueError, IndexError, TypeError):
-            return False, 1.0  # it asks for tensors of the device
+            return _all_seen()  # it asks for tensors of the device
+
+
+def _all_seen() -> tuple[bool, float]:
+    assumptions().take("the mask of flex_attention needs unknown values and is taken to hide nothing")
+    return False, 1.0

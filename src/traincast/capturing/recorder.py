@@ -11,7 +11,6 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from traincast.capturing import table_batched
 from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups
 from traincast.capturing.collectives import Collective, written
 from traincast.capturing.execution import Execution
@@ -27,6 +26,7 @@ from traincast.workload.ops import Phase, Signature, TensorSpec
 OP_MARK = "traincast.op:"
 CONTROL_MARK = "traincast.control:"
 UNRECORDED = "traincast.unrecorded"  # around what is no part of the step
+_STAND_IN = ("traincast_fbgemm::", "traincast_zoo_fbgemm::")  # FBGEMM may be loaded beside them
 _SILENT = ("profiler", "prim")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
@@ -165,10 +165,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reuses = func is _ADD and self._in_backward_formula() and _nobody_else_holds(tensors[0])
         result, device = self.execution.run(func, args, kwargs)
         out_specs, out_ids = self._describe_outputs(result, tensors, device)
-        namespace, _, name = func._schema.name.partition("::")
-        namespace = "fbgemm" if namespace == table_batched.SPACE else namespace
+        full_name = stood_for(func._schema.name)
+        name = full_name.partition("::")[2]
         signature = Signature(
-            name=f"{namespace}::{name}",
+            name=full_name,
             inputs=specs,
             outputs=out_specs,
             scalars=scalar_arguments(arguments),
@@ -250,6 +250,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _in_backward_formula(self) -> bool:
         """Whether PyTorch's own backward code is running, and no Python code of a hook or custom function."""
         return torch._C._current_autograd_node() is not None and self.regions.called_by_engine()
+
+
+def stood_for(name: str) -> str:
+    """The name of an op that a stand-in of ours stands for; any other name as it is."""
+    return f"fbgemm::{name.partition('::')[2]}" if name.startswith(_STAND_IN) else name
 
 
 def _nobody_else_holds(tensor: torch.Tensor) -> bool:

@@ -153,7 +153,7 @@ def recording(
             yield found
         if watch.without_cuda:
             raise TraincastError('the loop uses no device "cuda"; move its model and inputs there')
-        found.workload = _workload(watch.program, name, list(assumed.used))
+        found.workload = _workload(watch.program, name, list(assumed.texts))
 
 
 def capture_script(
@@ -171,7 +171,7 @@ def capture_script(
                 runpy.run_path(str(path), run_name="__main__")
             if not watch.without_cuda:
                 break
-        return _workload(watch.program, name or path.stem, list(assumed.used))
+        return _workload(watch.program, name or path.stem, list(assumed.texts))
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def capture_step(
         )
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
-        tf32=tf32_arithmetic(), assumptions=tuple(assumed.used),
+        tf32=tf32_arithmetic(), assumptions=assumed.texts,
     )  # fmt: skip
 
 

@@ -53,8 +53,9 @@ class _Layers:
 
     def loop(self, kind: str) -> Item:
         """The time steps of one layer."""
+        batch = max(1, round(self.rows / self.steps))
         return RECURRENT.call(
-            kind, self.compute, steps=self.steps, batch=max(1, round(self.rows / self.steps)), hidden=self.hidden, outputs=self.width,
+            kind, self.compute, steps=self.steps, batch=batch, hidden=self.hidden, outputs=self.width,
             gates=self.gates, directions=self.directions,
         )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """The embedding operators PyTorch does not ship: the papers' table-batched kernel, and FBGEMM's.
 
-They exist here only by signature (meta kernels), so that a step that uses them can be captured. `rows` are the
+They exist here only by signature (meta kernels), so that a step that uses them can be captured; FBGEMM's in a
+name space of their own, as the library may be loaded in the same process, and recorded under its name. `rows` are the
 true table heights, which the weights' shape cannot say when fewer rows are resident; `dims` their widths.
 """
 
@@ -50,7 +51,7 @@ def _writes_in_place(*_: object) -> None:
 
 def _register() -> list[torch.library.Library]:
     traincast = torch.library.Library("traincast", "FRAGMENT")
-    fbgemm = torch.library.Library("fbgemm", "FRAGMENT")
+    fbgemm = torch.library.Library("traincast_zoo_fbgemm", "FRAGMENT")
 
     def add(library: torch.library.Library, schema: str, kernel: Callable[..., object]) -> None:
         library.define(schema)

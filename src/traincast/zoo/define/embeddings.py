@@ -92,14 +92,16 @@ class SplitLookupFunction(torch.autograd.Function):
         weights, starts, columns, indices, offsets, *_ = tensors
         ctx.optimizer, ctx.sizes, ctx.tables = optimizer, sizes, tables
         ctx.save_for_backward(*tensors)
-        lookup = torch.ops.fbgemm.split_embedding_codegen_forward_unweighted_cuda
+        lookup = torch.ops.traincast_zoo_fbgemm.split_embedding_codegen_forward_unweighted_cuda
         return lookup(weights, starts, columns, *sizes, indices, offsets, *tables)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Updates the tables in place."""
         weights, starts, columns, indices, offsets, *state = ctx.saved_tensors
-        update = getattr(torch.ops.fbgemm, f"split_embedding_backward_codegen_{ctx.optimizer}_unweighted_exact_cuda")
+        update = getattr(
+            torch.ops.traincast_zoo_fbgemm, f"split_embedding_backward_codegen_{ctx.optimizer}_unweighted_exact_cuda"
+        )
         update(grads[0], weights, starts, columns, *ctx.sizes, indices, offsets, *ctx.tables, *state, LEARNING_RATE)
         return (None,) * (8 + len(state))
 
@@ -128,7 +130,7 @@ class FbgemmTables(nn.Module):
     def forward(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         """Indices of all tables in table order, and where each (table, sample) bag starts."""
         indices, offsets = indices.long(), offsets.long()
-        torch.ops.fbgemm.bounds_check_indices(self.rows_per_table, indices, offsets, 1, self.warning)
+        torch.ops.traincast_zoo_fbgemm.bounds_check_indices(self.rows_per_table, indices, offsets, 1, self.warning)
         state = [getattr(self, f"momentum{i + 1}") for i in range(OPTIMIZER_STATE[self.optimizer].tensors)]
         pooled = SplitLookupFunction.apply(
             self.optimizer, (sum(self.dims), max(self.dims)), (self.rows, self.dims),

@@ -18,7 +18,7 @@ def _jagged(dense: torch.Tensor, offsets: list[torch.Tensor], total_L: int) -> t
 
 
 def _register() -> torch.library.Library:
-    library = torch.library.Library("fbgemm", "FRAGMENT")
+    library = torch.library.Library("traincast_zoo_fbgemm", "FRAGMENT")
     sizes = "Tensor[] offsets, int[] max_lengths, float padding_value"
     library.define(f"jagged_to_padded_dense_forward(Tensor values, {sizes}) -> Tensor")
     library.define("dense_to_jagged_forward(Tensor dense, Tensor[] offsets, int total_L) -> Tensor")
@@ -37,13 +37,15 @@ class ToPadded(torch.autograd.Function):
     def forward(ctx: Any, values: torch.Tensor, offsets: torch.Tensor, longest: int) -> torch.Tensor:
         """Zeros where a sequence has ended."""
         ctx.offsets, ctx.rows = offsets, values.shape[0]
-        padded: torch.Tensor = torch.ops.fbgemm.jagged_to_padded_dense_forward(values, [offsets], [longest], 0.0)
+        padded: torch.Tensor = torch.ops.traincast_zoo_fbgemm.jagged_to_padded_dense_forward(
+            values, [offsets], [longest], 0.0
+        )
         return padded
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """The gradients of rows that are there."""
-        return torch.ops.fbgemm.dense_to_jagged_forward(grads[0], [ctx.offsets], ctx.rows), None, None
+        return torch.ops.traincast_zoo_fbgemm.dense_to_jagged_forward(grads[0], [ctx.offsets], ctx.rows), None, None
 
 
 class ToJagged(torch.autograd.Function):
@@ -53,11 +55,13 @@ class ToJagged(torch.autograd.Function):
     def forward(ctx: Any, padded: torch.Tensor, offsets: torch.Tensor, rows: int) -> torch.Tensor:
         """Rows of all sequences, one after the other."""
         ctx.offsets, ctx.longest = offsets, padded.shape[1]
-        values: torch.Tensor = torch.ops.fbgemm.dense_to_jagged_forward(padded, [offsets], rows)
+        values: torch.Tensor = torch.ops.traincast_zoo_fbgemm.dense_to_jagged_forward(padded, [offsets], rows)
         return values
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Zeros where a sequence has ended."""
-        padded = torch.ops.fbgemm.jagged_to_padded_dense_forward(grads[0], [ctx.offsets], [ctx.longest], 0.0)
+        padded = torch.ops.traincast_zoo_fbgemm.jagged_to_padded_dense_forward(
+            grads[0], [ctx.offsets], [ctx.longest], 0.0
+        )
         return padded, None, None
