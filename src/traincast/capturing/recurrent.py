@@ -17,7 +17,7 @@ def replacements() -> dict[str, Callable[..., Any]]:
     """The composites by name: layers on tensors in one piece (`.input`) and on packed sequences (`.data`), cells."""
     layers = {f"{name}.input": _with_one_state(mode) for name, mode in _MODES.items()}
     packed = {f"{name}.data": _packed_with_one_state(mode) for name, mode in _MODES.items()}
-    cells = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+    cells: dict[str, Callable[..., Any]] = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
     return {"lstm.input": _lstm, "lstm.data": _packed_lstm, **layers, **packed, **cells}
 
 
@@ -70,13 +70,13 @@ def _with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
 def _packed_lstm(
     data: Tensor, batch_sizes: Tensor, hx: list[Tensor], params: list[Tensor], *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    output, hidden, cell = _cudnn(_LSTM, data, hx[0], hx[1], params, *options, False, batch_sizes.tolist())
+    output, hidden, cell = _cudnn(_LSTM, data, hx[0], hx[1], params, *options, batch_sizes=batch_sizes.tolist())
     return output, hidden, cell
 
 
 def _packed_with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def layer(data: Tensor, batch_sizes: Tensor, hx: Tensor, params: list[Tensor], *options: Any) -> tuple[Any, Any]:
-        output, hidden, _ = _cudnn(mode, data, hx, None, params, *options, False, batch_sizes.tolist())
+        output, hidden, _ = _cudnn(mode, data, hx, None, params, *options, batch_sizes=batch_sizes.tolist())
         return output, hidden
 
     return layer
@@ -84,7 +84,7 @@ def _packed_with_one_state(mode: int) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def _cudnn(
     mode: int, input: Tensor, hx: Tensor, cx: Tensor | None, params: list[Tensor], has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool, batch_sizes: Sequence[int] = (),
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool = False, *, batch_sizes: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     hidden_size = hx.shape[2] if cx is None else cx.shape[2]
     projected = 0 if cx is None or hx.shape[2] == cx.shape[2] else hx.shape[2]
