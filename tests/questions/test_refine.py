@@ -83,7 +83,7 @@ def test_a_refined_gpu_predicts_longer_products_and_nothing_else(tmp_path):
     plain = predict("dlrm-default", on="v100").by_family
     refined = predict("dlrm-default", on=str(tmp_path / "mine.toml")).by_family
     assert refined["gemm"] / plain["gemm"] == pytest.approx(1.27, abs=0.05)
-    assert refined["embedding"] == plain["embedding"]
+    assert refined["embedding"] == pytest.approx(plain["embedding"])
 
 
 def test_the_command_line_refines(tmp_path, capsys):

@@ -8,7 +8,7 @@ from traincast.pages.page import Section
 from traincast.replay.results import RankReport, TraceReport
 from traincast.report.measured_profile import ProfileTable, exchange_cells, profile_cells, shared_exchange_cells
 
-_MOST_ROWS = 25  # of a table: a page is for reading; `--json` and `records` have them all
+_MOST_ROWS = 25  # of a table: a page is for reading; the JSON and `records` have them all
 
 
 def profile_sections(rank: RankReport) -> list[Section]:
