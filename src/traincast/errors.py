@@ -18,8 +18,10 @@ _LONGEST_NAME = 300  # characters of a name that a message repeats; nothing that
 def unknown(kind: str, name: str, known: Iterable[str], remedy: str) -> TraincastError:
     """An error for a name nobody knows, with the nearest known names."""
     is_short = len(name) <= _LONGEST_NAME and name.isprintable()
-    nearest = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4) if is_short else []
-    hint = f" Did you mean {', '.join(nearest)}?" if nearest else ""
+    names = list(known)
+    longer = [one for one in names if name and one.startswith(name)]  # "a100" is short for "a100-80gb"
+    nearest = list(dict.fromkeys(longer + difflib.get_close_matches(name, names, n=3, cutoff=0.4))) if is_short else []
+    hint = f" Did you mean {', '.join(nearest[:3])}?" if nearest else ""
     quoted = f"'{name}'" if is_short else shown(name)
     return TraincastError(f"unknown {kind} {quoted}.{hint} {remedy}")
 

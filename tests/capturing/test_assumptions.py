@@ -97,3 +97,17 @@ def test_edges_and_the_number_of_nodes_can_be_stated_by_line() -> None:
 def test_a_statement_that_means_nothing_is_named(text: str, message: str) -> None:
     with pytest.raises(TraincastError, match=message):
         capture_step(masked_loss, batch_size=4, name="loss", assume=[text])
+
+
+@pytest.mark.parametrize(("assume", "expected"), [({"lengths": "2,0"}, [2, 0, 2, 0]), ({"item": 1}, [1, 1, 1, 1])])
+def test_an_environment_on_the_host_reads_stated_actions(assume, expected):
+    taken = []
+
+    def make_step(batch):
+        scores = torch.randn(batch, 3, device="cuda")
+        return lambda: taken.append(torch.distributions.Categorical(logits=scores).sample().cpu().numpy())
+
+    capture_step(make_step, batch_size=4, name="x", rebatch=False, assume=assume)
+    assert taken[-1].tolist() == expected
+    with pytest.raises(TraincastError, match=r"tensor.numpy\(\) needs the values .* item=NUMBER for all of them"):
+        capture_step(make_step, batch_size=4, name="x", rebatch=False)

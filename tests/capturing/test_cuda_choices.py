@@ -295,3 +295,16 @@ def test_recurrent_layers_run_in_the_type_of_autocast():
     for name in ("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"):
         (op,) = (op for op in program.ops if op.name == name)
         assert {tensor.spec.dtype for tensor in op.inputs if tensor.spec.numel} == {"float16"}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_connectionist_losses_keep_a_table_of_their_longest_target(padded):
+    def make_step(batch):
+        scores = torch.randn(20, batch, 7, device="cuda", requires_grad=True)
+        targets = torch.ones((batch, 5) if padded else (5 * batch,), dtype=torch.int64, device="cuda")
+        lengths = [torch.full((batch,), length, dtype=torch.int64, device="cuda") for length in (20, 5)]
+        return lambda: nn.functional.ctc_loss(scores.log_softmax(-1), targets, *lengths).backward()
+
+    ops = {op.name: op for op in capture_step(make_step, batch_size=3, name="x", rebatch=False).programs[0].ops}
+    assert [t.spec.shape for t in ops["aten::_ctc_loss"].outputs] == [(3,), (3, 20, 11)]
+    assert ops["aten::_ctc_loss_backward"].outputs[0].spec.shape == (20, 3, 7)

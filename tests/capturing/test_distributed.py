@@ -309,9 +309,35 @@ def test_collectives_of_custom_functions_in_backward():
 
 
 BAD = {
-    "host tensors": (lambda: dist.all_reduce(torch.zeros(2)), "all_reduce of host tensors cannot be captured"),
+    "host tensors": (
+        lambda: (dist.init_process_group("nccl"), dist.all_reduce(torch.zeros(2))),
+        "NCCL has no all_reduce of host tensors; put them on cuda, or call init_process_group with 'cpu:gloo",
+    ),
     "values": (lambda: bool(torch.randn(2, device="cuda").sum()), "needs the values"),
 }
+
+
+def test_what_hosts_exchange_is_left_out_and_it_is_said():
+    totals: dict[int, list[int]] = {}
+
+    def make_step(batch, *, rank, world_size):
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        x, norm = zeros(batch), torch.tensor(rank + 1)
+        seen = totals.setdefault(rank, [])
+
+        def step():
+            total = norm.clone()
+            dist.all_reduce(total)
+            seen.append(total.item())
+            return x + 1
+
+        return step
+
+    workload = capture_distributed(make_step, world_size=2, batch_size=2, name="x", rebatch=False)
+    assert [seen[-1] for seen in totals.values()] == [3, 3]
+    assert not collectives(workload.programs[0])
+    (text,) = workload.assumptions
+    assert "all_reduce of 8 bytes between hosts is taken to cost nothing" in text
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -172,6 +173,24 @@ def test_a_communication_hook_runs_while_backward_goes_on():
     widened = [op for op in ops if op.name == "aten::copy_" and op.inputs[1].spec.dtype == "float16"]
     assert len(widened) == len(reduces) > 1 and {op.stream for op in widened}.isdisjoint({0, reduces[0].stream})
     assert any(op.name == "aten::mm" and op.index > widened[0].index for op in ops)
+
+
+def test_an_optimizer_in_backward_updates_each_bucket_when_it_is_reduced():
+    # Given DDP of parameters that are updated as soon as their gradients are there
+    def make_step(batch, *, rank, world_size):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).cuda()
+        _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+        model = DistributedDataParallel(model, bucket_cap_mb=1e-5)
+        x = torch.zeros(batch, 8, device="cuda")
+        return lambda: model(x).sum().backward()
+
+    ops = capture_distributed(make_step, world_size=2, batch_size=2, name="x", ranks=[0]).programs[0].ops
+
+    # Then updates run on a stream of their own, the first before backward has ended
+    updates = [op for op in ops if op.name == "aten::_foreach_add_"]
+    reduces = [op for op in ops if op.name == "c10d::allreduce_"]
+    assert len(updates) == 4 and {op.stream for op in updates}.isdisjoint({0, reduces[0].stream})
+    assert any(op.name == "aten::mm" and op.index > updates[0].index for op in ops)
 
 
 def test_a_parameter_without_gradient_is_refused():

@@ -94,3 +94,27 @@ def test_activations_kept_for_backward_live_until_it():
     assert tanh.outputs[0].storage == backward.inputs[1].storage
     assert tanh.outputs[0].id == backward.inputs[1].id or tanh.outputs[0].spec == backward.inputs[1].spec
     assert program.columns.storage_free[tanh.outputs[0].storage] >= backward.index
+
+
+def test_what_a_script_leaves_on_meta_takes_no_memory():
+    # Given a model that is described on `meta`, of which the step only runs what was made of it on the GPU
+    def make_step(batch):
+        with torch.device("meta"):
+            whole = nn.Linear(100, 100, bias=False)
+        copied = nn.Linear(10, 10, bias=False).to("meta")
+        shard = nn.Parameter(torch.empty_like(whole.weight[:50], device="cuda"))
+        x = torch.zeros(batch, 100, device="cuda")
+        return lambda: (x @ shard.t(), whole, copied)[0]
+
+    program = capture_step(make_step, batch_size=7, name="x", rebatch=False, mode="inference").programs[0]
+    assert peak_memory(program).peak_bytes == pytest.approx(4 * (50 * 100 + 7 * 100 + 7 * 50), abs=3 * 512)
+
+
+def test_a_model_that_runs_where_it_was_described_takes_its_memory():
+    def make_step(batch):
+        model = nn.Linear(100, 100, bias=False, device="meta")
+        x = torch.zeros(batch, 100, device="cuda")
+        return lambda: model(x)
+
+    program = capture_step(make_step, batch_size=7, name="x", rebatch=False, mode="inference").programs[0]
+    assert peak_memory(program).peak_bytes >= 4 * 100 * 100

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from types import ModuleType
 
 import pytest
 
@@ -165,3 +167,47 @@ def test_names_imported_from_the_module_and_modules_imported_in_a_step(tmp_path)
     assert sys.modules["named_here"].init_process_group is before is dist.init_process_group
     assert sys.modules["named_here"].Stream is torch.cuda.Stream
     del sys.modules["named_here"]
+
+
+def test_ranks_are_told_what_torchrun_tells_them():
+    seen = {}
+
+    def make_step(batch, *, rank, world_size):
+        x = torch.zeros(batch, device="cuda")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+        seen[rank] = ([os.environ[name] for name in names], x.device, torch.cuda.device_count())
+        assert os.environ["MASTER_ADDR"] and os.environ["MASTER_PORT"]
+        return lambda: x + 1
+
+    captured(make_step, 16, ranks=[0, 9], rebatch=False)
+    assert seen[9] == (["9", "16", "1", "8", "1"], torch.device("cuda", 1), 8)
+    captured(make_step, 12, ranks=[0, 9], rebatch=False)  # no nodes of eight
+    assert seen[9] == (["9", "12", "9", "12", "0"], torch.device("cuda", 9), 12)
+
+
+def test_nothing_that_libraries_keep_for_a_process_reaches_the_next_rank(monkeypatch):
+    # Given libraries that keep groups and states from their first use on, and one of before the capture
+    comm, state = ModuleType("comm"), ModuleType("state")
+    comm._INTRA_PG = "of before"
+    late = ModuleType("late")
+    state.PartialState = type("PartialState", (), {"_shared_state": {"of": "before"}})
+    monkeypatch.setitem(sys.modules, "torchrec.distributed.comm", comm)
+    monkeypatch.setitem(sys.modules, "accelerate.state", state)
+    found = []
+
+    def make_step(batch, *, rank, world_size):
+        found.append((comm._INTRA_PG, dict(state.PartialState._shared_state), os.environ.get("SOME_PLUGIN")))
+        comm._INTRA_PG, os.environ["SOME_PLUGIN"] = dist.new_group([rank]), "on"
+        if not rank:
+            exec("def reduce(x, group=world): return group", vars(late) | {"world": dist.group.WORLD}, vars(late))
+            monkeypatch.setitem(sys.modules, "late", late)
+        state.PartialState._shared_state["rank"] = rank
+        x = torch.zeros(batch, device="cuda")
+        return lambda: x + 1
+
+    # When two ranks are captured, then each starts anew and what was there comes back
+    captured(make_step, 2, rebatch=False)
+    assert found == [(None, {}, None)] * 2
+    assert (comm._INTRA_PG, state.PartialState._shared_state) == ("of before", {"of": "before"})
+    assert "SOME_PLUGIN" not in os.environ
+    assert late.reduce(1) is None  # a default of a module that was imported in the middle

@@ -60,3 +60,62 @@ def test_too_few_updates_and_failing_scripts_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("1 / 0")
     with pytest.raises(TraincastError, match=r"bad.py:1: the step failed: ZeroDivisionError"):
         traincast.capture(str(tmp_path / "bad.py"))
+
+
+SIZED = """
+import argparse, torch
+from torch import nn
+from widths import WIDTH
+WIDTH.append(4)
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+parser.add_argument("--length", type=int, default=6)
+told = parser.parse_args()
+model = nn.Linear(sum(WIDTH), 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.randn({batch}, told.length, sum(WIDTH))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def products(workload: Workload) -> list[tuple[int, ...]]:
+    return [s.outputs[0].shape for s in workload.programs[0].signatures if s.name == "aten::addmm"]
+
+
+def test_a_script_is_run_at_several_sizes_where_its_arguments_name_them(tmp_path: Path) -> None:
+    (tmp_path / "widths.py").write_text("WIDTH = []")  # imported anew in each run, and so never longer than one
+    (tmp_path / "train.py").write_text(SIZED.format(batch="told.batch_size"))
+    train, sized = str(tmp_path / "train.py"), ["--batch-size", "{batch_size}"]
+    by_batch = traincast.capture(train, batch_size=8, arguments=sized)
+    assert products(by_batch.resized(batch_size=1000)) == [(6000, 3)]
+    labelled = traincast.capture(train, batch_size=8, seq_len=6, arguments=sized)
+    assert products(labelled.resized(batch_size=100)) == [(600, 3)]
+    both = traincast.capture(train, batch_size=8, seq_len=16, arguments=[*sized, "--length={seq_len}"])
+    assert products(both.resized(batch_size=100, seq_len=50)) == [(5000, 3)]
+    with pytest.raises(TraincastError, match=r"give a sequence length as well \(`seq_len`\)"):
+        traincast.capture(train, arguments=[*sized, "--length={seq_len}"])
+
+
+def test_a_script_that_its_batch_size_does_not_reach_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "widths.py").write_text("WIDTH = []")
+    (tmp_path / "train.py").write_text(SIZED.format(batch="32"))
+    with pytest.raises(TraincastError, match="the same at batch sizes 8 and 5"):
+        traincast.capture(str(tmp_path / "train.py"), batch_size=8, arguments=["--batch-size", "{batch_size}"])
+    one = traincast.capture(str(tmp_path / "train.py"), batch_size=32)
+    with pytest.raises(TraincastError, match=r"write \{batch_size\} among the script's own arguments"):
+        one.resized(batch_size=64)
+
+
+def test_a_loop_is_recorded_at_several_sizes() -> None:
+    def train(batch_size: int) -> None:
+        model = nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        while True:
+            optimizer.zero_grad()
+            model(torch.randn(batch_size, 8, device="cuda")).sum().backward()
+            optimizer.step()
+
+    workload = traincast.record(train, batch_size=4)
+    assert workload.name == "train" and products(workload.resized(batch_size=512)) == [(512, 8)]

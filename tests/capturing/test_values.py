@@ -115,3 +115,35 @@ def test_a_sparse_gradient_may_be_zeroed_in_place():
 
     ops = [op.name for op in capture_step(make_step, batch_size=4, name="sparse", rebatch=False).programs[0].ops]
     assert "aten::zero_" in ops and "aten::_embedding_bag_backward" in ops
+
+
+@pytest.mark.parametrize("pins", [False, True])
+def test_batches_of_a_loader_keep_their_values_pinned_or_not(pins):
+    found = []
+
+    def make_step(batch):
+        data = [(torch.ones(5, dtype=torch.int64), number) for number in range(1000)]
+        batches = iter(torch.utils.data.DataLoader(data, batch_size=batch, pin_memory=pins))
+
+        def step():
+            mask, number = next(batches)
+            found.append((bool(mask.to("cuda", non_blocking=True).bool().all()), number.tolist()))
+
+        return step
+
+    capture_step(make_step, batch_size=4, name="x", rebatch=False)
+    assert found == [(True, list(range(4))), (True, list(range(4, 8)))]
+
+
+def test_memory_that_nothing_was_written_to_has_no_values():
+    with pytest.raises(TraincastError, match="needs the values of a tensor"):
+        seen(lambda batch: torch.empty_like(torch.ones(batch, device="cuda")).tolist())
+
+
+def test_what_distributions_check_is_taken_to_be_valid():
+    shape, ops = seen(
+        lambda b: tuple(
+            torch.distributions.Categorical(logits=torch.randn(b, 3, device="cuda"), validate_args=True).sample().shape
+        )
+    )
+    assert shape == (6,) and "aten::_is_all_true" in ops

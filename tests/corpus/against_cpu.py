@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.capturing.oracle import Peak, differences, execution_trace, profiled_peak
+from tests.capturing.oracle import Peak, differences, execution_trace, live_tensors, peak_bytes, profiled_peak
 from tests.corpus.setups import Setup
 from traincast.capturing import capture_step
-from traincast.workload import Op, Program, Workload
+from traincast.workload import Op, Workload
+
+_LOADER = "enumerate(DataLoader)"  # what it does is not recorded: it works in processes of its own
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """A real run with dropout as the one op that it is on CUDA, where a CPU draws, divides and multiplies; attention in
+    its portable form; what `torch.compile` compiles as it is written; optimizers that go over all tensors at once."""
+    library: Any = torch.library.Library("aten", "IMPL")
+
+    def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        return torch.native_dropout(input, p, train)[0] if train and 0 < p < 1 else input
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is overridden: it is meant to be
+        library.impl("dropout", dropout, "CompositeImplicitAutograd", allow_override=True)
+    optimizers: Any = import_module("torch.optim.optimizer")
+    devices = optimizers._get_foreach_kernels_supported_devices
+    optimizers._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        optimizers._get_foreach_kernels_supported_devices = devices
+        library._destroy()
 
 
 def captured(setup: Setup) -> Workload:
@@ -28,8 +57,9 @@ def real(setup: Setup) -> object:
 
 def op_differences(setup: Setup, folder: Path) -> list[str]:
     """Where the captured ops differ from PyTorch's execution trace of a real run; empty if nowhere."""
-    with sdpa_kernel(SDPBackend.MATH):
+    with as_on_a_gpu():
         trace = execution_trace(real(setup), folder)
+    trace = [node for node in trace if not node.name.startswith(_LOADER)]
     left = [op for op in captured(setup).programs[0].ops if not _moves(op)]
     found = list(differences(trace, left))
     return found + [f"{op.name} is too much" for op in left[:3]]
@@ -46,30 +76,14 @@ def _moves(op: Op) -> bool:
 def peaks(setup: Setup) -> tuple[Peak, int]:
     """Bytes of the real peak with scratch space inside ops, and of the captured one."""
     gc.collect()
-    before = {id(t) for t in _tensors()}
-    with sdpa_kernel(SDPBackend.MATH):
+    before = {id(t) for t in live_tensors()}
+    with as_on_a_gpu():
         step = real(setup)
         step()
-        for tensor in _tensors():
+        for tensor in live_tensors():
             if tensor.is_leaf and tensor.grad is not None:
                 tensor.grad = None  # those of the first run are no part of what is held
         gc.collect()
-        held = [t for t in _tensors() if id(t) not in before]
+        held = [t for t in live_tensors() if id(t) not in before]
         peak = profiled_peak(step, held)
-    return peak, _peak_bytes(captured(setup).programs[0])
-
-
-def _peak_bytes(program: Program) -> int:
-    """As `peak_memory`, without the blocks of a GPU's allocator, which a CPU does not have."""
-    c, size = program.columns, program.storage_nbytes
-    change = np.zeros(program.num_ops + 2, dtype=np.int64)
-    np.add.at(change, np.maximum(c.storage_alloc, 0), size)
-    np.subtract.at(change, np.minimum(c.storage_free, program.num_ops) + 1, size)
-    return int(change.cumsum().max())
-
-
-def _tensors() -> list[torch.Tensor]:
-    return [
-        thing for thing in gc.get_objects()
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu" and thing.layout is torch.strided
-    ]  # fmt: skip
+    return peak, peak_bytes(captured(setup).programs[0])

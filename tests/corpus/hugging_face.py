@@ -33,17 +33,17 @@ def llama_config(**changes: Any) -> Any:
     return LlamaConfig(**{**SMALL, **changes})
 
 
-@setup("HF Llama", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Llama", "language model", seq_len=64, needs=HF)
 def llama(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(llama_config(), batch, seq_len, device)
 
 
-@setup("HF Llama, eager attention", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Llama, eager attention", "language model", seq_len=64, needs=HF)
 def llama_eager(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(llama_config(), batch, seq_len, device, attn_implementation="eager")
 
 
-@setup("HF Llama, attention_mask", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Llama, attention_mask", "language model", seq_len=64, needs=HF)
 def llama_mask(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     ids = tokens(batch, seq_len, 512, device)
@@ -51,7 +51,7 @@ def llama_mask(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss)
 
 
-@setup("HF Llama, padded batch with masked labels", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Llama, padded batch with masked labels", "language model", seq_len=64, needs=HF)
 def llama_padded(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     ids = tokens(batch, seq_len, 512, "cpu")
@@ -62,14 +62,20 @@ def llama_padded(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(**inputs).loss)
 
 
-@setup("HF Llama, use_cache=False", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Llama, use_cache=False", "language model", seq_len=64, needs=HF)
 def llama_no_cache(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     ids = tokens(batch, seq_len, 512, device)
     return trained(model, lambda: model(input_ids=ids, labels=ids, use_cache=False).loss)
 
 
-@setup("HF Llama, gradient_checkpointing_enable", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup(
+    "HF Llama, gradient_checkpointing_enable",
+    "language model",
+    seq_len=64,
+    needs=HF,
+    beside="checkpointing keeps states of random numbers in host memory",
+)
 def llama_checkpointed(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = causal(llama_config(), device)
     model.gradient_checkpointing_enable()
@@ -78,7 +84,7 @@ def llama_checkpointed(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, labels=ids).loss)
 
 
-@setup("HF Llama, bf16 autocast, clipping, cosine schedule", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Llama, bf16 autocast, clipping, cosine schedule", "language model", seq_len=64, needs=HF)
 def llama_autocast(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import get_cosine_schedule_with_warmup
 
@@ -99,7 +105,14 @@ def llama_autocast(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return step
 
 
-@setup("HF Llama, flex_attention", "language model", seq_len=128, needs=HF)
+@setup(
+    "HF Llama, flex_attention",
+    "language model",
+    seq_len=128,
+    needs=HF,
+    like_cpu=False,
+    beside="flex_attention has no backward on a CPU",
+)
 def llama_flex(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(llama_config(head_dim=16), batch, seq_len, device, attn_implementation="flex_attention")
 
@@ -146,7 +159,11 @@ def trainer(batch: int, seq_len: int, device: str = "cuda") -> Any:
 
 
 @setup(
-    "HF Trainer, bf16, accumulation, checkpointing", "training loop", seq_len=64, needs=("transformers", "accelerate")
+    "HF Trainer, bf16, accumulation, checkpointing",
+    "training loop",
+    seq_len=64,
+    needs=("transformers", "accelerate"),
+    beside="checkpointing keeps states of random numbers in host memory",
 )
 def trainer_bf16(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return _trainer_step(
@@ -154,14 +171,14 @@ def trainer_bf16(batch: int, seq_len: int, device: str = "cuda") -> Any:
     )
 
 
-@setup("HF Qwen2", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Qwen2", "language model", seq_len=64, needs=HF)
 def qwen2(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import Qwen2Config
 
     return language(Qwen2Config(**SMALL), batch, seq_len, device)
 
 
-@setup("HF Qwen3", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF Qwen3", "language model", seq_len=64, needs=HF)
 def qwen3(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import Qwen3Config
 
@@ -182,14 +199,16 @@ def gemma2(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(Gemma2Config(**SMALL, head_dim=16), batch, seq_len, device)
 
 
-@setup("HF Mixtral", "mixture of experts", seq_len=64, needs=HF)
+@setup("HF Mixtral", "mixture of experts", seq_len=64, needs=HF, beside="on a CPU transformers counts tokens in float")
 def mixtral(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import MixtralConfig
 
     return language(MixtralConfig(**SMALL, num_local_experts=4), batch, seq_len, device)
 
 
-@setup("HF Qwen3-MoE", "mixture of experts", seq_len=64, needs=HF)
+@setup(
+    "HF Qwen3-MoE", "mixture of experts", seq_len=64, needs=HF, beside="on a CPU transformers counts tokens in float"
+)
 def qwen3_moe(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import Qwen3MoeConfig
 
@@ -197,7 +216,9 @@ def qwen3_moe(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(config, batch, seq_len, device)
 
 
-@setup("HF DeepSeek-V3", "mixture of experts", seq_len=64, needs=HF)
+@setup(
+    "HF DeepSeek-V3", "mixture of experts", seq_len=64, needs=HF, beside="on a CPU transformers counts tokens in float"
+)
 def deepseek(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import DeepseekV3Config
 
@@ -209,7 +230,7 @@ def deepseek(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return language(config, batch, seq_len, device)
 
 
-@setup("HF GPT-2", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF GPT-2", "language model", seq_len=64, needs=HF)
 def gpt2(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import GPT2Config
 
@@ -270,7 +291,7 @@ def bart(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss)
 
 
-@setup("HF Mamba", "language model", seq_len=16, needs=HF, like_cpu=True)
+@setup("HF Mamba", "language model", seq_len=16, needs=HF)
 def mamba(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import MambaConfig
 
@@ -316,7 +337,7 @@ def swin(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(pixel_values=images, labels=labels).loss)
 
 
-@setup("HF CLIP", "vision and language", batch=4, needs=HF, like_cpu=True)
+@setup("HF CLIP", "vision and language", batch=4, needs=HF)
 def clip(batch: int, device: str = "cuda") -> Any:
     from transformers import CLIPConfig, CLIPModel
 
@@ -343,7 +364,7 @@ def segformer(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(pixel_values=images, labels=labels).loss)
 
 
-@setup("HF ModernBERT", "language model", seq_len=64, needs=HF, like_cpu=True)
+@setup("HF ModernBERT", "language model", seq_len=64, needs=HF)
 def modern_bert(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
@@ -366,10 +387,12 @@ def lora(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(input_ids=ids, labels=ids).loss)
 
 
-@setup("accelerate, one GPU", "training loop", needs=("accelerate",))
+@setup("accelerate, one GPU", "training loop", needs=("accelerate",), beside="a CPU holds the data set too")
 def accelerated(batch: int, device: str = "cuda") -> Any:
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state(reset_partial_state=True)  # of a run on another device
     accelerator = Accelerator(mixed_precision="bf16", cpu=device == "cpu")
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
     optimizer = torch.optim.AdamW(model.parameters())

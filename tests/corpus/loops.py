@@ -47,14 +47,20 @@ class GPT(nn.Module):
         return functional.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
-@setup("nanoGPT", "language model", seq_len=64, like_cpu=True)
+@setup("nanoGPT", "language model", seq_len=64)
 def nanogpt(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = GPT().to(device)
     ids = tokens(batch, seq_len, 512, device)
     return trained(model, lambda: model(ids, ids))
 
 
-@setup("nanoGPT, accumulation, scaler, clipping, printed loss", "language model", seq_len=64)
+@setup(
+    "nanoGPT, accumulation, scaler, clipping, printed loss",
+    "language model",
+    seq_len=64,
+    like_cpu=False,
+    beside="pins memory, which needs a GPU",
+)
 def nanogpt_loop(batch: int, seq_len: int, device: str = "cuda") -> Any:
     model = GPT(dropout=0.1).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
@@ -126,7 +132,13 @@ def module_compiled(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(x).square().mean())
 
 
-@setup("flex_attention, causal block mask, compiled", "compiled", seq_len=128)
+@setup(
+    "flex_attention, causal block mask, compiled",
+    "compiled",
+    seq_len=128,
+    like_cpu=False,
+    beside="flex_attention has no backward on a CPU",
+)
 def flex(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -142,7 +154,7 @@ def flex(batch: int, seq_len: int, device: str = "cuda") -> Any:
     return trained(mix, loss)
 
 
-@setup("varlen attention", "language model", seq_len=64)
+@setup("varlen attention", "language model", seq_len=64, like_cpu=False, beside="no CPU has a kernel for it")
 def varlen(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
@@ -216,7 +228,12 @@ def sgd_ema(batch: int, device: str = "cuda") -> Any:
     return step
 
 
-@setup("sparse embeddings with SparseAdam", "optimizer", batch=8)
+@setup(
+    "sparse embeddings with SparseAdam",
+    "optimizer",
+    batch=8,
+    beside="sparse gradients: rows that are equal stay apart in a capture",
+)
 def sparse_adam(batch: int, device: str = "cuda") -> Any:
     table = nn.Embedding(100, 16, sparse=True).to(device)
     ids = torch.randint(0, 100, (batch, 4), device=device)
@@ -237,7 +254,17 @@ def lbfgs(batch: int, device: str = "cuda") -> Any:
     return lambda: optimizer.step(closure)
 
 
-@setup("activation checkpointing, selective", "training loop", seq_len=64)
+def _two(device: str) -> nn.Sequential:
+    """A layer, and a block to checkpoint, whose input then needs a gradient."""
+    return nn.Sequential(nn.Linear(64, 64), Block(64, 4)).to(device)
+
+
+@setup(
+    "activation checkpointing, selective",
+    "training loop",
+    seq_len=64,
+    beside="under its mode PyTorch adds attention masks out of place",
+)
 def selective(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from functools import partial
 
@@ -247,20 +274,25 @@ def selective(batch: int, seq_len: int, device: str = "cuda") -> Any:
         kept = op is torch.ops.aten.mm.default
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    block, x = Block(64, 4).to(device), torch.randn(batch, seq_len, 64, device=device, requires_grad=True)
+    model, x = _two(device), torch.randn(batch, seq_len, 64, device=device)
     contexts = partial(create_selective_checkpoint_contexts, policy)
-    return trained(block, lambda: checkpoint(block, x, use_reentrant=False, context_fn=contexts).sum())
+    return trained(model, lambda: checkpoint(model[1], model[0](x), use_reentrant=False, context_fn=contexts).sum())
 
 
-@setup("activation checkpointing, re-entrant", "training loop", seq_len=64, like_cpu=True)
+@setup(
+    "activation checkpointing, re-entrant",
+    "training loop",
+    seq_len=64,
+    beside="checkpointing keeps states of random numbers in host memory",
+)
 def reentrant(batch: int, seq_len: int, device: str = "cuda") -> Any:
     from torch.utils.checkpoint import checkpoint
 
-    block, x = Block(64, 4).to(device), torch.randn(batch, seq_len, 64, device=device, requires_grad=True)
-    return trained(block, lambda: checkpoint(block, x, use_reentrant=True).sum())
+    model, x = _two(device), torch.randn(batch, seq_len, 64, device=device)
+    return trained(model, lambda: checkpoint(model[1], model[0](x), use_reentrant=True).sum())
 
 
-@setup("custom autograd function", "training loop", batch=8, like_cpu=True)
+@setup("custom autograd function", "training loop", batch=8)
 def custom_function(batch: int, device: str = "cuda") -> Any:
     class Swish(torch.autograd.Function):
         @staticmethod
@@ -278,7 +310,7 @@ def custom_function(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: Swish.apply(model(x)).mean())
 
 
-@setup("DataLoader in the step", "training loop", batch=8)
+@setup("DataLoader in the step", "training loop", batch=8, beside="a CPU holds the data set too")
 def loader(batch: int, device: str = "cuda") -> Any:
     model = _mlp(device)
     data = torch.utils.data.TensorDataset(torch.randn(batch * 4, 32), torch.zeros(batch * 4, dtype=torch.long))
@@ -291,7 +323,12 @@ def loader(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("GAN, two optimizers", "training loop", batch=8)
+@setup(
+    "GAN, two optimizers",
+    "training loop",
+    batch=8,
+    beside="the real measure drops the gradients of the step before, which are held",
+)
 def gan(batch: int, device: str = "cuda") -> Any:
     make, judge = (
         nn.Linear(16, 32).to(device),
@@ -335,7 +372,8 @@ def _graph(kind: str, batch: int, device: str) -> Any:
 
     layers = [getattr(pyg, kind)(16, 16) for _ in range(2)]
     model = nn.ModuleList(layers).to(device)
-    x, edges = torch.randn(10 * batch, 16, device=device), torch.randint(0, 10 * batch, (2, 40 * batch), device=device)
+    x, edge = torch.randn(10 * batch, 16, device=device), torch.arange(40 * batch, device=device)
+    edges = torch.stack([edge, 7 * edge + 3]) % (10 * batch)
     labels = torch.zeros(10 * batch, dtype=torch.long, device=device)
 
     def loss() -> torch.Tensor:

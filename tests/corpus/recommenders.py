@@ -89,22 +89,22 @@ def clicks(model: nn.Module, batch: int, device: str) -> Any:
     return trained(model, lambda: functional.binary_cross_entropy_with_logits(model(ids), labels))
 
 
-@setup("DeepFM", "recommender", batch=16, like_cpu=True)
+@setup("DeepFM", "recommender", batch=16)
 def deepfm(batch: int, device: str = "cuda") -> Any:
     return clicks(DeepFM(), batch, device)
 
 
-@setup("DCN-v2", "recommender", batch=16, like_cpu=True)
+@setup("DCN-v2", "recommender", batch=16)
 def dcn(batch: int, device: str = "cuda") -> Any:
     return clicks(Cross(), batch, device)
 
 
-@setup("AutoInt", "recommender", batch=16, like_cpu=True)
+@setup("AutoInt", "recommender", batch=16)
 def autoint(batch: int, device: str = "cuda") -> Any:
     return clicks(AutoInt(), batch, device)
 
 
-@setup("DIN", "recommender", batch=16, like_cpu=True)
+@setup("DIN", "recommender", batch=16)
 def din(batch: int, device: str = "cuda") -> Any:
     model = DIN().to(device)
     item, history = (torch.randint(0, ROWS, size, device=device) for size in ((batch,), (batch, 12)))
@@ -112,7 +112,7 @@ def din(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: functional.binary_cross_entropy_with_logits(model(item, history), labels))
 
 
-@setup("two towers, in-batch negatives", "recommender", batch=16, like_cpu=True)
+@setup("two towers, in-batch negatives", "recommender", batch=16)
 def two_towers(batch: int, device: str = "cuda") -> Any:
     users, items = (nn.Sequential(nn.Embedding(ROWS, 32), nn.Linear(32, 16)).to(device) for _ in range(2))
     both = nn.ModuleList([users, items])
@@ -164,7 +164,12 @@ class PublishedDLRM(nn.Module):
         return self.top(torch.cat([x, z[:, li, lj]], dim=1))
 
 
-@setup("facebookresearch/dlrm", "recommender", batch=16)
+@setup(
+    "facebookresearch/dlrm",
+    "recommender",
+    batch=16,
+    beside="sparse gradients: rows that are equal stay apart in a capture",
+)
 def published_dlrm(batch: int, device: str = "cuda") -> Any:
     model = PublishedDLRM()
     model = model.to(device)
@@ -179,7 +184,7 @@ def published_dlrm(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss, lambda p: torch.optim.SGD(p, lr=0.1))
 
 
-@setup("SASRec", "recommender", batch=4, like_cpu=True)
+@setup("SASRec", "recommender", batch=4)
 def sasrec(batch: int, device: str = "cuda") -> Any:
     length = 20
     items, places = nn.Embedding(ROWS + 1, 32, padding_idx=0), nn.Embedding(length, 32)
@@ -197,7 +202,7 @@ def sasrec(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("GRU4Rec, packed sequences", "recommender", batch=4)
+@setup("GRU4Rec, packed sequences", "recommender", batch=4, beside="one kernel of cuDNN, many on a CPU")
 def packed_gru(batch: int, device: str = "cuda") -> Any:
     items, gru, out = nn.Embedding(ROWS, 16), nn.GRU(16, 32, batch_first=True), nn.Linear(32, ROWS)
     model = nn.ModuleList([items, gru, out]).to(device)
@@ -212,7 +217,7 @@ def packed_gru(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("LSTM language model", "language model", batch=4)
+@setup("LSTM language model", "language model", batch=4, beside="one kernel of cuDNN, many on a CPU")
 def lstm(batch: int, device: str = "cuda") -> Any:
     words, rnn, out = nn.Embedding(ROWS, 32), nn.LSTM(32, 64, 2, batch_first=True), nn.Linear(64, ROWS)
     model = nn.ModuleList([words, rnn, out]).to(device)
@@ -239,7 +244,7 @@ def bags(device: str) -> Any:
     return EmbeddingBagCollection(tables=tables, device=torch.device(device))
 
 
-@setup("TorchRec EmbeddingBagCollection", "recommender", batch=8, needs=TORCHREC, like_cpu=True)
+@setup("TorchRec EmbeddingBagCollection", "recommender", batch=8, needs=TORCHREC)
 def torchrec_ebc(batch: int, device: str = "cuda") -> Any:
     collection, over = bags(device), nn.Linear(32, 1).to(device)
     model = nn.ModuleList([collection, over])
@@ -247,7 +252,7 @@ def torchrec_ebc(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: over(collection(features).values()).mean())
 
 
-@setup("TorchRec EmbeddingCollection", "recommender", batch=8, needs=TORCHREC, like_cpu=True)
+@setup("TorchRec EmbeddingCollection", "recommender", batch=8, needs=TORCHREC)
 def torchrec_ec(batch: int, device: str = "cuda") -> Any:
     from torchrec import EmbeddingCollection, EmbeddingConfig
 
@@ -257,7 +262,7 @@ def torchrec_ec(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: sum(t.values().mean() for t in model(features).values()))
 
 
-@setup("TorchRec DLRM", "recommender", batch=8, needs=TORCHREC, like_cpu=True)
+@setup("TorchRec DLRM", "recommender", batch=8, needs=TORCHREC)
 def torchrec_dlrm(batch: int, device: str = "cuda") -> Any:
     from torchrec.models.dlrm import DLRM, DLRMTrain
 
@@ -269,7 +274,13 @@ def torchrec_dlrm(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: model(data)[0])
 
 
-@setup("TorchRec fused EmbeddingBagCollection", "recommender", batch=8, needs=TORCHREC)
+@setup(
+    "TorchRec fused EmbeddingBagCollection",
+    "recommender",
+    batch=8,
+    needs=TORCHREC,
+    beside="FBGEMM's CPU kernels are others",
+)
 def torchrec_fused(batch: int, device: str = "cuda") -> Any:
     from torchrec import EmbeddingBagConfig
     from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
@@ -281,7 +292,9 @@ def torchrec_fused(batch: int, device: str = "cuda") -> Any:
     return trained(over, lambda: over(collection(features).values()).mean())
 
 
-@setup("FBGEMM table-batched embeddings", "recommender", batch=8, needs=TORCHREC)
+@setup(
+    "FBGEMM table-batched embeddings", "recommender", batch=8, needs=TORCHREC, beside="FBGEMM's CPU kernels are others"
+)
 def table_batched(batch: int, device: str = "cuda") -> Any:
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -302,7 +315,7 @@ def table_batched(batch: int, device: str = "cuda") -> Any:
     return trained(over, lambda: over(tables(indices, offsets)).mean())
 
 
-@setup("HSTU in plain PyTorch", "recommender", batch=4, like_cpu=True)
+@setup("HSTU in plain PyTorch", "recommender", batch=4)
 def hstu(batch: int, device: str = "cuda") -> Any:
     length, dim, heads = 16, 32, 2
     items, mix, out = nn.Embedding(ROWS, dim), nn.Linear(dim, 4 * dim), nn.Linear(dim, dim)

@@ -20,7 +20,8 @@ class Setup:
     seq_len: int | None = None
     gpus: int = 0
     needs: tuple[str, ...] = ()
-    like_cpu: bool = False  # compared with a real run on this CPU
+    like_cpu: bool = True  # compared with a real run on this CPU if it runs on one GPU
+    beside: str = ""  # why a real run on a CPU differs, or cannot be had
     refused: str = ""  # part of the message it must be refused with
 
 

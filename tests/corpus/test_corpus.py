@@ -18,7 +18,7 @@ from tests.corpus.running import Outcome, load, run
 
 SETUPS = load()
 OWN = [name for name, setup in SETUPS.items() if not setup.needs and not setup.refused]
-COMPARED = [name for name in OWN if SETUPS[name].like_cpu]
+COMPARED = [name for name in OWN if SETUPS[name].like_cpu and not SETUPS[name].gpus and not SETUPS[name].beside]
 ALWAYS = ["DDP tutorial as printed", "facebookresearch/dlrm", "TorchRec DistributedModelParallel"]
 
 
@@ -38,7 +38,8 @@ def run_apart(name: str) -> Outcome:
 
 def test_the_corpus_is_large_enough():
     assert len(SETUPS) >= 60
-    assert len([name for name, setup in SETUPS.items() if setup.like_cpu]) >= 20
+    assert len([name for name, setup in SETUPS.items() if setup.like_cpu and not setup.gpus]) >= 20
+    assert all(setup.like_cpu or setup.beside for setup in SETUPS.values())
 
 
 @pytest.mark.parametrize("name", [*chosen(OWN, 6), *ALWAYS])

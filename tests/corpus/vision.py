@@ -26,7 +26,13 @@ def timm_model(name: str, batch: int, size: int, device: str, **options: Any) ->
     return classified(timm.create_model(name, num_classes=10, **options), batch, size, device)
 
 
-@setup("timm ResNet-50, channels last, AMP", "vision", batch=4, needs=TIMM)
+@setup(
+    "timm ResNet-50, channels last, AMP",
+    "vision",
+    batch=4,
+    needs=TIMM,
+    beside="CUDA widens half to float inside softmax",
+)
 def resnet50(batch: int, device: str = "cuda") -> Any:
     import timm
 
@@ -47,17 +53,17 @@ def resnet50(batch: int, device: str = "cuda") -> Any:
     return step
 
 
-@setup("timm ResNet-18", "vision", needs=TIMM, like_cpu=True)
+@setup("timm ResNet-18", "vision", needs=TIMM)
 def resnet18(batch: int, device: str = "cuda") -> Any:
     return timm_model("resnet18", batch, 64, device)
 
 
-@setup("timm ConvNeXt", "vision", needs=TIMM, like_cpu=True)
+@setup("timm ConvNeXt", "vision", needs=TIMM)
 def convnext(batch: int, device: str = "cuda") -> Any:
     return timm_model("convnext_atto", batch, 64, device)
 
 
-@setup("timm EfficientNet", "vision", needs=TIMM, like_cpu=True)
+@setup("timm EfficientNet", "vision", needs=TIMM)
 def efficientnet(batch: int, device: str = "cuda") -> Any:
     return timm_model("efficientnet_b0", batch, 64, device)
 
@@ -67,17 +73,17 @@ def swin(batch: int, device: str = "cuda") -> Any:
     return timm_model("swin_tiny_patch4_window7_224", batch, 56, device, img_size=56, depths=(2, 2), num_heads=(3, 6))
 
 
-@setup("timm ViT", "vision", needs=TIMM, like_cpu=True)
+@setup("timm ViT", "vision", needs=TIMM)
 def vit(batch: int, device: str = "cuda") -> Any:
     return timm_model("vit_tiny_patch16_224", batch, 64, device, img_size=64, depth=2)
 
 
-@setup("timm MLP-Mixer", "vision", needs=TIMM, like_cpu=True)
+@setup("timm MLP-Mixer", "vision", needs=TIMM)
 def mixer(batch: int, device: str = "cuda") -> Any:
     return timm_model("mixer_s32_224", batch, 64, device, img_size=64)
 
 
-@setup("timm RegNet, mixup and EMA", "vision", needs=TIMM)
+@setup("timm RegNet, mixup and EMA", "vision", needs=TIMM, beside="on a CPU one_hot checks its classes first")
 def regnet(batch: int, device: str = "cuda") -> Any:
     import timm
     import timm.optim
@@ -103,7 +109,7 @@ def regnet(batch: int, device: str = "cuda") -> Any:
     return step
 
 
-@setup("diffusers DDPM UNet", "diffusion", needs=DIFFUSERS)
+@setup("diffusers DDPM UNet", "diffusion", needs=DIFFUSERS, beside="for group norm CUDA copies what has channels last")
 def ddpm(batch: int, device: str = "cuda") -> Any:
     from diffusers import DDPMScheduler, UNet2DModel
 
@@ -122,7 +128,7 @@ def ddpm(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("diffusers Stable Diffusion UNet", "diffusion", needs=DIFFUSERS, like_cpu=True)
+@setup("diffusers Stable Diffusion UNet", "diffusion", needs=DIFFUSERS)
 def stable_diffusion(batch: int, device: str = "cuda") -> Any:
     from diffusers import UNet2DConditionModel
 
@@ -136,7 +142,12 @@ def stable_diffusion(batch: int, device: str = "cuda") -> Any:
     return trained(model, lambda: functional.mse_loss(model(latent, times, text).sample, latent))
 
 
-@setup("diffusers DiT", "diffusion", needs=DIFFUSERS, like_cpu=True)
+@setup(
+    "diffusers DiT",
+    "diffusion",
+    needs=DIFFUSERS,
+    beside="mse_loss holds the bytes of its elements after it has added them up",
+)
 def dit(batch: int, device: str = "cuda") -> Any:
     from diffusers import DiTTransformer2DModel
 
@@ -154,7 +165,7 @@ def dit(batch: int, device: str = "cuda") -> Any:
     return trained(model, loss)
 
 
-@setup("diffusers VAE", "diffusion", needs=DIFFUSERS)
+@setup("diffusers VAE", "diffusion", needs=DIFFUSERS, beside="for group norm CUDA copies what has channels last")
 def vae(batch: int, device: str = "cuda") -> Any:
     from diffusers import AutoencoderKL
 
@@ -182,7 +193,7 @@ class _UNet(nn.Module):
         return self.out(torch.cat([high, self.up(self.deep(high))], 1))
 
 
-@setup("UNet, segmentation", "vision", like_cpu=True)
+@setup("UNet, segmentation", "vision")
 def unet(batch: int, device: str = "cuda") -> Any:
     model = _UNet().to(device)
     images = torch.randn(batch, 3, 32, 32, device=device)

@@ -93,6 +93,12 @@ def test_yaml_dates_are_text_and_numbers_are_keys_as_text():
     assert parse_yaml("day: 2020-01-01\n1: one", "f") == {"day": "2020-01-01", "1": "one"}
 
 
+def test_yaml_words_of_old_are_text():
+    assert parse_yaml("on: [yes, no, off]\ntruth: [true, False]", "f") == {
+        "on": ["yes", "no", "off"], "truth": [True, False],
+    }  # fmt: skip
+
+
 def test_yaml_aliases_within_the_limit_are_read():
     assert parse_yaml("a: &x [1, 2]\nb: *x", "f") == {"a": [1, 2], "b": [1, 2]}
 

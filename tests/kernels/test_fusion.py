@@ -6,7 +6,6 @@ import pytest
 
 from tests.workload.steps import spec
 from traincast.api import load, predict
-from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
 from traincast.kernels.fusion import FUSED, compiled_step
 from traincast.kernels.lower import lower
@@ -157,6 +156,16 @@ def test_compiling_twice_changes_nothing() -> None:
     assert compiled_step(once, CONTEXT) is once
 
 
-def test_a_training_step_is_refused() -> None:
-    with pytest.raises(TraincastError, match=r"'gpt2-large' is a step of training.*`mode='inference'`"):
-        load("gpt2-large", compiled=True)
+def test_a_training_step_is_compiled_where_its_model_runs() -> None:
+    # Given a step of training, compiled
+    eager, compiled = (load("din", compiled=one).programs[0] for one in (False, True))
+
+    # Then the model and its backward pass run fewer ops, and loss, update and gradients of parameters all theirs
+    phases = [program.op_phase.tolist() for program in (eager, compiled)]
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert phases[1].count(phase) < phases[0].count(phase)
+    for phase in (Phase.LOSS, Phase.OPTIMIZER):
+        assert phases[1].count(phase) == phases[0].count(phase)
+    kept = [sum(scope.name.endswith("AccumulateGrad") and scope.num_ops > 0 for scope in program.scopes)
+            for program in (eager, compiled)]  # fmt: skip
+    assert kept[0] == kept[1]

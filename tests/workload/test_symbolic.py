@@ -1,6 +1,6 @@
 from tests.workload.steps import spec
 from traincast.workload import Phase, ProgramBuilder, Signature
-from traincast.workload.symbolic import SizeRef, form_and_sizes, with_plain_sizes, with_size_indices
+from traincast.workload.symbolic import SizeRef, forms_and_sizes, with_plain_sizes, with_size_indices
 
 
 def with_scalar(value) -> Signature:
@@ -45,6 +45,8 @@ def test_an_integer_argument_is_not_mistaken_for_an_equal_float() -> None:
 
 def test_the_form_of_a_signature_is_free_of_sizes() -> None:
     small, large = with_scalar(2), with_scalar(70)
-    assert form_and_sizes(small)[0] == form_and_sizes(large)[0]
-    assert form_and_sizes(with_scalar(0))[0] != form_and_sizes(with_scalar(0.0))[0]
-    assert form_and_sizes(large)[1] == [2, 3, 3, 1, 2, 3, 3, 1, 70]
+    (small_form, _), (large_form, sizes) = forms_and_sizes([small, large])
+    assert small_form == large_form
+    assert sizes == (2, 3, 3, 1, 2, 3, 3, 1, 70)
+    (whole, _), (real, _) = forms_and_sizes([with_scalar(0), with_scalar(0.0)])
+    assert whole != real

@@ -6,7 +6,9 @@ check_torch()  # first: the modules below name parts of PyTorch that other versi
 
 from traincast.capturing.distributed import capture_distributed  # noqa: E402
 from traincast.capturing.from_file import capture_function, load_function  # noqa: E402
-from traincast.capturing.script import capture_script, recording  # noqa: E402
+from traincast.capturing.script import capture_script, record, recording  # noqa: E402
 from traincast.capturing.step import capture_step  # noqa: E402
 
-__all__ = ["capture_distributed", "capture_function", "capture_script", "capture_step", "load_function", "recording"]
+__all__ = [
+    "capture_distributed", "capture_function", "capture_script", "capture_step", "load_function", "record", "recording",
+]  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from traincast.capturing.traits import traits
 from traincast.workload.ops import Scalar
 
 Arguments = list[tuple[str, Any]]
@@ -13,14 +14,28 @@ Arguments = list[tuple[str, Any]]
 
 def bind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """(name, value) of every argument of an op in schema order, defaults filled in."""
-    bound: Arguments = []
-    for position, argument in enumerate(func._schema.arguments):
-        if position < len(args) and not argument.kwarg_only:
-            value = args[position]
-        else:
-            value = kwargs.get(argument.name, argument.default_value)
-        bound.append((argument.name, value))
-    return bound
+    given = len(args)
+    return [
+        (name, args[position] if position < given and not by_name else kwargs.get(name, default))
+        for position, (name, by_name, default) in enumerate(traits(func).parameters)
+    ]
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in what an op takes or gives, in order: tensors, and lists, tuples and dictionaries of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    found: list[torch.Tensor] = []
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return found
+    for item in value:
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple, dict)):
+            found.extend(tensors_in(item))
+    return found
 
 
 def tensor_groups(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], list[torch.Tensor]]:
@@ -28,17 +43,11 @@ def tensor_groups(arguments: Arguments) -> tuple[tuple[tuple[str, int], ...], li
     groups: list[tuple[str, int]] = []
     tensors: list[torch.Tensor] = []
     for name, value in arguments:
-        held = [value] if isinstance(value, torch.Tensor) else _tensors_in(value)
+        held = tensors_in(value)
         if held:
             groups.append((name, sum(2 if t.layout is torch.sparse_coo else 1 for t in held)))
             tensors.extend(held)
     return tuple(groups), tensors
-
-
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    if not isinstance(value, (list, tuple)):
-        return []
-    return [t for item in value for t in ([item] if isinstance(item, torch.Tensor) else _tensors_in(item))]
 
 
 def scalar_arguments(arguments: Arguments) -> tuple[tuple[str, Scalar], ...]:

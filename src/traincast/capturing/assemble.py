@@ -130,11 +130,13 @@ def _sum_in_place(ops: list[RawOp], book: StorageBook, sums: set[int]) -> list[R
 def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> None:
     """Storages and tensors; `place` gives for each op seen the last op kept up to it."""
     number: dict[int, int] = {}
+    used = {book.final(storage) for storage in book.tensor_storage}
     for info in book.recorded:
         if info.merged_into is not None:
             continue
-        # Host memory is not the device's: it takes no device bytes.
-        number[info.index] = builder.storage(info.nbytes if info.device == "cuda" else 0, info.kind)
+        # Host memory is not the device's: it takes no device bytes. Nor does what the step leaves on `meta`.
+        held = info.device == "cuda" and not (info.hollow and info.index not in used)
+        number[info.index] = builder.storage(info.nbytes if held else 0, info.kind)
         alloc = -1 if info.alloc < 0 else int(place[info.alloc])
         free = None if info.free is None else max(int(place[info.free]) if info.free >= 0 else -1, alloc, 0)
         builder.set_lifetime(number[info.index], alloc, free)

@@ -71,9 +71,9 @@ class Assumptions:
         self._passed[key] = self._passed.get(key, -1) + 1
         return self._passed[key]
 
-    def take(self, text: str) -> None:
-        """Notes what a capture takes to be so where the user's code is now."""
-        self.taken[f"{user_line().rsplit('/', 1)[-1]}: {text}"] = None
+    def take(self, text: str, line: str | None = None) -> None:
+        """Notes what a capture takes to be so at a `FILE:LINE`, or where the user's code is now."""
+        self.taken[f"{(line or user_line()).rsplit('/', 1)[-1]}: {text}"] = None
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils.weak import TensorWeakRef
 
 from traincast.capturing.arguments import Arguments, bind
+from traincast.capturing.assumptions import assumptions
 from traincast.capturing.collectives import Collective, describe, written
 from traincast.capturing.exchange import exchange
 from traincast.capturing.mail import Mail
@@ -70,6 +71,7 @@ class Communication:
     recorder: Recorder
     mail: Mail
     batched: bool = False  # inside `batch_isend_irecv`
+    backend: str = ""  # that the script has asked for
     _streams: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _works: dict[int, Issued] = field(default_factory=dict)  # by id
     _last: Issued | None = None
@@ -95,7 +97,11 @@ class Communication:
             self._remember(func, result, collective, None, arguments)
             return result
         tensors = [t for _, value in arguments for t in _tensors(value)]
-        self._refuse_host_tensors(collective, tensors)
+        if self._on_host(collective, tensors):
+            result = self._execute(func, args, kwargs)
+            self._exchange(func, collective, arguments, result)
+            self._remember(func, result, collective, None, arguments)
+            return result
         self.before_use(tensors)
         issued = self.recorder.current_stream()
         self._order(before=issued, after=stream)
@@ -113,7 +119,8 @@ class Communication:
             self._message(func, collective, arguments)
             return
         outputs = written(arguments) if func.namespace == "c10d" else _tensors(result)
-        exchange(self.recorder.execution.values, collective, arguments, outputs, self._reduction)
+        values, numbers = self.recorder.execution.values, self.mail.numbers
+        exchange(values, numbers, collective, arguments, outputs, self._reduction)
 
     def _message(self, func: Any, collective: Collective, arguments: Arguments) -> None:
         """Small whole numbers that ranks send each other before the step that is recorded: stages of a pipeline agree
@@ -213,12 +220,18 @@ class Communication:
 
         patches.set_everywhere(dist, "all_reduce", reducing)
 
-    def _refuse_host_tensors(self, collective: Collective, tensors: list[torch.Tensor]) -> None:
+    def _on_host(self, collective: Collective, tensors: list[torch.Tensor]) -> bool:
+        """Whether a collective is gloo's, between hosts: it takes no time here, which is said. NCCL refuses it."""
         on_host = any(self.recorder.book.device_of(tensor).startswith("cpu") for tensor in tensors)
-        if on_host and collective.kind != "barrier":
+        if not on_host or collective.kind == "barrier":
+            return False
+        if self.backend == "nccl":
             raise TraincastError(
-                f"{user_line()}: {collective.kind} of host tensors cannot be captured; put them on cuda or leave it out"
+                f"{user_line()}: NCCL has no {collective.kind} of host tensors; put them on cuda, or call "
+                "init_process_group with 'cpu:gloo,cuda:nccl'"
             )
+        assumptions().take(f"{collective.kind} of {collective.bytes} bytes between hosts is taken to cost nothing")
+        return True
 
     def _stream(self, collective: Collective) -> int:
         """NCCL's stream of a group, or of a pair; sends and receives of one batch do not wait for each other."""

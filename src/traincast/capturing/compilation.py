@@ -7,6 +7,7 @@ compiled before the capture. What ran inside is fused when the step is predicted
 from __future__ import annotations
 
 import sys
+import warnings
 from types import FrameType
 from typing import Any
 
@@ -44,6 +45,10 @@ class CompiledRegions:
             return compile_function(*args, **kwargs)
 
         patches.set(torch, "compile", compiling)
+        patches.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings(
+            "ignore", message=r"Using `torch.compile\(module\)` when there are global hooks"
+        )  # ours
         self._watching = False
         if "torch._dynamo.eval_frame" in sys.modules:
             self._watch(patches)

@@ -32,16 +32,19 @@ def install_choices(patches: Patches) -> None:
     replacements: dict[str, Callable[..., Any]] = {
         **recurrent.replacements(),
         "reshape": _reshape,
+        "flatten.using_ints": _flatten,
         "softmax.int": _softmax(aten._softmax),
         "log_softmax.int": _softmax(aten._log_softmax),
         "dropout": _dropout,
         "_batch_norm_impl_index": _batch_norm,
+        "rms_norm": _rms_norm,
         "scaled_dot_product_attention": _attention,
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns that a kernel is overridden: it is meant to be
         for name, function in replacements.items():
             library.impl(name, function, "CompositeImplicitAutograd", allow_override=True)
+        library.m.impl("_fused_rms_norm", "Meta", _fused_rms_norm, False)  # with a kernel of its own it stays whole
     patches.set(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # weights stay as they are
     patches.set(torch.backends.mha, "get_fastpath_enabled", lambda: False)
 
@@ -61,6 +64,17 @@ def _reshape(self: Tensor, shape: list[int]) -> Tensor:
     else:
         result = aten._reshape_alias(self, form.shape, strides)
     return result
+
+
+def _flatten(self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """As in C++, which reshapes without asking the dispatcher."""
+    if self.dim() == 0:
+        return _reshape(self, [1])
+    first, last = start_dim % self.dim(), end_dim % self.dim()
+    if first == last:
+        return self
+    shape = list(self.shape)
+    return _reshape(self, [*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :]])
 
 
 def _softmax(op: Any) -> Callable[..., Tensor]:
@@ -103,6 +117,26 @@ def _channels_last(tensor: Tensor) -> bool:
     if tensor.dim() != 4 or tensor.is_contiguous():
         return False
     return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Any:
+    """One kernel, unless weights are of another type or channels last: then step by step."""
+    fits = weight is None or weight.dtype == input.dtype
+    if not fits or _channels_last(input) or input.is_complex():
+        key = torch._C.DispatchKey.CompositeImplicitAutograd
+        return aten._fused_rms_norm.default._op_dk(key, input, normalized_shape, weight, eps)[0]
+    return aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
+
+
+def _fused_rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """The normalised rows, and one over their root mean square each, in float."""
+    rows = list(input.shape[: input.dim() - len(normalized_shape)]) + [1] * len(normalized_shape)
+    wide = torch.float32 if input.dtype in _HALF else input.dtype
+    return input.new_empty(input.shape), input.new_empty(rows, dtype=wide)
 
 
 def _cudnn_takes(input: Tensor, parameters: tuple[Tensor | None, ...], training: bool, eps: float) -> bool:

@@ -158,6 +158,8 @@ def install_cuda_module(patches: Patches, recorder: Recorder) -> None:
     }  # fmt: skip
     for name, value in stand_ins.items():
         patches.set_everywhere(torch.cuda, name, value)
+    patches.set_everywhere(torch, "Stream", stream)
+    patches.set_everywhere(torch, "Event", event)
     for name in ("range_push", "range_pop", "mark"):
         patches.set(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
     patches.set(torch.cuda.nvtx, "range", lambda *args, **kwargs: nullcontext())

@@ -98,6 +98,8 @@ class Reducer:
         self._order: list[int] = []
         self._pending_unused: list[int] = []
         self._expecting = self._rebuilt = False
+        self._updates = False  # whether a hook has run the optimizer on each bucket, so that nothing is copied back
+        self._begun = False  # the backward pass: several forward passes may come before one
         self._build(bucket_indices)
         for index, parameter in enumerate(parameters):
             hooked: Any = parameter
@@ -121,6 +123,12 @@ class Reducer:
     def _set_static_graph(self) -> None:
         self.static = True
 
+    def _set_optimizer_in_backward(self) -> None:
+        self._updates = True
+
+    def _run_allreduce_hook(self, bucket: GradBucket) -> Any:
+        return dist.all_reduce(bucket.buffer(), group=self.group, async_op=True).get_future()
+
     def _delay_all_reduce(self) -> None:
         """The first step of a static graph: everything is reduced after backward, and what got no gradient is noted."""
         if not self._rebuilt:
@@ -143,13 +151,13 @@ class Reducer:
             reached = _reached(outputs)
             self._unused = [i for i, parameter in enumerate(self.parameters) if id(parameter) not in reached]
         self._pending_unused = list(self._unused)
-        if self._expecting and self._next < len(self.buckets):
+        if self._expecting and self._begun and self._next < len(self.buckets):
             waiting = [i for b in self.buckets[self._next :] if b.pending for i in b.indices]
             raise TraincastError(
                 f"{user_line()}: DistributedDataParallel waits for gradients of parameters that took no part in the "
                 f"backward pass (one of number {waiting[0]} to {max(waiting)}); use every parameter in the loss"
             )
-        self._expecting, self._next = True, 0
+        self._expecting, self._begun, self._next = True, False, 0
         for bucket in self.buckets:
             bucket.pending = len(bucket.indices)
 
@@ -167,6 +175,7 @@ class Reducer:
         self._ready(index)
 
     def _ready(self, index: int) -> None:
+        self._begun = True
         bucket, slot = self._bucket_of[index]
         with torch.no_grad():
             if not self.batched_copy:
@@ -187,13 +196,14 @@ class Reducer:
         if gradient is None:
             slot.zero_()
             return
-        if self.hook is not None:
-            slot.copy_(gradient)
-            return
         if gradient.untyped_storage()._cdata == slot.untyped_storage()._cdata:
-            slot.div_(self.group.size())
+            if self.hook is None:
+                slot.div_(self.group.size())
             return
-        torch.mul(gradient, 1.0 / self.group.size(), out=slot)
+        if self.hook is None:
+            torch.mul(gradient, 1.0 / self.group.size(), out=slot)
+        else:
+            slot.copy_(gradient)
         if self.as_views:
             parameter.grad = slot
 
@@ -234,7 +244,7 @@ class Reducer:
                 for parameter, view in zip(bucket.parameters, views, strict=True):
                     if parameter.grad is None:
                         self._ask_for_use()
-                    elif not self.as_views:
+                    elif not self.as_views and not self._updates:
                         with _RecordFunctionFast(_COPY_BACK):
                             parameter.grad.copy_(view)
         self._used_map = None

@@ -12,8 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
-from traincast.capturing.assumptions import assumptions
+from traincast.capturing.assigning import assign, one_hot
+from traincast.capturing.assumptions import Assumptions, assumptions
 from traincast.capturing.flex import flex_attention, is_flex
+from traincast.capturing.kernels import composite
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import BRANCH, ITEM, refuse_values
 from traincast.capturing.unknown import UnknownInt, refuse_unknown
@@ -28,12 +30,15 @@ _WITH_VALUES = {
     torch.Tensor.__index__: ("a tensor as an index or size", f"use a Python int, or state it: {ITEM}"),
     torch.Tensor.__int__: ("int(tensor)", f"use a Python int, or state it: {ITEM}"),
     torch.Tensor.tolist: ("tensor.tolist()", "use Python numbers, or state them: `assume` lengths=N,N,..."),
-    torch.Tensor.numpy: ("tensor.numpy()", "stay in torch"),
+    torch.Tensor.numpy: (
+        "tensor.numpy()",
+        "stay in torch, or state the numbers: `assume` lengths=N,N,... or item=NUMBER for all of them",
+    ),
 }
 
 _BROKEN: dict[Any, bool] = {  # what a run that goes well answers
     torch.isnan: False, torch.Tensor.isnan: False, torch.isinf: False, torch.Tensor.isinf: False,
-    torch.isfinite: True, torch.Tensor.isfinite: True,
+    torch.isfinite: True, torch.Tensor.isfinite: True, torch._is_all_true: True,
 }  # fmt: skip
 _WHOLE = (torch.Tensor.tolist, torch.Tensor.numpy)
 
@@ -43,6 +48,10 @@ def _new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if tensor.layout is torch.sparse_coo and len(args) == 3:
         return torch.sparse_coo_tensor(*args, dtype=tensor.dtype, device=tensor.device, check_invariants=False)
     return tensor.new(*args, **kwargs)
+
+
+def _is_meta(device: Any) -> bool:
+    return device is not None and str(device) == "meta"
 
 
 def _nested(numbers: list[int], shape: list[int]) -> Any:
@@ -55,6 +64,17 @@ def _nested(numbers: list[int], shape: list[int]) -> Any:
     return [_nested(numbers[i * step : (i + 1) * step], shape[1:]) for i in range(shape[0])]
 
 
+def _array(stated: Assumptions, tensor: torch.Tensor) -> Any:
+    """An array of the stated numbers, taken in turn, or of the one that is stated; None where nothing is."""
+    numbers = stated.numbers(tensor.numel())
+    one = stated.number() if numbers is None else None
+    if numbers is None and one is None:
+        return None
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        listed = numbers if numbers is not None else [one] * tensor.numel()
+        return torch.tensor(listed, dtype=tensor.dtype).reshape(tensor.shape).numpy()
+
+
 class DeviceMode(TorchFunctionMode):
     """Moves `cuda` to tensors without data. With `default_cuda`, tensors without a device go there too."""
 
@@ -63,6 +83,7 @@ class DeviceMode(TorchFunctionMode):
         self.recorder = recorder
         self.default_cuda = default_cuda
         self.uses_cuda = default_cuda
+        self.meta_is_hollow = True  # not where `cuda` is the default device, which PyTorch itself puts in
         tensor: Any = torch.Tensor
         self._special: dict[Any, Callable[..., Any]] = {
             tensor.device.__get__: lambda t: self._device(t),
@@ -77,6 +98,8 @@ class DeviceMode(TorchFunctionMode):
             tensor.is_pinned: lambda t, device=None: self.recorder.book.device_of(t) == "cpu:pinned",
             tensor.new: _new,
             tensor.data.__set__: self._set_data,
+            tensor.__setitem__: assign,
+            torch.nn.functional.one_hot: self._one_hot,
             tensor.__format__: self._format,
             tensor.__repr__: self._repr,
             torch.tensor: self._from_data(torch.tensor),
@@ -101,10 +124,14 @@ class DeviceMode(TorchFunctionMode):
         if optimizer is not None:
             with self:
                 return table_batched.lookup(func, optimizer, args, kwargs)
+        parts = composite(func)
+        if parts is not None:
+            return parts(*args, **kwargs)
         if is_flex(func):
             return flex_attention(self.recorder.regions.compiled, *args, **kwargs)
         if self.recorder.execution.unknown_numbers:
             refuse_unknown(args, kwargs)
+        hollow = self.meta_is_hollow and _is_meta(kwargs.get("device")) and func in _device_constructors()
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self.real(kwargs["device"])}
         elif self.default_cuda and func in _device_constructors():
@@ -113,7 +140,12 @@ class DeviceMode(TorchFunctionMode):
             kwargs = {**kwargs, "generator": None}
         if kwargs.get("pin_memory"):
             return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
-        return func(*args, **kwargs)
+        return self._hollow(func(*args, **kwargs)) if hollow else func(*args, **kwargs)
+
+    def _hollow(self, made: torch.Tensor) -> torch.Tensor:
+        """Notes that the user has put a tensor on `meta`: it takes no memory unless the step uses it."""
+        self.recorder.book.any_hollow = self.recorder.book.info(made).hollow = True
+        return made
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, run with this mode on."""
@@ -161,7 +193,9 @@ class DeviceMode(TorchFunctionMode):
         named = {key: value for key, value in named.items() if value is not None}
         if device is None:
             return tensor.to(**named) if named else tensor
-        return self._move(tensor, self.real(device), **named)
+        moved = self._move(tensor, self.real(device), **named)
+        made = _is_meta(device) and moved.untyped_storage()._cdata != tensor.untyped_storage()._cdata
+        return self._hollow(moved) if made else moved
 
     def _move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
         """To `meta` (the GPU) or `cpu` (the host); a change of side is a copy, made without data."""
@@ -185,6 +219,9 @@ class DeviceMode(TorchFunctionMode):
             copy.register_hook(lambda gradient: self._move(gradient, back))  # type: ignore[no-untyped-call]
         return copy
 
+    def _one_hot(self, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        return one_hot(tensor, num_classes, _META if self._device(tensor).type == "cuda" else _CPU)
+
     def _set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """`tensor.data = data`: a tensor without data takes over another one's form and place, not its values."""
         if tensor.is_meta and not data.is_meta:
@@ -197,6 +234,7 @@ class DeviceMode(TorchFunctionMode):
         """Values that the user asks for to decide or compute with: known, stated or refused."""
         if self.recorder.book.without_values(tensor):
             return self._stated(ask, tensor)
+        self.recorder.execution.values.read(tensor)
         if not tensor.is_meta:
             return ask(tensor, *args, **kwargs)
         if ask in _WHOLE:
@@ -207,7 +245,7 @@ class DeviceMode(TorchFunctionMode):
             return ask(self.recorder.execution.values.of(tensor), *args, **kwargs)
 
     def _finite(self, ask: Callable[..., torch.Tensor], answer: bool) -> Callable[..., torch.Tensor]:
-        """Checks for NaN and infinity: values that are not known are taken to be finite."""
+        """Checks for NaN, infinity and what is valid (of distributions): values that are not known pass."""
 
         def check(input: torch.Tensor) -> torch.Tensor:
             found = ask(input)
@@ -239,6 +277,8 @@ class DeviceMode(TorchFunctionMode):
         if ask is torch.Tensor.tolist:
             numbers = stated.numbers(tensor.numel()) if not tensor.dtype.is_floating_point else None
             value = None if numbers is None else _nested(numbers, list(tensor.shape))
+        elif ask is torch.Tensor.numpy:
+            value = _array(stated, tensor)
         elif ask is torch.Tensor.__bool__:
             value = stated.decision()
         else:
@@ -250,7 +290,7 @@ class DeviceMode(TorchFunctionMode):
         return value
 
     def _format(self, tensor: torch.Tensor, form: str) -> str:
-        if tensor.dim() == 0 and tensor.is_meta:
+        if tensor.dim() == 0:
             return format(self._number(torch.Tensor.item, tensor.detach()), form)
         return format(_text(tensor), form)
 
@@ -260,9 +300,12 @@ class DeviceMode(TorchFunctionMode):
         return str(_text(tensor))
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A page-locked copy of a host tensor."""
+        """A page-locked copy of a host tensor, with its values where they are known."""
         pinned = torch.empty_like(tensor, device=_META)
         self.recorder.book.info(pinned, device="cpu").device = "cpu:pinned"
+        values = self.recorder.execution.values
+        with torch._C._DisableTorchDispatch():
+            values.replace(pinned, values.of(tensor))
         return pinned
 
     def _from_data(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

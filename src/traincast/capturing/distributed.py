@@ -5,21 +5,24 @@ from __future__ import annotations
 import inspect
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from traincast.capturing.assumptions import Assume, assuming, assumptions
+from traincast.capturing.forms import shared_forms
 from traincast.capturing.mail import Mail, NotYet
 from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.ranks import Place
-from traincast.capturing.step import Step, capture_program, check_request, only_own_garbage, with_sizes
+from traincast.capturing.rebatch import rebatched, rigid
+from traincast.capturing.step import ONE_SIZE, Step, capture_program, check_request, only_own_garbage, with_sizes
 from traincast.errors import TraincastError
 from traincast.workload.collectives import COLLECTIVES, Route
-from traincast.workload.generalise import capture_sizes, generalise_ranks, same_structure
+from traincast.workload.generalise import same_structure
 from traincast.workload.program import Columns, Program
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
 MAX_WORLD_SIZE = 1 << 16  # a limit beyond any cluster
+_ROUNDS = 8  # of captures until ranks agree on the numbers that they send each other
+_AS_OWN = "the numbers that other ranks send here are taken to be those that this one sends"
 
 
 def capture_distributed(
@@ -46,7 +49,7 @@ def capture_distributed(
     check_request(mode, batch_size, seq_len)
     captured = _ranks_to_capture(world_size, ranks)
     check_takes_ranks(make_step)
-    with assuming(assume or getattr(make_step, "assume", None)) as assumed:
+    with assuming(assume or getattr(make_step, "assume", None)) as assumed, shared_forms():
         capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch, runs_on)
         programs, program_of = _distinct(capture.first(captured))
         rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
@@ -85,20 +88,21 @@ class _Capture:
         self._known: dict[tuple[int, int], dict[int, Program]] = {}
         self._talk = False  # whether ranks give each other objects
 
-    @property
-    def sizes(self) -> list[tuple[int, int]]:
-        """Which sizes to capture at: multiples of the first where shares of sizes were assumed."""
-        return capture_sizes(*self._asked, multiples=bool(assumptions().used)) if self._rebatch else [self._asked]
-
     def first(self, ranks: Sequence[int]) -> list[Program]:
         """The programs of these ranks at the size asked for."""
         self._ranks = ranks
-        programs = self._all(*self.sizes[0])
+        programs = self._all(*self._asked)
         return [programs[rank] for rank in ranks]
 
-    def others(self, rank: int) -> list[Program]:
-        """The programs of a rank at the other sizes."""
-        return [self._all(*size)[rank] if self._talk else self._at(rank, *size, Mail()) for size in self.sizes[1:]]
+    def rebatched(self, programs: Sequence[Program], ranks: Sequence[int], *, shares: bool) -> list[Program]:
+        """Programs of one structure made to depend on their sizes; each is that of one of these ranks."""
+        if not self._rebatch:
+            return rigid(programs, ONE_SIZE)
+
+        def at(batch: int, length: int) -> list[Program]:
+            return [self._all(batch, length)[r] if self._talk else self._at(r, batch, length, Mail()) for r in ranks]
+
+        return rebatched(programs, at, shares=shares, note=lambda text: assumptions().used.setdefault(text))
 
     def _all(self, batch: int, length: int) -> dict[int, Program]:
         """The programs of all ranks to capture; one that waits for an object of another is captured again after it."""
@@ -115,7 +119,14 @@ class _Capture:
                     if len(late) == len(waiting) and len(mail) == posted:
                         raise error from None  # all wait, and nobody has sent anything
             waiting = late[::-1]  # what goes from the last rank to the first, as from the first to the last
-        self._talk = self._talk or mail.used
+        for _ in range(_ROUNDS):
+            for rank in (stale := mail.numbers.stale()):
+                done[rank] = self._at(rank, batch, length, mail)
+            if not stale:
+                break
+        for line in mail.numbers.assumed():
+            assumptions().take(_AS_OWN, line)
+        self._talk = self._talk or mail.used or mail.numbers.differ
         self._known[batch, length] = {rank: program for rank, program in done.items() if program is not None}
         return self._known[batch, length]
 
@@ -197,22 +208,12 @@ def _identity(program: Program) -> tuple[object, ...]:
 def _generalised(programs: list[Program], rank_of: list[int], capture: _Capture) -> list[Program]:
     """The programs made to depend on their sizes, those of one structure with one template."""
     result = list(programs)
+    shares = bool(assumptions().used)  # of sizes: what is noted from here on states none
     for members in _by_structure(programs):
-        result_of_members = _template([programs[i] for i in members], [rank_of[i] for i in members], capture)
-        for i, program in zip(members, result_of_members, strict=True):
+        made = capture.rebatched([programs[i] for i in members], [rank_of[i] for i in members], shares=shares)
+        for i, program in zip(members, made, strict=True):
             result[i] = program
     return result
-
-
-def _template(programs: list[Program], ranks: list[int], capture: _Capture) -> list[Program]:
-    constant = generalise_ranks([[program] for program in programs])
-    if len(capture.sizes) == 1:
-        return [replace(program, rigid="captured at one size only") for program in constant]
-    try:
-        captured = [[p, *capture.others(rank)] for p, rank in zip(programs, ranks, strict=True)]
-        return generalise_ranks(captured, shares=bool(assumptions().used))
-    except TraincastError as error:
-        return [replace(program, rigid=str(error)) for program in constant]
 
 
 def _by_structure(programs: list[Program]) -> list[list[int]]:

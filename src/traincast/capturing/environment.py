@@ -153,7 +153,13 @@ def _default_device(patches: Patches, devices: DeviceMode) -> None:
     original = torch.set_default_device
     before = torch.get_default_device()
     patches.callback(lambda: original(None if before.type == "cpu" else before))
-    patches.set(torch, "set_default_device", lambda device: original(None if device is None else devices.real(device)))
+
+    def set_default(device: Any) -> None:
+        if device is not None and torch.device(device).type == "cuda":
+            devices.meta_is_hollow = False
+        original(None if device is None else devices.real(device))
+
+    patches.set(torch, "set_default_device", set_default)
 
 
 def _parameters_without_data(patches: Patches, recorder: Recorder) -> None:

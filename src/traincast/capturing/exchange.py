@@ -1,22 +1,24 @@
-"""What known values become in a collective: as if every other rank had what this one has."""
+"""What known values become in a collective: from those of all ranks, as far as they are known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from traincast.capturing.collectives import Collective
+from traincast.capturing.numbers import Made, Message, Numbers
 from traincast.capturing.values import Values
 
 _SENT = ("input_tensors", "input_tensor", "input_list", "inputs", "input", "tensors")
-
-_ADDED = -1
-_FACTORS = {"sum": _ADDED, "avg": 1, "max": 1, "min": 1}  # what equal numbers of all ranks become
+_REDUCED: dict[str, Any] = {"sum": torch.add, "avg": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 def exchange(
     values: Values,
+    numbers: Numbers,
     collective: Collective,
     arguments: list[tuple[str, Any]],
     outputs: list[torch.Tensor],
@@ -26,53 +28,90 @@ def exchange(
     of PyTorch's module asked for; an op does not show it."""
     named = {"reduce_op": reduction, **{name: v for name, v in arguments if name != "reduce_op" or isinstance(v, str)}}
     sent = next((_flat(named[name]) for name in _SENT if name in named), [])
-    known = [values.of(tensor) for tensor in sent]
-    made = None
-    if known and all(value is not None for value in known):
-        made = _made(collective, [value for value in known if value is not None], named, outputs)
+    known = [value for tensor in sent if (value := values.of(tensor)) is not None]
+    kind, ranks, group = _kind(collective, named), collective.ranks, collective.group
+    key = numbers.key(kind, str(group.group_name), ranks)
+    if not sent or len(known) < len(sent) or kind not in _MAKERS:
+        for output in outputs:
+            values.replace(output, None)
+        return
+    own = Message(tuple(value.reshape(-1) for value in known), tuple(named.get("input_split_sizes") or ()))
+    me, root = group.rank(), next((ranks.index(rank) for name, rank in collective.ends if name == "root"), 0)
+    asked = str(named["reduce_op"]).rpartition(".")[2].lower()
+    sizes = tuple(output.numel() for output in outputs)
+    make = partial(_MAKERS[kind], me=me, root=root, asked=asked, sizes=sizes)
+    made, done = numbers.exchange(key, ranks[me], own, make)
     for number, output in enumerate(outputs):
         values.replace(output, made[number] if made is not None and number < len(made) else None)
+        values.came_from(output, done)
 
 
-def _made(
-    collective: Collective, sent: list[torch.Tensor], named: dict[str, Any], outputs: list[torch.Tensor]
-) -> list[torch.Tensor] | None:
-    size, me = collective.group.size(), collective.group.rank()
-    if collective.kind in ("all_reduce", "reduce"):
-        factor = _FACTORS.get(str(named["reduce_op"]).rpartition(".")[2].lower(), 0)
-        return [value * (size if factor == _ADDED else factor) for value in sent] if factor else None
-    if collective.kind in ("broadcast", "send_recv"):
-        return sent if collective.kind == "broadcast" else None
-    if collective.kind == "all_gather":
-        if len(outputs) == size * len(sent) and len(sent) == 1:
-            return sent * size
-        return [torch.cat([value.reshape(-1)] * size) for value in sent]
-    if collective.kind in ("all_to_all", "all_to_all_v"):
-        return _dealt(sent, size, me, named, outputs)
-    return None
+def _kind(collective: Collective, named: dict[str, Any]) -> str:
+    """The same on all ranks of a call, whether what each of them has is even or not."""
+    if collective.kind not in ("all_to_all", "all_to_all_v"):
+        return collective.kind
+    if not collective.ends:
+        return "all_to_all"
+    return "gather" if len(_flat(named["input_tensors"])) == 1 else "scatter"
 
 
-def _dealt(
-    sent: list[torch.Tensor], size: int, me: int, named: dict[str, Any], outputs: list[torch.Tensor]
-) -> list[torch.Tensor] | None:
-    """From every rank, what this one keeps for itself, as often as it takes to fill what was asked for."""
-    if len(sent) == size:
-        return [_filled(sent[me].reshape(-1), output.numel()) for output in outputs]
-    rows = named.get("input_split_sizes") or []
-    own = (
-        torch.split_with_sizes(sent[0], list(rows))[me]
-        if rows
-        else sent[0].chunk(size)[me]
-        if sent[0].numel()
-        else sent[0]
-    )
-    return [_filled(own.reshape(-1), output.numel()) for output in outputs]
+def _reduced(messages: Sequence[Message], *, me: int, root: int, asked: str, sizes: tuple[int, ...]) -> Made:
+    combine = _REDUCED.get(asked)
+    if combine is None or not _alike(messages):
+        return None
+    made = tuple(reduce(combine, parts) for parts in zip(*(m.tensors for m in messages), strict=True))
+    if asked != "avg":
+        return made
+    return tuple(m // len(messages) if not m.dtype.is_floating_point else m / len(messages) for m in made)
+
+
+def _broadcast(messages: Sequence[Message], *, me: int, root: int, asked: str, sizes: tuple[int, ...]) -> Made:
+    return messages[root].tensors if _alike(messages) else messages[me].tensors
+
+
+def _gathered(messages: Sequence[Message], *, me: int, root: int, asked: str, sizes: tuple[int, ...]) -> Made:
+    own = messages[me].tensors
+    parts = [m.tensors if len(m.tensors) == len(own) else own for m in messages]
+    if len(own) == 1 and len(sizes) == len(messages):
+        return tuple(_filled(part[0], size) for part, size in zip(parts, sizes, strict=True))
+    if len(own) != len(sizes):
+        return None
+    return tuple(_filled(torch.cat(pieces), size) for *pieces, size in zip(*parts, sizes, strict=True))
+
+
+def _dealt(messages: Sequence[Message], *, me: int, root: int, asked: str, sizes: tuple[int, ...]) -> Made:
+    """From every rank what it has for this one, as often as it takes to fill what was asked for."""
+    parts = [_for_rank(message, me, len(messages)) for message in messages]
+    if len(sizes) == len(parts):
+        return tuple(_filled(part, size) for part, size in zip(parts, sizes, strict=True))
+    return tuple(_filled(torch.cat(parts), size) for size in sizes)
+
+
+def _for_rank(message: Message, rank: int, world: int) -> torch.Tensor:
+    """What a message of an all-to-all holds for one of the ranks."""
+    if len(message.tensors) == world:
+        return message.tensors[rank]
+    (whole,) = message.tensors
+    rows = message.rows or (1,) * world
+    width = whole.numel() // max(1, sum(rows))
+    start = sum(rows[:rank]) * width
+    return whole[start : start + rows[rank] * width]
+
+
+def _alike(messages: Sequence[Message]) -> bool:
+    return len({tuple(tensor.shape for tensor in message.tensors) for message in messages}) == 1
 
 
 def _filled(part: torch.Tensor, count: int) -> torch.Tensor:
     if not part.numel():
         return part.new_zeros(count)
     return part.repeat(-(-count // part.numel()))[:count]
+
+
+_MAKERS = {
+    "all_reduce": _reduced, "reduce": _reduced, "broadcast": _broadcast, "all_gather": _gathered,
+    "gather": _gathered, "all_to_all": _dealt,
+}  # fmt: skip
 
 
 def _flat(value: Any) -> list[torch.Tensor]:

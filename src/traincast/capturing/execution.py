@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from traincast.capturing.arguments import tensors_in
 from traincast.capturing.assumed import assumed_result
 from traincast.capturing.assumptions import assumptions
+from traincast.capturing.forms import Forms, forms
 from traincast.capturing.kernels import WITHOUT_META, size_depends_on_values
 from traincast.capturing.refusals import BRANCH, ITEM, refuse_values, user_line
-from traincast.capturing.storages import StorageBook, strided_parts
+from traincast.capturing.storages import Seen, StorageBook, strided_parts
+from traincast.capturing.traits import traits
 from traincast.capturing.values import Values
 from traincast.errors import TraincastError
 
@@ -30,26 +33,41 @@ class Execution:
     copy_target: str | None = None
     number_asked: bool = False
     unknown_numbers: bool = False  # whether item() has given any whole number so far
+    forms: Forms = field(default_factory=forms)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
         """The op's result, and the device that what it makes would be on."""
-        tensors = [a for a in tree_iter((args, kwargs)) if isinstance(a, torch.Tensor)]
-        if func is _LOCAL_SCALAR and tensors[0].is_meta and (known := self.values.of(tensors[0])) is not None:
-            return known.item(), "cpu"
-        if func is _LOCAL_SCALAR and self.book.without_values(tensors[0]):
-            return self._number(tensors[0]), "cpu"
-        unknown = any(self.book.without_values(t) for t in tensors)
-        device = self._result_device(tensors, kwargs)
-        result = self._sized(func, args, kwargs) if unknown or any(t.is_meta for t in tensors) else None
-        unknown = unknown and (result is None or func is not _PACK)  # its numbers on the host are made of known lengths
+        tensors = tensors_in(args)
+        if kwargs:
+            tensors.extend(tensors_in(kwargs))
+        if func is _LOCAL_SCALAR and (number := self._read(tensors[0])) is not None:
+            return number, "cpu"
+        seen = self.book.look(tensors)
+        device = self._result_device(seen, kwargs)
+        result = self._sized(func, args, kwargs) if seen.unknown or seen.some_meta else None
+        # numbers on the host that are made of known lengths are known
+        unknown = seen.unknown and (result is None or func is not _PACK)
         if result is None:
-            result = self._execute(func, args, kwargs, tensors, device)
-        for out in tree_iter(result):
-            if isinstance(out, torch.Tensor):
-                for part in strided_parts(out):
-                    self.book.info(part, device=device, produced=True).unknown |= unknown
-        self.values.follow(func, args, kwargs, tensors, result)
+            result = self._execute(func, args, kwargs, seen, device, made_from_nothing=not tensors)
+        hollow = self.book.any_hollow and kwargs.get("device") is None and self._all_hollow(tensors)
+        made = tensors_in(result)
+        for out in made:
+            for part in strided_parts(out):
+                info = self.book.info(part, device=device, produced=True)
+                info.unknown |= unknown
+                info.hollow |= hollow
+        self.values.follow(func, args, kwargs, tensors, made, seen)
         return result, device
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """The one value of a tensor without data; None where the host has it."""
+        self.values.read(tensor)
+        if tensor.is_meta and (known := self.values.of(tensor)) is not None:
+            return known.item()
+        return self._number(tensor) if self.book.without_values(tensor) else None
+
+    def _all_hollow(self, tensors: list[torch.Tensor]) -> bool:
+        return bool(tensors) and all(map(self.book.is_hollow, tensors))
 
     def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op whose size depends on values of the device; None for all other ops."""
@@ -81,26 +99,26 @@ class Execution:
             raise refuse_values("a tensor as an index or size", f"use a Python int, or state it: {ITEM}")
         return stated
 
-    def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> str:
+    def _result_device(self, seen: Seen, kwargs: dict[str, Any]) -> str:
         if self.copy_target is not None:
             return self.copy_target
         wanted = kwargs.get("device")
         if wanted is not None:
             return "cpu" if wanted.type == "cpu" else "cuda"
-        places = {self.book.device_of(t) for t in tensors}
-        return "cuda" if "cuda" in places else "cpu"
+        return "cuda" if seen.on_cuda else "cpu"
 
     def _execute(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], device: str
-    ) -> Any:
-        if not any(t.is_meta for t in tensors) and device != "cuda":
-            return self._on_host(func, args, kwargs, made_from_nothing=not tensors)
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Seen, device: str, *,
+        made_from_nothing: bool,
+    ) -> Any:  # fmt: skip
+        if not seen.some_meta and device != "cuda":
+            return self._on_host(func, args, kwargs, made_from_nothing=made_from_nothing)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("meta")}
-        if all(t.is_meta for t in tensors):
-            return _call_without_data(func, args, kwargs)
+        if seen.all_meta:
+            return self.forms.call(func, args, kwargs, _call_without_data)
         return self._with_host_tensors(func, args, kwargs)
 
     def _with_host_tensors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +139,7 @@ class Execution:
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, made_from_nothing: bool) -> Any:
         """Ops on host tensors run for real, unless they would make a large tensor: that stays without data."""
-        if made_from_nothing and "device" in {argument.name for argument in func._schema.arguments}:
+        if made_from_nothing and any(name == "device" for name, *_ in traits(func).parameters):
             elsewhere = {"device": torch.device("meta"), **({"generator": None} if "generator" in kwargs else {})}
             trial = func(*args, **{**kwargs, **elsewhere})
             if trial.numel() * trial.element_size() > _REAL_BYTES:
@@ -130,7 +148,7 @@ class Execution:
 
 
 def _call_without_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if func._schema.name.startswith("aten::_foreach_") and not func._schema.returns:
+    if traits(func).name.startswith("aten::_foreach_") and not func._schema.returns:
         return None  # in place: nothing to find out
     stand_in = WITHOUT_META.get(func)
     if stand_in is not None:

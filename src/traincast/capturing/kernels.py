@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from traincast.capturing.recurrent import cudnn_rnn, cudnn_rnn_backward, fused_g
 from traincast.capturing.refusals import MASK
 
 aten = torch.ops.aten
+_OPS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 _MASK = f"use torch.where or masked_fill, or state how much is kept: {MASK}"
 _DISTINCT = "state how many differ: `assume` distinct=SHARE"
@@ -53,6 +55,22 @@ WRITTEN_IN_PLACE: dict[Any, Any] = {
 # Likewise in the backward formula of binary cross entropy from logits alone.
 LOGITS_NODE = "BinaryCrossEntropyWithLogitsBackward0"
 WRITTEN_IN_LOGITS: dict[Any, Any] = {aten.sub.Tensor: aten.sub_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}
+
+
+def composite(func: Any) -> Callable[..., Any] | None:
+    """A library's op as it is made of others, where for tensors without data the library has a kernel instead, which
+    no gradient would pass (FBGEMM's padding of jagged tensors); None for all other functions."""
+    return _composite(func) if isinstance(func, _OPS) else None
+
+
+@cache
+def _composite(func: Any) -> Callable[..., Any] | None:
+    op: Any = getattr(func, "default", func)
+    if type(op) is not _OPS[0] or op.namespace == "aten":
+        return None
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    both = has(op._name, "CompositeImplicitAutograd") and has(op._name, "Meta")
+    return partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd) if both else None
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -119,6 +137,19 @@ def _as_cudnn_lays_out(made: torch.Tensor, input: torch.Tensor, weight: torch.Te
     return made.to(memory_format=last.pop())
 
 
+def _first_contiguous(op: Any) -> Callable[..., Any]:
+    """CUDA writes these gradients row by row whatever the strides of what comes in; PyTorch's answer without data
+    keeps them."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        outs = op(*args, **kwargs)
+        if isinstance(outs, torch.Tensor):
+            return outs.contiguous()
+        return (outs[0] if outs[0] is None else outs[0].contiguous(), *outs[1:])
+
+    return made
+
+
 def _grouped_mm(
     a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -157,6 +188,19 @@ def _normalised_backward(grad_out: torch.Tensor, input: torch.Tensor, *rest: Any
     return torch.empty_like(input)
 
 
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses, and a table of the longest target; where targets lie end to end, that of their mean length."""
+    steps, batch = log_probs.shape[0], log_probs.shape[1] if log_probs.dim() == 3 else 1
+    longest = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // max(1, batch))
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * longest + 1)
+
+
+def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs)
+
+
 def _accumulated(tensor: torch.Tensor) -> torch.dtype:
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
@@ -166,6 +210,10 @@ def _fused(name: str) -> list[Any]:
     return [getattr(packet, overload) for overload in packet.overloads() if "out" not in overload]
 
 
+_ROW_BY_ROW = (
+    aten.native_layer_norm_backward.default, aten.native_group_norm_backward.default,
+    aten._fused_rms_norm_backward.default, aten._log_softmax_backward_data.default,
+)  # fmt: skip
 WITHOUT_META: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((*_fused("_fused_sgd_"), *_fused("_fused_adagrad_")), _nothing),
     aten._coalesce.default: _coalesce,
@@ -179,6 +227,9 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten._grouped_mm.default: _grouped_mm,
+    **{op: _first_contiguous(op) for op in _ROW_BY_ROW},
+    **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
+    **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
     aten.batch_norm_stats.default: _statistics,
     aten.batch_norm_gather_stats_with_counts.default: _gathered_statistics,
     aten.batch_norm_elemt.default: _normalised,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from traincast.capturing.numbers import Numbers
 from traincast.capturing.patches import Patches
 from traincast.errors import TraincastError
 
@@ -19,10 +20,14 @@ class NotYet(TraincastError):
 
 
 class Mail:
-    """What all ranks have posted so far. Each capture of a rank counts its messages from the start."""
+    """What all ranks have posted so far; `numbers` are those of collectives.
+
+    Each capture of a rank counts its messages from the start.
+    """
 
     def __init__(self) -> None:
         self.used = False
+        self.numbers = Numbers()
         self._posted: dict[tuple[Any, ...], Any] = {}
         self._counts: Counter[tuple[Any, ...]] = Counter()
 
@@ -32,6 +37,7 @@ class Mail:
     def install(self, patches: Patches) -> None:
         """Answers PyTorch's collectives of objects until the patches are undone."""
         self._counts.clear()
+        self.numbers.begin(dist.get_rank())
         for name in _NAMES:
             answer = getattr(self, f"_{name}")
             patches.set_everywhere(dist, name, answer)

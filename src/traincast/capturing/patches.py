@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 _MISSING = object()
-_WITHOUT: set[tuple[str, int, int]] = set()  # modules that were looked through and had imported nothing
+_WITHOUT: dict[str, tuple[int, int]] = {}  # modules that were looked through, with so many names, and had none of ours
 
 
 class Patches(ExitStack):
@@ -41,17 +41,20 @@ class Patches(ExitStack):
 
     def sweep(self) -> None:
         """Replaces what modules other than PyTorch's have imported by name."""
+        known = self._everywhere
         for module_name, module in list(sys.modules.items()):
-            names = getattr(module, "__dict__", {})
-            looked_at = (module_name, len(names), len(self._everywhere))
-            if module_name.partition(".")[0] == "torch" or looked_at in _WITHOUT:
+            if module_name == "torch" or module_name.startswith("torch."):
                 continue
-            known = self._everywhere
-            found = [name for name, held in list(names.items()) if id(held) in known and known[id(held)][0] is held]
-            for name in found:
-                self.set(module, name, self._everywhere[id(names[name])][1])
-            if not found:
-                _WITHOUT.add(looked_at)
+            names = getattr(module, "__dict__", {})
+            looked_at = (len(names), len(known))
+            if _WITHOUT.get(module_name) == looked_at:
+                continue
+            if known.keys().isdisjoint(map(id, list(names.values()))):
+                _WITHOUT[module_name] = looked_at
+                continue
+            for name, held in list(names.items()):
+                if id(held) in known:
+                    self.set(module, name, known[id(held)][1])
 
     def _restore_new_modules(self) -> None:
         for module_name in set(sys.modules) - self._modules:

@@ -6,19 +6,26 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
+import torch.cuda.nccl
 import torch.distributed as dist
 
 from traincast.capturing.communication import Communication
 from traincast.capturing.ddp import install_ddp
 from traincast.capturing.devices import DeviceMode
+from traincast.capturing.leftovers import forget_leftovers
 from traincast.capturing.mail import Mail
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
 from traincast.errors import TraincastError
+
+_USUAL_NODE = 8  # GPUs
+_NCCL, _CUDA = (2, 27, 5), "12.8"  # versions of a usual build
+_CACHES: dict[str, tuple[int, list[Any]]] = {}  # modules with so many names, and their functions that have a cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,11 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
         raise TraincastError("this PyTorch was built without torch.distributed; install a build that has it")
     if dist.is_initialized():
         raise TraincastError("this process already has a process group; call destroy_process_group before a capture")
+    # much of PyTorch, imported where it is needed; before there is a group, which modules take for their default
+    from torch.distributed.fsdp import _runtime_utils
     from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
+
+    from traincast.capturing.shardings import install_shardings
 
     patches.set(sys, "excepthook", sys.excepthook)  # PyTorch puts the rank before every line of a traceback
     with warnings.catch_warnings():
@@ -48,33 +59,35 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
         dist.init_process_group("fake", rank=place.rank, world_size=place.world_size, store=FakeStore())
     destroy = dist.destroy_process_group
     patches.callback(lambda: destroy() if dist.is_initialized() else None)
-    for name, value in (("RANK", place.rank), ("LOCAL_RANK", place.rank), ("WORLD_SIZE", place.world_size)):
-        _environment_variable(patches, name, str(value))
+    forget_leftovers(patches)
+    os.environ.update(_launched(place))
     patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))  # where meshes are by default
-    patches.set_everywhere(dist, "init_process_group", _already_there(place))
     patches.set_everywhere(dist, "destroy_process_group", lambda *args, **kwargs: None)
     new_group = dist.new_group
     patches.set_everywhere(dist, "new_group", lambda *args, backend=None, **kwargs: new_group(*args, **kwargs))
-    recorder.regions.devices = place.world_size
-    recorder.regions.device = torch.device("cuda", place.rank)
-    recorder.communication = Communication(recorder, place.mail)
-    recorder.communication.install(patches)
+    recorder.regions.devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    recorder.regions.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    communication = recorder.communication = Communication(recorder, place.mail)
+    communication.install(patches)
+    patches.set_everywhere(dist, "init_process_group", _already_there(place, communication))
     place.mail.install(patches)
-    _user_code_of_fsdp(patches, devices)
+    patches.set_everywhere(dist, "is_nccl_available", lambda: True)
+    patches.set(torch.cuda.nccl, "version", lambda: _NCCL)
+    patches.set(torch.version, "cuda", _CUDA)  # scripts ask for both before they take bfloat16
+    _user_code_of_fsdp(patches, devices, _runtime_utils)
     _every_rank_has_samples(patches, recorder)
     _forget_meshes()
     patches.callback(_forget_meshes)
+    install_shardings(patches, recorder)
     install_ddp(patches, devices.around, recorder.regions.note_buckets)
 
 
-def _user_code_of_fsdp(patches: Patches, devices: DeviceMode) -> None:
+def _user_code_of_fsdp(patches: Patches, devices: DeviceMode, utilities: ModuleType) -> None:
     """Hooks that FSDP1 puts on nodes of the graph, which the autograd engine calls without our modes."""
-    from torch.distributed.fsdp import _runtime_utils
-
     for name in ("_pre_backward_hook", "_post_backward_hook", "_post_backward_reshard", "_post_backward_final_callback",
                  "_post_backward_reshard_only_hook"):  # fmt: skip
-        if hasattr(_runtime_utils, name):
-            patches.set(_runtime_utils, name, devices.around(getattr(_runtime_utils, name)))
+        if hasattr(utilities, name):
+            patches.set(utilities, name, devices.around(getattr(utilities, name)))
 
 
 def _every_rank_has_samples(patches: Patches, recorder: Recorder) -> None:
@@ -97,17 +110,23 @@ def _forget_meshes() -> None:
     """Empties PyTorch's caches of what was found for meshes: their groups are those of one capture of one rank."""
     for name, module in list(sys.modules.items()):
         if name.startswith(("torch.distributed.tensor", "torch.distributed.device_mesh")):
-            for value in list(vars(module).values()):
-                if callable(clear := getattr(value, "cache_clear", None)) and not isinstance(value, type):
-                    clear()
+            names = vars(module)
+            if _CACHES.get(name, (0, ()))[0] != len(names):
+                held = [value for value in list(names.values()) if not isinstance(value, type)]
+                _CACHES[name] = (len(names), [v for v in held if callable(getattr(v, "cache_clear", None))])
+            for cached in _CACHES[name][1]:
+                cached.cache_clear()
     dispatcher: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dispatcher is not None:
         dispatcher._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
         torch._C._clear_DTensor_sharding_propagator_cache()
 
 
-def _already_there(place: Place) -> Any:
-    def init_process_group(*args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any) -> None:
+def _already_there(place: Place, communication: Communication) -> Any:
+    def init_process_group(
+        backend: str | None = None, *args: Any, world_size: int = -1, rank: int = -1, **kwargs: Any
+    ) -> None:
+        communication.backend = str(backend or "").lower()
         for what, requested, there in (("world_size", world_size, place.world_size), ("rank", rank, place.rank)):
             if requested not in (-1, there):
                 raise TraincastError(
@@ -118,10 +137,14 @@ def _already_there(place: Place) -> Any:
     return init_process_group
 
 
-def _environment_variable(patches: Patches, name: str, value: str) -> None:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    if before is None:
-        patches.callback(os.environ.pop, name, None)
-    else:
-        patches.callback(os.environ.__setitem__, name, before)
+def _launched(place: Place) -> dict[str, str]:
+    """What `torchrun` tells a process: nodes have as many ranks as `LOCAL_WORLD_SIZE` says, or 8 where that fits."""
+    stated = os.environ.get("LOCAL_WORLD_SIZE", "")
+    node = int(stated) if stated.isdecimal() and int(stated) else _USUAL_NODE
+    local = node if place.world_size % node == 0 else place.world_size
+    numbers = {
+        "RANK": place.rank, "WORLD_SIZE": place.world_size, "LOCAL_RANK": place.rank % local,
+        "LOCAL_WORLD_SIZE": local, "GROUP_RANK": place.rank // local, "GROUP_WORLD_SIZE": place.world_size // local,
+    }  # fmt: skip
+    texts = {name: str(number) for name, number in numbers.items()}
+    return {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500", **texts}

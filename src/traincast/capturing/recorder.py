@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
-from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups
+from traincast.capturing.arguments import Arguments, bind, scalar_arguments, tensor_groups, tensors_in
 from traincast.capturing.collectives import Collective, written
 from traincast.capturing.execution import Execution
 from traincast.capturing.kernels import LOGITS_NODE, WRITTEN_IN_LOGITS, WRITTEN_IN_PLACE, take_over
 from traincast.capturing.refusals import user_line
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
+from traincast.capturing.traits import traits
 from traincast.capturing.values import Values
 from traincast.errors import TraincastError
 from traincast.workload.collectives import NAMESPACES
@@ -88,10 +88,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one op; while `book.recording`, also records it."""
-        if func.namespace in _SILENT:
+        namespace = traits(func).namespace
+        if namespace in _SILENT:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            if func.namespace in NAMESPACES:
+            if namespace in NAMESPACES:
                 return self._communication(func).run(func, args, kwargs)
             if func in WRITTEN_IN_PLACE and self._in_backward_formula():
                 func = WRITTEN_IN_PLACE[func]
@@ -153,9 +154,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.communication
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = traits(func)
         arguments = bind(func, args, kwargs)
         groups, tensors = tensor_groups(arguments)
-        if self.communication is not None and not func.is_view:
+        if self.communication is not None and not known.view:
             self.communication.before_use(tensors)
         specs, ids = self._describe(tensors)
         forward = self._forward_op()
@@ -165,7 +167,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reuses = func is _ADD and self._in_backward_formula() and _nobody_else_holds(tensors[0])
         result, device = self.execution.run(func, args, kwargs)
         out_specs, out_ids = self._describe_outputs(result, tensors, device)
-        full_name = stood_for(func._schema.name)
+        full_name = stood_for(known.name)
         name = full_name.partition("::")[2]
         signature = Signature(
             name=full_name,
@@ -173,7 +175,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             outputs=out_specs,
             scalars=scalar_arguments(arguments),
             groups=groups,
-            overload="" if func._overloadname == "default" else func._overloadname,
+            overload=known.overload,
         )
         copied = bool(specs) and specs[0].device != "cuda" and bool(out_specs) and out_specs[0].device == "cuda"
         phase = self.regions.phase(Phase.INPUT if copied and "copy" in name else Phase.FORWARD)
@@ -224,9 +226,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> tuple[tuple[TensorSpec, ...], tuple[int, ...]]:
         input_ids = {id(tensor) for tensor in inputs}
         specs, ids = [], []
-        for whole in tree_iter(result):
-            if not isinstance(whole, torch.Tensor):
-                continue
+        for whole in tensors_in(result):
             for part in strided_parts(whole):
                 info = self.book.info(part, device=device, produced=True)
                 specs.append(self.book.spec(part, info.device))

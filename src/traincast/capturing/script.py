@@ -1,41 +1,39 @@
-"""An existing training script as it is: its step is what lies between two calls of its optimizer."""
+"""An existing training script or loop as it is, recorded at one size or at several."""
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
-import torch
-
-from traincast.capturing.assemble import assemble, host_scopes
 from traincast.capturing.assumptions import Assume, assuming, assumptions
-from traincast.capturing.devices import DeviceMode
-from traincast.capturing.environment import environment
-from traincast.capturing.kinds import Kinds
-from traincast.capturing.patches import Patches
+from traincast.capturing.forms import shared_forms
 from traincast.capturing.precision import switches_kept, tf32_arithmetic
-from traincast.capturing.recorder import Recorder
-from traincast.capturing.regions import Regions
-from traincast.capturing.step import host_profiler, no_collection, one_line_errors, only_own_garbage
+from traincast.capturing.progress import say
+from traincast.capturing.rebatch import rebatched
+from traincast.capturing.step import check_request, only_own_garbage, with_sizes
+from traincast.capturing.watching import watching
 from traincast.errors import TraincastError
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
 
-_WARM = 2  # updates before the recorded one: optimizers make their state in the first
-_NONE = (
-    "no optimizer of torch.optim was called three times inside; record a loop of at least three updates, with the "
-    "model built inside as well"
+BATCH_SIZE, SEQ_LEN = "{batch_size}", "{seq_len}"
+"""What stands for the sizes in the arguments of a script that is to be run at several."""
+_ONE_RUN = (
+    f"recorded at one size only; write {BATCH_SIZE} among the script's own arguments where they have the batch size, "
+    "and the script is run at several"
 )
-
-
-class _Recorded(BaseException):
-    """Ends the user's loop: its step is recorded. No `except Exception` of the loop may hold it up."""
+_ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) runs a loop at several"
+_SAME = (
+    "the step recorded is the same at batch sizes {} and {}, so the batch size does not reach it; make model and "
+    "inputs depend on it"
+)
+Loop = Callable[[int, int], object]
 
 
 @dataclass
@@ -45,98 +43,6 @@ class Recording:
     workload: Workload | None = None
 
 
-class _Watch:
-    """Follows the optimizer that is called first, and records from its second call to its third."""
-
-    def __init__(self, recorder: Recorder, devices: DeviceMode, regions: Regions) -> None:
-        self.recorder, self.devices, self.regions = recorder, devices, regions
-        self.program: Program | None = None
-        self.batch, self.length, self.without_cuda = 1, 0, False
-        self._optimizer: int | None = None
-        self._calls = 0
-        self._open = ExitStack()
-        self._profiler: Any = None
-        self._kinds: Kinds | None = None
-
-    def install(self, patches: Patches) -> None:
-        """Every optimizer made from now on tells when it has stepped."""
-        original = torch.optim.Optimizer.__init__
-        watch = self
-
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            stepped = type(self).step
-
-            def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-                result = stepped(self, *args, **kwargs)
-                watch.after(self)
-                return result
-
-            self.step = MethodType(step, self)
-
-        patches.set(torch.optim.Optimizer, "__init__", init)
-        patches.callback(self._open.close)
-
-    def after(self, optimizer: object) -> None:
-        """An optimizer has stepped."""
-        if self._optimizer is None:
-            self._optimizer = id(optimizer)
-        if id(optimizer) != self._optimizer:
-            return
-        self._calls += 1
-        if self._calls == _WARM:
-            self._begin()
-        elif self._calls == _WARM + 1:
-            self._end()
-
-    def _begin(self) -> None:
-        if not self.devices.uses_cuda:
-            self.without_cuda = True
-            raise _Recorded
-        self._kinds = Kinds(self.recorder.book, self.regions)
-        self.regions.reset()
-        assumptions().begin()
-        self._kinds.before_step()
-        self._open.enter_context(no_collection())
-        self.recorder.book.start()
-        self._profiler = self._open.enter_context(host_profiler())
-
-    def _end(self) -> None:
-        self._open.close()
-        self.recorder.book.stop()
-        assert self._kinds is not None
-        self._kinds.after_step()
-        scopes = host_scopes(self._profiler.kineto_results.experimental_event_tree())
-        self.program = assemble(
-            self.recorder.ops, self.recorder.book, scopes, batch_size=self.batch, seq_len=self.length
-        )
-        raise _Recorded
-
-
-@contextmanager
-def _watching(batch: int, length: int, *, default_cuda: bool) -> Iterator[_Watch]:
-    regions = Regions(training=True)
-    recorder = Recorder(regions)
-    devices = DeviceMode(recorder, default_cuda=default_cuda)
-    watch = _Watch(recorder, devices, regions)
-    watch.batch, watch.length = batch, length
-    with Patches() as patches:
-        environment(patches, recorder, devices)
-        watch.install(patches)
-        patches.enter_context(one_line_errors())
-        with suppress(_Recorded):
-            yield watch
-
-
-def _workload(program: Program | None, name: str, assumed: Sequence[str]) -> Workload:
-    if program is None:
-        raise TraincastError(_NONE)
-    rigid = "recorded at one size only"
-    return Workload(
-        name=name, programs=(replace(program, rigid=rigid),), tf32=tf32_arithmetic(), assumptions=tuple(assumed)
-    )
-
-
 @contextmanager
 def recording(
     *, batch_size: int = 1, seq_len: int = 0, name: str = "recorded", assume: Assume | None = None
@@ -144,16 +50,29 @@ def recording(
     """Records one step of the training loop inside the block, without a GPU; the block ends with it.
 
     Model and optimizer must be built inside, on `cuda`. The step is what runs between the second and the third call of
-    the optimizer that is called first; `batch_size` and `seq_len` say what size that is. The result is `workload` of
-    what the block is given.
+    the optimizer that is called first; `batch_size` and `seq_len` say what size that is, which the result keeps. It is
+    `workload` of what the block is given. For several sizes, see `record`.
     """
     found = Recording()
     with assuming(assume) as assumed, only_own_garbage():
-        with _watching(batch_size, seq_len, default_cuda=False) as watch:
+        with watching(batch_size, seq_len, default_cuda=False) as watch:
             yield found
         if watch.without_cuda:
             raise TraincastError('the loop uses no device "cuda"; move its model and inputs there')
-        found.workload = _workload(watch.program, name, list(assumed.texts))
+        found.workload = _workload(replace(watch.program, rigid=_ONE_BLOCK), name, assumed.texts)
+
+
+def record(
+    loop: Callable[..., Any], *, batch_size: int, seq_len: int | None = None, name: str | None = None,
+    assume: Assume | None = None,
+) -> Workload:  # fmt: skip
+    """Records one step of `loop(batch_size)` or `loop(batch_size, seq_len)`, a function that builds model and optimizer
+    and trains, without a GPU. It is run at several sizes, each until its optimizer has been called three times, so that
+    the workload can be resized."""
+    check_request("training", batch_size, seq_len)
+    train = with_sizes(loop, seq_len)
+    named = name or str(getattr(loop, "__name__", "recorded"))
+    return _recorded(train, batch_size, seq_len or 0, named, assume, lengths=seq_len is not None)
 
 
 def capture_script(
@@ -161,24 +80,89 @@ def capture_script(
     assume: Assume | None = None,
 ) -> Workload:  # fmt: skip
     """Runs a script as `python FILE ARGUMENTS` until its optimizer has been called three times, and records the step
-    between the last two. Give only your own files."""
+    between the last two. With `{batch_size}` (and `{seq_len}`) among the arguments it is run at several sizes, else at
+    the one that its arguments say. Give only your own files."""
     path = Path(file)
     if not path.is_file():
         raise TraincastError(f"no file {file}; give a Python script, or FILE.py:FUNCTION")
-    with assuming(assume) as assumed, only_own_garbage(), switches_kept():
-        for default_cuda in (False, True):
-            with _watching(batch_size, seq_len, default_cuda=default_cuda) as watch, _as_main(path, arguments):
-                runpy.run_path(str(path), run_name="__main__")
-            if not watch.without_cuda:
-                break
-        return _workload(watch.program, name or path.stem, list(assumed.texts))
+    check_request("training", batch_size, seq_len or None)
+    sized, lengths = (any(place in argument for argument in arguments) for place in (BATCH_SIZE, SEQ_LEN))
+    if lengths and not (sized and seq_len):
+        what = f"{BATCH_SIZE} among them too" if seq_len else "a sequence length as well (`seq_len`)"
+        raise TraincastError(f"the script's arguments have {SEQ_LEN}; give {what}")
+
+    def run(batch: int, length: int) -> None:
+        told = [a.replace(BATCH_SIZE, str(batch)).replace(SEQ_LEN, str(length)) for a in arguments]
+        with _as_main(path, told):
+            runpy.run_path(str(path), run_name="__main__")
+
+    return _recorded(run, batch_size, seq_len, name or path.stem, assume, lengths=lengths, sized=sized)
+
+
+def _recorded(
+    loop: Loop, batch: int, length: int, name: str, assume: Assume | None, *, lengths: bool, sized: bool = True
+) -> Workload:
+    """The step of a loop, at several batch sizes where it is `sized`, and at several `lengths`."""
+    tf32: list[tuple[str, ...]] = []
+
+    def at(batch: int, length: int) -> Program:
+        say(f"batch {batch}{f', {length} tokens' if length else ''}")
+        program, allowed = _run(loop, batch, length)
+        tf32.append(allowed)
+        return program
+
+    with assuming(assume) as assumed, only_own_garbage(), shared_forms():
+        first = at(batch, length)
+        program = _resizable(first, at, lengths=lengths) if sized else replace(first, rigid=_ONE_RUN)
+        return replace(_workload(program, name, assumed.texts), tf32=tf32[0])
+
+
+def _run(loop: Loop, batch: int, length: int) -> tuple[Program, tuple[str, ...]]:
+    """One recorded step, and what its arithmetic may run in TF32; a loop that never mentions `cuda` is run once more,
+    with that as its default device."""
+    for default_cuda in (False, True):
+        with switches_kept():
+            with watching(batch, length, default_cuda=default_cuda) as watch:
+                loop(batch, length)
+            allowed = tf32_arithmetic()
+        if not watch.without_cuda:
+            break
+    return watch.program, allowed
+
+
+def _resizable(first: Program, at: Callable[[int, int], Program], *, lengths: bool) -> Program:
+    """The program made to depend on its sizes; refused where another batch size changes nothing."""
+    known = assumptions()
+
+    def also(batch: int, length: int) -> list[Program]:
+        program = at(batch, length)
+        if batch != first.batch_size and program.signatures == first.signatures:
+            raise _Unchanged(_SAME.format(first.batch_size, batch))
+        return [program]
+
+    try:
+        return rebatched(
+            [first], also, shares=bool(known.used), note=lambda text: known.used.setdefault(text), lengths=lengths
+        )[0]
+    except _Unchanged as same:
+        raise TraincastError(str(same)) from None
+
+
+class _Unchanged(Exception):
+    """Another size made no difference."""
+
+
+def _workload(program: Program, name: str, assumed: Sequence[str]) -> Workload:
+    return Workload(name=name, programs=(program,), tf32=tf32_arithmetic(), assumptions=tuple(assumed))
 
 
 @contextmanager
 def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    argv, places = sys.argv, list(sys.path)
+    """As in a process of its own: arguments, what lies beside the script importable, and imported anew in each run."""
+    folder = path.resolve().parent
+    argv, places, modules, here = sys.argv, list(sys.path), set(sys.modules), Path.cwd()
     sys.argv = [str(path), *arguments]
-    sys.path.insert(0, str(path.resolve().parent))
+    sys.path.insert(0, str(folder))
     try:
         yield
     except SystemExit as stop:
@@ -186,3 +170,8 @@ def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
             raise TraincastError(f"{path} ended with exit code {stop.code} before its third update") from None
     finally:
         sys.argv, sys.path[:] = argv, places
+        os.chdir(here)
+        for name in set(sys.modules) - modules:
+            file = getattr(sys.modules[name], "__file__", None) or ""
+            if Path(file).is_relative_to(folder) and "site-packages" not in file:
+                del sys.modules[name]

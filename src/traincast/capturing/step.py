@@ -16,6 +16,7 @@ from traincast.capturing.assemble import assemble, host_scopes
 from traincast.capturing.assumptions import Assume, assuming, assumptions
 from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import environment
+from traincast.capturing.forms import shared_forms
 from traincast.capturing.kinds import Kinds
 from traincast.capturing.patches import Patches
 from traincast.capturing.precision import tf32_arithmetic
@@ -33,6 +34,7 @@ Step = Callable[[], object]
 Build = Callable[[int, int], Step]
 _Profiler = torch.autograd.profiler.profile  # steps are refused to start another
 MODES = ("training", "inference")
+ONE_SIZE = "captured at one size only"
 
 
 def capture_step(
@@ -60,11 +62,9 @@ def capture_step(
     """
     check_request(mode, batch_size, seq_len)
     build = with_sizes(make_step, seq_len)
-    with assuming(assume or getattr(make_step, "assume", None)) as assumed, only_own_garbage():
+    with assuming(assume or getattr(make_step, "assume", None)) as assumed, only_own_garbage(), shared_forms():
         first = capture_program(build, batch_size, seq_len or 0, mode, runs_on=runs_on)
-        program = (
-            _rebatched(build, first, mode, runs_on) if rebatch else replace(first, rigid="captured at one size only")
-        )
+        program = _rebatched(build, first, mode, runs_on) if rebatch else replace(first, rigid=ONE_SIZE)
     return Workload(
         name=name, programs=(program,), mode=mode, synchronised=synchronised, framework_version=framework_version,
         tf32=tf32_arithmetic(), assumptions=assumed.texts,
@@ -107,11 +107,11 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _rebatched(build: Build, first: Program, mode: str, runs_on: str) -> Program:
-    def at(batch: int, length: int) -> Program:
-        return capture_program(build, batch, length, mode, runs_on=runs_on)
+    def at(batch: int, length: int) -> list[Program]:
+        return [capture_program(build, batch, length, mode, runs_on=runs_on)]
 
     known = assumptions()
-    return rebatched(first, at, shares=bool(known.used), note=lambda text: known.used.setdefault(text))
+    return rebatched([first], at, shares=bool(known.used), note=lambda text: known.used.setdefault(text))[0]
 
 
 def capture_program(

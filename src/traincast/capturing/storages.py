@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from traincast.capturing.numbers import Exchanged
 from traincast.workload.ops import StorageKind, TensorSpec
 
 _TENSOR_ID = "_traincast_tensor_id"
@@ -22,7 +23,8 @@ class StorageInfo:
     """A storage: `alloc` and `free` count recorded ops (alloc -1: there before the step; free None: never).
 
     `unknown` marks one on the host whose values come from the device, so that what it holds here means nothing;
-    `values` are those of one without data, where they are known.
+    `hollow` is one that the user has put on `meta`, which takes no memory in a real run either.
+    `values` are those of one without data, where they are known; `exchanged` are the collectives that they come from.
     """
 
     index: int
@@ -32,9 +34,21 @@ class StorageInfo:
     kind: StorageKind = StorageKind.ACTIVATION
     free: int | None = None
     unknown: bool = False
+    hollow: bool = False
     values: torch.UntypedStorage | None = field(default=None, repr=False)
+    exchanged: frozenset[Exchanged] = field(default=frozenset(), repr=False)
     merged_into: int | None = None
     reference: weakref.ref[Any] | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What an op's tensors are: whether the values of any are `unknown`, and where they are."""
+
+    unknown: bool = False
+    some_meta: bool = False
+    all_meta: bool = True
+    on_cuda: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +63,11 @@ class StorageBook:
     tensor_storage: list[int] = field(default_factory=list)
     num_ops: int = 0
     recording: bool = False
+    any_hollow: bool = False
     _serial: int = field(default_factory=lambda: next(_books))
     _created: int = 0
     _tensor_by_form: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _specs: dict[tuple[Any, ...], TensorSpec] = field(default_factory=dict)
 
     def info(self, tensor: torch.Tensor, *, device: str | None = None, produced: bool = False) -> StorageInfo:
         """The storage behind a strided tensor. `device` places it when it is new (default: where its data is)."""
@@ -140,6 +156,13 @@ class StorageBook:
             return info.device
         return "cuda" if tensor.is_meta else "cpu"
 
+    def is_hollow(self, tensor: torch.Tensor) -> bool:
+        """Whether the user has put the tensor on `meta`."""
+        if tensor.layout is not torch.strided:
+            return False
+        info = self.live.get(tensor.untyped_storage()._cdata)
+        return info is not None and info.hollow
+
     def without_values(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has no values, or values that the device would have written."""
         if tensor.layout is not torch.strided:
@@ -149,9 +172,30 @@ class StorageBook:
             return info is None or info.values is None
         return info is not None and info.unknown
 
+    def look(self, tensors: list[torch.Tensor]) -> Seen:
+        """`without_values` and `device_of` of them all, each looked at once."""
+        seen = Seen()
+        for tensor in tensors:
+            meta = tensor.is_meta
+            strided = tensor.layout is torch.strided
+            info = self.live.get(tensor.untyped_storage()._cdata) if strided else None
+            if meta:
+                seen.some_meta = True
+                seen.unknown = seen.unknown or info is None or info.values is None
+            else:
+                seen.all_meta = False
+                seen.unknown = seen.unknown or (info is not None and info.unknown)
+            seen.on_cuda = seen.on_cuda or (meta if info is None else info.device == "cuda")
+        return seen
+
     def spec(self, tensor: torch.Tensor, device: str) -> TensorSpec:
-        """The tensor's form, as recorded."""
-        return TensorSpec(tuple(tensor.shape), tensor.stride(), str(tensor.dtype)[6:], device)
+        """The tensor's form, as recorded; equal ones are the same object."""
+        form = (tensor.shape, tensor.stride(), tensor.dtype, device)
+        spec = self._specs.get(form)
+        if spec is None:
+            spec = TensorSpec(tuple(tensor.shape), tensor.stride(), str(tensor.dtype)[6:], device)
+            self._specs[form] = spec
+        return spec
 
     def tensor_id(self, tensor: torch.Tensor, info: StorageInfo, *, new: bool) -> int:
         """The tensor's number; the same for the copies autograd keeps of it.

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_iter
 SPACE = "traincast_fbgemm"
 """Where the stand-ins live; they are recorded under the library's own name space."""
 _LOOKUP = re.compile(r"fbgemm(?:::|\.)split_embedding_codegen_lookup_(\w+?)_function(?:_pt2)?(?:\.\w+)?$")
+_DENSE = "fbgemm::dense_embedding_codegen_lookup_function"
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
     "int max_D, int[] dims, int total_rows, int pooling_mode"
@@ -22,8 +23,10 @@ _TABLES = (
 
 
 def optimizer_of(func: Any) -> str | None:
-    """The optimizer fused into a lookup of FBGEMM; None for any other function."""
+    """The optimizer fused into a lookup of FBGEMM, `dense` if none is; None for any other function."""
     name = getattr(func, "_qualified_op_name", None)
+    if name == _DENSE:
+        return "dense"
     found = _LOOKUP.match(name) if name else None
     return found.group(1) if found else None
 
@@ -33,6 +36,9 @@ def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, A
     schema = (func.default if hasattr(func, "default") else func)._schema
     given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs}
     weights = given.get("dev_weights")
+    if optimizer == "dense":
+        pooled: torch.Tensor = _DenseLookup.apply(weights, given)  # type: ignore[no-untyped-call]
+        return pooled
     if weights is None:
         held = [t for t in given["weights"] if t.numel()]
         weights = held[0] if held else given["weights"][0]
@@ -47,14 +53,8 @@ def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, A
 class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, optimizer: str, weights: torch.Tensor, momenta: Any, given: Any) -> Any:
-        per_sample = given.get("indice_weights")
-        kind = "unweighted" if per_sample is None else "weighted"
-        dims = _dims(given)
-        common = (
-            weights, given["D_offsets"], given["indices"], given["offsets"], per_sample, int(given["total_D"]),
-            int(given["max_D"]), dims, weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]),
-        )  # fmt: skip
-        forward_op, backward_op = _ops(optimizer, kind)
+        common = _common(weights, given)
+        forward_op, backward_op = _ops(optimizer, _kind(given))
         ctx.call = (backward_op, common, momenta)
         return forward_op(*common)
 
@@ -63,6 +63,34 @@ class _Lookup(torch.autograd.Function):
         op, common, momenta = ctx.call
         op(grad, *common, momenta)
         return (None,) * 5
+
+
+class _DenseLookup(torch.autograd.Function):
+    """Without a fused optimizer: a gradient as large as the tables."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: torch.Tensor, given: Any) -> Any:
+        common = _common(weights, given)
+        forward_op, ctx.backward_op = _ops("dense", _kind(given))
+        ctx.common = common
+        return forward_op(*common)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return ctx.backward_op(grad, *ctx.common), None
+
+
+def _kind(given: dict[str, Any]) -> str:
+    return "unweighted" if given.get("indice_weights") is None else "weighted"
+
+
+def _common(weights: torch.Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments that lookup and update share."""
+    return (
+        weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
+        int(given["total_D"]), int(given["max_D"]), _dims(given), weights.numel() // max(1, int(given["max_D"])),
+        int(given["pooling_mode"]),
+    )  # fmt: skip
 
 
 def _dims(given: dict[str, Any]) -> list[int]:
@@ -82,11 +110,17 @@ def _ops(optimizer: str, kind: str) -> tuple[Any, Any]:
     """The two ops, defined when first used."""
     library: Any = torch.library.Library(SPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
     _KEPT.append(library)
-    forward = f"split_embedding_codegen_forward_{kind}_cuda"
+    dense = optimizer == "dense"
+    forward = (
+        f"dense_embedding_codegen_forward_{kind}_cuda" if dense else f"split_embedding_codegen_forward_{kind}_cuda"
+    )
     backward = f"split_embedding_backward_codegen_{optimizer}_{kind}_exact_cuda"
     if not hasattr(getattr(torch.ops, SPACE), forward):
         library.define(f"{forward}({_TABLES.format('')}) -> Tensor")
         library.impl(forward, _pooled, "Meta")
+    if dense and not hasattr(getattr(torch.ops, SPACE), backward):
+        library.define(f"{backward}(Tensor grad_output, {_TABLES.format('')}) -> Tensor")
+        library.impl(backward, lambda grad, weights, *rest: torch.empty_like(weights), "Meta")
     if not hasattr(getattr(torch.ops, SPACE), backward):
         library.define(f"{backward}(Tensor grad_output, {_TABLES.format('(a!)')}, Tensor(b!)[] momentum) -> ()")
         library.impl(backward, lambda *args: None, "Meta")

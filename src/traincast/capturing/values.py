@@ -8,12 +8,17 @@ a real run. What a model computes from parameters and activations stays unknown.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from traincast.capturing.storages import StorageBook, StorageInfo
+from traincast.capturing.arguments import tensors_in
+from traincast.capturing.numbers import Exchanged
+from traincast.capturing.refusals import user_line
+from traincast.capturing.storages import Seen, StorageBook, StorageInfo
+from traincast.capturing.traits import traits
 
 aten = torch.ops.aten
 _MOST_BYTES = {True: 1 << 16, False: 1 << 26}  # kept of one tensor, by whether it is of floating point
@@ -25,6 +30,7 @@ _MADE_LIKE = frozenset(
     ("aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_zeros", "aten::new_ones", "aten::new_full",
      "aten::randint_like")
 )  # fmt: skip
+_EMPTY = ("aten::empty_like", "aten::new_empty", "aten::new_empty_strided")  # whatever was in memory, which is nothing
 _DRAWN = ("aten::randint", "aten::randint_like", "aten::randperm", "aten::random_")
 _OVERWRITES = (aten.zero_.default, aten.fill_.Scalar, aten.copy_.default, aten.random_.default, aten.random_.to,
                getattr(aten.random_, "from"))  # fmt: skip
@@ -36,15 +42,13 @@ def _fake_mode() -> Any:
     return torch._C._get_dispatch_mode(_KEY.FAKE)
 
 
-_RANDOM = torch.Tag.nondeterministic_seeded
-
-
 class Values:
     """Follows ops on the values that are known. `seed` makes what a script draws the same in every capture."""
 
     def __init__(self, book: StorageBook, seed: int = 0) -> None:
         self._book = book
         self.masks_keep_all = False  # what unknown masks are taken to do
+        self._exchanging = False  # whether any known numbers went through a collective so far
         self._generator = torch._C.Generator()
         self._generator.manual_seed(seed)
 
@@ -94,29 +98,68 @@ class Values:
             assert room is not None
             room.copy_(value.reshape(tensor.shape))
 
+    def came_from(self, tensor: torch.Tensor, done: Exchanged) -> None:
+        """Notes which collective a tensor's numbers come from."""
+        info = self._info(tensor) if tensor.layout is torch.strided else None
+        if info is not None and self.known(tensor):
+            self._exchanging, info.exchanged = True, frozenset((done,))
+
+    def read(self, *tensors: torch.Tensor) -> None:
+        """Notes that a step asks for the numbers of these tensors, to decide something or make a size of them."""
+        for done in self._origins(tensors):
+            done.read = done.read or user_line()
+
+    def _origins(self, tensors: Iterable[torch.Tensor]) -> frozenset[Exchanged]:
+        if not self._exchanging:
+            return frozenset()
+        infos = [self._info(tensor) for tensor in tensors if tensor.layout is torch.strided]
+        return frozenset[Exchanged]().union(*(info.exchanged for info in infos if info is not None))
+
+    def _pass_on(self, tensors: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """What is computed from numbers of other ranks comes from them too."""
+        origins = self._origins(tensors)
+        for out in made if origins else ():
+            info = self._info(out) if out.layout is torch.strided and self.known(out) else None
+            if info is not None:
+                info.exchanged |= origins
+
     def follow(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], result: Any
-    ) -> None:
-        """Does to the values what an op did to the tensors; forgets those it overwrote with unknown ones."""
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor],
+        made: list[torch.Tensor], seen: Seen,
+    ) -> None:  # fmt: skip
+        """Does to the values what an op did to the tensors, `seen` before it ran; forgets those it overwrote
+        with unknown ones."""
+        known = traits(func)
+        if seen.unknown and not known.mutable and known.name not in _MADE_LIKE and not self._exchanging:
+            return  # the usual case: nothing can be known of what it made
         if _fake_mode() is not None:
             return  # PyTorch tries ops out on tensors of its own
-        if func._schema.is_mutable:
+        if known.mutable:
             self._follow_write(func, args, kwargs, tensors)
-            return
-        made = [(out, info) for out in _tensors(result) if (info := self._wanted(out)) is not None]
-        if not made or not self._computable(func, tensors):
+        else:
+            self._follow_made(func, args, kwargs, tensors, made)
+        self._pass_on(tensors, made)
+
+    def _follow_made(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor],
+        made: list[torch.Tensor],
+    ) -> None:  # fmt: skip
+        wanted = [(out, info) for out in made if (info := self._wanted(out)) is not None]
+        if not wanted or not self._computable(func, tensors):
             return
         computed = self.run(func, args, kwargs)
-        for (out, info), value in zip(made, [v for v in _tensors(computed) if self._small(v)], strict=False):
+        for (out, info), value in zip(wanted, [v for v in tensors_in(computed) if self._small(v)], strict=False):
             self._keep(out, info, value)
 
     def sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op whose size depends on values, where these are known; else None."""
+        tensors = tensors_in((args, kwargs))
+        self.read(*tensors)
         if func is aten._pack_padded_sequence.default:
             return self._packed(*args)
         if func in _BY_MASK:
             return self._by_mask(func, args)
-        if not all(self.known(t) for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)):
+        if not self.known_inputs(tensors):
             return None
         computed = self.run(func, args, kwargs)
         return None if computed is None else self.without_data(computed)
@@ -160,11 +203,9 @@ class Values:
     ) -> None:
         if not any(tensor.is_meta for tensor in tensors):
             return  # the host has done it itself
+        given = [args[position] for position in traits(func).written if position < len(args)]
         written = [
-            tensor
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.is_write
-            for tensor in ([value] if isinstance(value, torch.Tensor) else value or ())
+            tensor for value in given for tensor in ([value] if isinstance(value, torch.Tensor) else value or ())
         ]
         infos = [info for t in written if t.layout is torch.strided and (info := self._info(t)) is not None]
         if func in _OVERWRITES and written[0].is_meta and self._covers(written[0]) and self.known_inputs(tensors[1:]):
@@ -191,12 +232,14 @@ class Values:
         return self._small(tensor) and tensor.numel() * tensor.element_size() == whole and tensor.is_contiguous()
 
     def _computable(self, func: Any, tensors: list[torch.Tensor]) -> bool:
-        name = func._schema.name
+        name = traits(func).name
         if not tensors:
             return name in _MADE
         if name in _MADE_LIKE:
             return True
-        return (name in _DRAWN or _RANDOM not in func.tags) and self.known_inputs(tensors)
+        if name in _EMPTY:
+            return False
+        return (name in _DRAWN or not traits(func).random) and self.known_inputs(tensors)
 
     def _wanted(self, out: torch.Tensor) -> StorageInfo | None:
         """The storage of a result whose values are worth keeping and not there yet."""
@@ -211,7 +254,7 @@ class Values:
     def _keep(self, out: torch.Tensor, info: StorageInfo, value: torch.Tensor) -> None:
         info.values = _room(info.nbytes)
         room = self.of(out)
-        if room is None or room.shape != value.shape or room.dtype != value.dtype:
+        if room is None or value.is_meta or room.shape != value.shape or room.dtype != value.dtype:
             info.values = None
         else:
             room.copy_(value)
@@ -264,9 +307,3 @@ def _form(tensor: torch.Tensor) -> torch.Tensor:
     if not math.prod(tensor.shape):
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        return [result]
-    return [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -9,11 +10,13 @@ import yaml
 from traincast.errors import TraincastError, shown
 from traincast.files.limits import MAX_DEPTH, MAX_DIGITS, MAX_VALUES
 
-_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "null", "map", "seq")}
+_BOOL = re.compile("^(?:true|True|TRUE|false|False|FALSE)$")
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """PyYAML's safe loader without dates, merges and sets, and with text as keys, each once."""
+    """PyYAML's safe loader without dates, merges and sets, and with text as keys, each once. As in YAML 1.2, `on`,
+    `off`, `yes` and `no` are text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own class attribute
         first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN_TAGS]
@@ -56,6 +59,9 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:float", _PlainLoader.construct_n
 for _kind in ("binary", "timestamp", "omap", "pairs", "set"):
     _PlainLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _PlainLoader.construct_anything_else)
 _PlainLoader.add_constructor(None, _PlainLoader.construct_anything_else)
+
+
+_PlainLoader.add_implicit_resolver("tag:yaml.org,2002:bool", _BOOL, list("tTfF"))
 
 
 def load_yaml(text: str, where: str) -> Any:

@@ -15,14 +15,14 @@ from enum import Enum, auto
 from functools import cached_property
 
 from traincast.arrays import BoolArray
-from traincast.errors import TraincastError
 from traincast.kernels.call import KernelCall
 from traincast.kernels.lower import lower
 from traincast.kernels.operands import real_bytes
 from traincast.kernels.registry import Item, LoweringContext
 from traincast.kernels.rowwise import NORM, SOFTMAX
 from traincast.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
-from traincast.workload.compiled import compiled_ops
+from traincast.workload.compiled import compiled_ops, with_compiled_model
+from traincast.workload.identity import check_follows_tensors
 from traincast.workload.merge import Merged, merged
 from traincast.workload.ops import Signature, TensorSpec
 from traincast.workload.program import Program
@@ -76,15 +76,14 @@ class _FusedOps:
 
 
 def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
-    """The workload as a compiler would run it. For inference: what training recomputes instead of storing is the
-    compiler's choice, which is not modelled."""
-    if workload.mode != "inference":
-        raise TraincastError(
-            f"'{workload.name}' is a step of {workload.mode}; compiled steps are predicted for inference only "
-            "(which results a compiler recomputes in the backward pass is not modelled). Add `mode='inference'`"
-        )
+    """The workload as a compiler would run it: a step of inference whole, of training the model and its backward pass,
+    as they are captured under `torch.compile(model)`."""
     if "compiled" in workload.meta:
         return workload
+    check_follows_tensors(workload)
+    if workload.mode != "inference":
+        marked = tuple(with_compiled_model(program) for program in workload.programs)
+        return compiled_regions(replace(workload, programs=marked), context)
     programs = tuple(_compiled(program, context) for program in workload.programs)
     return replace(workload, programs=programs, meta={**workload.meta, "compiled": _SAID})
 
@@ -104,8 +103,7 @@ def compiled_regions(workload: Workload, context: LoweringContext) -> Workload:
 
 def _compiled(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
     """The program with all its ops compiled, or those marked in `inside`."""
-    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
-    of_ops = [forms[s] for s in program.columns.op_signature.tolist()]
+    of_ops = _forms(program, context)
     if inside is not None:
         call = _Form(_Role.CALL)
         of_ops = [form if here else call for form, here in zip(of_ops, inside.tolist(), strict=True)]
@@ -117,12 +115,10 @@ def _compiled(program: Program, context: LoweringContext, inside: BoolArray | No
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Fusion:
-    """What could be fused of a program: `groups` of ops of one phase that make a kernel, and ops that do nothing on the
-    device (`free`)."""
+    """What could be fused of a program: `groups` of ops of one phase that make a kernel."""
 
     ops: _Ops
     groups: tuple[_FusedOps, ...]
-    free: tuple[int, ...]
 
     def merged(self, group: _FusedOps) -> Merged:
         """The kernel of a group."""
@@ -131,11 +127,15 @@ class Fusion:
 
 def fusion_of(program: Program, context: LoweringContext) -> Fusion:
     """Chains of element-wise ops and row reductions, none across two phases of the step."""
-    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
-    ops = _Ops(program, [forms[s] for s in program.columns.op_signature.tolist()], fold=False)
+    ops = _Ops(program, _forms(program, context), fold=False)
     groups = tuple(group for group in ops.groups(program.op_phase.tolist()) if len(group.members) > 1)
-    free = tuple(op for op, form in enumerate(ops.forms) if form.role is _Role.FREE)
-    return Fusion(ops, groups, free)
+    return Fusion(ops, groups)
+
+
+def _forms(program: Program, context: LoweringContext) -> list[_Form]:
+    """How each op can be fused."""
+    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
+    return [forms[s] for s in program.columns.op_signature.tolist()]
 
 
 def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:

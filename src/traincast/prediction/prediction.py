@@ -56,7 +56,7 @@ def predict_step(
     device = platform.device_among(len(workload.ranks))
     costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
     costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
-    host = host or load_host_profile(platform.device.host)
+    host = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     walked = walk_step(
         instructions,
         costs,

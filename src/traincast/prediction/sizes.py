@@ -51,7 +51,7 @@ def predict_sizes(
     # no step exchanges anything, so that each is a rank of its own, which nobody waits for
     instructions = step_instructions(programs, tuple(range(len(programs))), context)
     costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
-    profile = host or load_host_profile(platform.device.host)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     walked = walk_step(
         instructions, costs, profile, None, synchronised=first.synchronised, gap=platform.device.kernel_gap,
         late=late, op_speed=op_speed,

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from traincast.arrays import Int32Array
-from traincast.workload.ops import Phase, Signature, StorageKind
+from traincast.workload.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import SizeTable
 from traincast.workload.symbolic import with_size_indices
@@ -52,6 +52,7 @@ class ProgramBuilder:
         self._sizes: _Index[int] | _Places = _Places() if by_place else _Index[int]()
         self._names = _Index[str]()
         self._signatures = _Index[Signature]()
+        self._specs: dict[TensorSpec, TensorSpec] = {}
         self._column: dict[str, list[int]] = {name: [] for name in Columns.names()}
         for pointer in ("input_ptr", "output_ptr", "scope_ptr"):
             self._column[pointer].append(0)
@@ -116,7 +117,7 @@ class ProgramBuilder:
         """Adds an op to the scope opened last; `inputs` and `outputs` are tensor ids in signature order."""
         if not self.num_scopes:
             raise AssertionError("open a scope before adding an op")
-        symbolic = with_size_indices(signature, self._sizes)
+        symbolic = self._symbolic(signature)
         c = self._column
         c["op_signature"].append(self._signatures(symbolic))
         c["op_module"].append(self._names(module))
@@ -128,6 +129,12 @@ class ProgramBuilder:
         c["output_ptr"].append(len(c["output_tensor"]))
         c["scope_ptr"][-1] = self.num_ops
         return self.num_ops - 1
+
+    def _symbolic(self, signature: Signature) -> Signature:
+        """With sizes as indices. Where equal sizes share a number, a form of a tensor is looked up once."""
+        if isinstance(self._sizes, _Places):
+            return with_size_indices(signature, self._sizes)
+        return with_size_indices(signature, self._sizes, self._specs)
 
     def build(self) -> Program:
         """The program. Storages never freed outlive the step."""

@@ -20,7 +20,7 @@ from traincast.errors import TraincastError
 from traincast.workload.ops import Signature
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS, SizeTable, monomials, rounded_up
-from traincast.workload.symbolic import form_and_sizes, with_size_indices
+from traincast.workload.symbolic import with_size_indices
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
 
@@ -97,6 +97,16 @@ def same_structure(first: Program, other: Program) -> bool:
     return True
 
 
+def _first_difference(first: Program, other: Program) -> str:
+    """Where two programs part, in words."""
+    ran, there = ([p.symbolic[number].name for number in p.columns.op_signature.tolist()] for p in (first, other))
+    place = next((i for i, (a, b) in enumerate(zip(ran, there, strict=False)) if a != b), min(len(ran), len(there)))
+    if place == len(ran) == len(there):
+        return "the same ops, but other tensors are shared or kept"
+    here, instead = (names[place] if place < len(names) else "the end" for names in (ran, there))
+    return f"op {place} is {instead} instead of {here}"
+
+
 def _check_same_structure(first: Program, other: Program) -> None:
     if first is other:
         return
@@ -105,25 +115,20 @@ def _check_same_structure(first: Program, other: Program) -> None:
     ):
         raise TraincastError(
             f"the step runs other ops at batch {other.batch_size}, length {other.seq_len} "
-            f"({other.num_ops} ops) than at batch {first.batch_size}, length {first.seq_len} ({first.num_ops} ops)"
+            f"({other.num_ops} ops) than at batch {first.batch_size}, length {first.seq_len} ({first.num_ops} ops): "
+            f"{_first_difference(first, other)}"
         )
     pairs = set(zip(first.columns.op_signature.tolist(), other.columns.op_signature.tolist(), strict=True))
     for a, b in pairs:
-        if form_and_sizes(first.signatures[a])[0] != form_and_sizes(other.signatures[b])[0]:
+        if first.forms[a][0] != other.forms[b][0]:
             name = first.signatures[a].name
             raise TraincastError(f"op {name} changes its form between batch sizes; capture at one size only")
 
 
-def _per_op(program: Program) -> list[Signature]:
-    signatures = program.signatures
-    return [signatures[i] for i in program.columns.op_signature]
-
-
 def _all_sizes(program: Program) -> list[int]:
     flat: list[int] = []
-    taken = [form_and_sizes(signature)[1] for signature in program.signatures]
-    for index in program.columns.op_signature:
-        flat.extend(taken[index])
+    for index in program.columns.op_signature.tolist():
+        flat.extend(program.forms[index][1])
     flat.extend(program.storage_nbytes.tolist())
     return flat
 
@@ -241,12 +246,20 @@ def _invert(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
 
 def _rebuild(first: Program, table: SizeTable, position: IntArray) -> Program:
     """The first program with its sizes replaced by indices into the solved table, signatures made distinct anew."""
-    cursor = iter(position.tolist())
+    numbers = position.tolist()
+    lengths = [len(sizes) for _, sizes in first.forms]
     distinct: dict[Signature, int] = {}
-    op_signature = [
-        distinct.setdefault(with_size_indices(signature, lambda _: next(cursor)), len(distinct))
-        for signature in _per_op(first)
-    ]
-    storages = np.fromiter(cursor, dtype=np.int32)
+    known: dict[tuple[int, ...], int] = {}  # by the signature it had and the numbers of its sizes
+    op_signature, start = [], 0
+    for index in first.columns.op_signature.tolist():
+        end = start + lengths[index]
+        key = (index, *numbers[start:end])
+        if key not in known:
+            cursor = iter(key[1:])
+            rebuilt = with_size_indices(first.signatures[index], lambda _: next(cursor))  # noqa: B023 - called at once
+            known[key] = distinct.setdefault(rebuilt, len(distinct))
+        op_signature.append(known[key])
+        start = end
+    storages = np.array(numbers[start:], dtype=np.int32)
     columns = replace(first.columns, op_signature=np.array(op_signature, dtype=np.int32), storage_bytes=storages)
     return replace(first, sizes=table, symbolic=tuple(distinct), columns=columns)

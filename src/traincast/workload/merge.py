@@ -12,6 +12,8 @@ from traincast.workload.edit import pointer, renumber
 from traincast.workload.ops import Signature
 from traincast.workload.program import Columns, Program
 
+_ENGINE = 1  # the thread of the backward pass
+
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
@@ -30,16 +32,16 @@ def merged(
     program: Program, groups: Sequence[Merged], dropped: Iterable[int], eager: BoolArray | None = None
 ) -> Program:
     """The program with every group as one op and without the `dropped` ops; a merged op has a scope of its own name,
-    every other op left has one of its scope's name. Memory that no op left touches, and that was not there before the
-    step, is gone; the rest lives from the first to the last op left that touches it. Ops marked in `eager` stay in the
-    scopes they were in."""
+    every other op left has one of its scope's name (ops of one node of the backward pass have one together). Memory
+    that no op left touches, and that was not there before the step, is gone; the rest lives from the first to the last
+    op left that touches it. Ops marked in `eager` stay in the scopes they were in."""
     at = {group.members[-1]: group for group in groups}
     gone = {member for group in groups for member in group.members} | set(dropped)
     left = [op for op in range(program.num_ops) if op in at or op not in gone]
     symbolic, op_signature = _signatures(program, [at.get(op) for op in left], left)
     names = {name: index for index, name in enumerate(program.names)}
     c, rows = program.columns, np.array(left, dtype=np.int64)
-    first = _first_of_scopes(program.op_scope[rows], rows if eager is None else rows[~eager[rows]], rows)
+    first = _first_of_scopes(program, rows, None if eager is None else eager[rows], np.isin(rows, list(at)))
     scope = program.op_scope[rows[first]]
     threads = c.scope_thread[scope]
     inputs = [at[op].inputs if op in at else _span(c.input_ptr, c.input_tensor, op) for op in left]
@@ -78,11 +80,15 @@ def merged(
     return replace(program, symbolic=symbolic, names=tuple(names), columns=columns)
 
 
-def _first_of_scopes(scope: Int32Array, alone: IntArray, rows: IntArray) -> IntArray:
-    """Where in `rows` scopes begin: at every op of `alone`, and where the others change from one scope to the next."""
-    single = np.isin(rows, alone)
-    begins = single | np.append(True, single[:-1] | (np.diff(scope) != 0))
-    return np.flatnonzero(begins)
+def _first_of_scopes(program: Program, rows: IntArray, eager: BoolArray | None, merged: BoolArray) -> IntArray:
+    """Where in `rows` scopes begin: at every op that is not eager, and where the others change from one scope to the
+    next. What one node of the backward pass calls one after the other stays together: the node is taken up once."""
+    single = np.ones(len(rows), dtype=np.bool_) if eager is None else ~eager
+    scope = program.op_scope[rows]
+    changes = np.append(True, np.diff(scope) != 0)
+    after_single, after_merged = (np.append(True, flags[:-1]) for flags in (single, merged))
+    node = (program.columns.scope_thread[scope] == _ENGINE) & ~changes & ~merged & ~after_merged
+    return np.flatnonzero((single | after_single | changes) & ~node)
 
 
 def _signatures(

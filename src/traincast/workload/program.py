@@ -12,7 +12,7 @@ from traincast.arrays import BoolArray, Int32Array, IntArray
 from traincast.errors import TraincastError
 from traincast.workload.ops import Op, Phase, Scope, Signature, StorageKind, Tensor
 from traincast.workload.sizes import SizeTable
-from traincast.workload.symbolic import with_plain_sizes
+from traincast.workload.symbolic import forms_and_sizes, with_plain_sizes
 
 _TABLE, _COMMUNICATION = len(StorageKind), len(StorageKind) + 1
 _USES = (*(kind.name.lower() for kind in StorageKind), "embedding_table", "communication")
@@ -83,6 +83,11 @@ class Program:
     def signatures(self) -> tuple[Signature, ...]:
         """The distinct op signatures with plain numbers."""
         return with_plain_sizes(self.symbolic, self.size_values.tolist())
+
+    @cached_property
+    def forms(self) -> tuple[tuple[Signature, tuple[int, ...]], ...]:
+        """Every distinct signature without its sizes, and these sizes."""
+        return forms_and_sizes(self.signatures)
 
     @cached_property
     def op_scope(self) -> Int32Array:

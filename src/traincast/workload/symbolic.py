@@ -29,12 +29,26 @@ class SizeRef(int):
 Number: TypeAlias = Callable[[int], int]
 
 
-def with_size_indices(signature: Signature, index: Number) -> Signature:
-    """A plain signature with `index` of every dimension, stride and integer argument in its place, in that order."""
+def with_size_indices(
+    signature: Signature, index: Number, known: dict[TensorSpec, TensorSpec] | None = None
+) -> Signature:
+    """A plain signature with `index` of every dimension, stride and integer argument in its place, in that order.
+
+    `known` keeps what forms of tensors became, for an `index` that gives the same number for the same size.
+    """
+
+    def mapped(spec: TensorSpec) -> TensorSpec:
+        if known is None:
+            return _map_spec(spec, index)
+        found = known.get(spec)
+        if found is None:
+            found = known[spec] = _map_spec(spec, index)
+        return found
+
     return Signature(
         name=signature.name,
-        inputs=tuple([_map_spec(spec, index) for spec in signature.inputs]),
-        outputs=tuple([_map_spec(spec, index) for spec in signature.outputs]),
+        inputs=tuple([mapped(spec) for spec in signature.inputs]),
+        outputs=tuple([mapped(spec) for spec in signature.outputs]),
         scalars=tuple([(name, _indexed(value, index)) for name, value in signature.scalars]),
         groups=signature.groups,
         overload=signature.overload,
@@ -77,15 +91,32 @@ def sizes_used(signature: Signature) -> list[int]:
     return used
 
 
-def form_and_sizes(signature: Signature) -> tuple[Signature, list[int]]:
-    """A plain signature with every size set to index zero, and the sizes that were taken out, in order."""
-    taken: list[int] = []
+def forms_and_sizes(signatures: Sequence[Signature]) -> tuple[tuple[Signature, tuple[int, ...]], ...]:
+    """Plain signatures with every size set to index zero, each with the sizes that were taken out, in order.
 
-    def take(size: int) -> int:
-        taken.append(size)
-        return 0
+    Each tensor form is taken apart once, as in `with_plain_sizes`.
+    """
+    specs = {id(spec): spec for s in signatures for spec in (*s.inputs, *s.outputs)}
+    empty = {key: _map_spec(spec, lambda _: 0) for key, spec in specs.items()}
+    sizes = {key: (*spec.shape, *spec.stride) for key, spec in specs.items()}
+    apart = []
+    for s in signatures:
+        taken = [size for spec in (*s.inputs, *s.outputs) for size in sizes[id(spec)]]
 
-    return with_size_indices(signature, take), taken
+        def take(size: int, taken: list[int] = taken) -> int:
+            taken.append(size)
+            return 0
+
+        form = Signature(
+            name=s.name,
+            inputs=tuple([empty[id(spec)] for spec in s.inputs]),
+            outputs=tuple([empty[id(spec)] for spec in s.outputs]),
+            scalars=tuple([(name, _indexed(value, take)) for name, value in s.scalars]),
+            groups=s.groups,
+            overload=s.overload,
+        )
+        apart.append((form, tuple(taken)))
+    return tuple(apart)
 
 
 def _map_spec(spec: TensorSpec, number: Number) -> TensorSpec:

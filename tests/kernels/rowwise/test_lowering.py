@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.kernels.signatures import OLD, field, kernels, lowered, tensor
@@ -50,6 +52,17 @@ def test_batch_norm_rows_are_channels():
     assert call == NORM.call("batch_forward", rows=64, cols=32 * 56 * 56)
     (call,) = lowered("aten::native_batch_norm", inputs, [tensor(32, 64, 56, 56)], training=False)
     assert call.kind == "batch_inference"
+
+
+def test_bfloat16_batch_norm_is_pytorchs_own_unless_rows_are_of_channels():
+    spec = tensor(32, 64, 56, 56, dtype="bfloat16")
+    calls = lowered("aten::native_batch_norm", {"input": spec}, [spec], training=True)
+    assert kernels(calls) == ["norm:batch_statistics", "elementwise:mul", "norm:batch_inference"]
+    (call,) = lowered("aten::native_batch_norm_backward", {"grad": spec, "input": spec}, [spec])
+    assert call.kind == "batch_backward_own"
+    nhwc = replace(spec, stride=(64 * 56 * 56, 1, 64 * 56, 64))
+    (call,) = lowered("aten::native_batch_norm", {"input": nhwc}, [nhwc], training=True)
+    assert call.kind == "batch_forward"
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,15 @@ def test_batch_norm_agrees_with_a_v100_trace_that_is_in_no_fit(channels, positio
     assert 1e6 * seconds(NORM, "batch_backward", channels, positions, device)[0] == pytest.approx(backward_us, rel=0.25)
 
 
+def test_a_block_for_every_channel_leaves_most_of_a_large_chip_idle():
+    device = load_device("mi300x")
+    few, many = (seconds(NORM, "batch_statistics", channels, 2**22 // channels, device)[0] for channels in (64, 512))
+    assert few > 3 * many
+    assert seconds(NORM, "batch_backward_own", 64, 2**16, device)[0] == pytest.approx(
+        2 * seconds(NORM, "batch_statistics", 64, 2**16, device)[0], rel=0.1
+    )
+
+
 def test_only_measured_kernels_are_in_domain():
     model = shipped_model("norm")
     known = model.predict(everything(NORM), load_device("v100"))

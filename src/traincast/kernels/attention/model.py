@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import ClassVar, Self
 
@@ -30,6 +31,9 @@ _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches
 # of the tensor cores' peak that it reaches in half precision (assumed: it re-reads what flash keeps in registers)
 _EFFICIENT_SHARE = 0.35
 _UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Blackwell, fp32): assumed, a factor of 1.4
+# PyTorch's fused attention on AMD's chips is written in Triton, which reaches 0.73 of the second flash attention's
+# rate: what training steps on NVIDIA's chips say of the two (training/data/constants.toml). None was measured on AMD's
+_TRITON = 0.73
 _UNMASKED = 0.18  # the same without a causal mask: held-out rows of kernels/attention_encoder, which took no part
 
 
@@ -61,6 +65,9 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         efficient = calls.is_kind("efficient_forward", "efficient_backward")
         fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops]) & ~efficient
         seconds = kernel_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
+        foreign = device.vendor == "amd"
+        if foreign:
+            seconds = seconds / _TRITON
         if not fused.all():
             seconds = np.where(fused, seconds, _plain_seconds(calls, device))
         backward = calls.is_kind("backward", "efficient_backward")
@@ -70,6 +77,7 @@ class AttentionModel(ParametricModel[AttentionParameters]):
             seconds = np.where(known_backward, backward_features(calls, device) @ parameters.backward, seconds)
         row = parameters.chips.find(device)
         sigma = parameters.unseen_sigma if row < 0 else float(parameters.sigma[row])
+        sigma = math.hypot(sigma, _UNMEASURED) if foreign else sigma
         measured = fused & ~backward & (calls["causal"] == 1) & (calls["q_len"] == calls["kv_len"])
         factor = _factor_outside(calls, parameters.limits[row]) if row >= 0 else np.ones(len(calls))
         factor = np.where(measured, factor, 1.0)  # of other kinds nothing was measured, whatever their sizes

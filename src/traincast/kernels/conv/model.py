@@ -15,6 +15,7 @@ from traincast.kernels.conv.parameters import TENSOR_TYPES, ConvParameters, algo
 from traincast.kernels.conv.physics import Geometry, depthwise_seconds
 from traincast.kernels.conv.residual import ConvTrees, own_features, shared_features
 from traincast.kernels.model import KernelModel, Measurements, State
+from traincast.kernels.streaming.memory import START_SECONDS
 from traincast.platform.device import AMPERE, Device
 
 _LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
@@ -116,8 +117,11 @@ def _pieces(chosen: BoolArray) -> list[npt.NDArray[np.intp]]:
 
 
 def _layout_seconds(g: Geometry, device: Device, item: FloatArray, turns: BoolArray) -> FloatArray:
-    """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back."""
-    if not device.since(AMPERE):
+    """Tensor-core kernels since Ampere want channels last; cuDNN turns PyTorch's layout there and back. So does MIOpen,
+    the filters too, in kernels of their own that are mostly start where tensors are small."""
+    amd = device.vendor == "amd"
+    if not amd and not device.since(AMPERE):
         return np.zeros(len(item))
-    turned = 2.0 * item * (g.input_size + g.output_size) / (0.82 * device.dram_bandwidth)
+    values = g.input_size + g.output_size + (g.filter_size if amd else 0.0)
+    turned = 2.0 * item * values / (0.82 * device.dram_bandwidth) + (3.0 * START_SECONDS if amd else 0.0)
     return np.where(turns, turned, 0.0)

@@ -11,7 +11,7 @@ NORM = Family(
     # layer: rows x cols normalised over cols; batch: rows = channels, cols = batch * positions of one channel
     (
         "layer_forward", "layer_backward", "layer_backward_weights",
-        "batch_forward", "batch_backward", "batch_inference",
+        "batch_forward", "batch_backward", "batch_inference", "batch_statistics", "batch_backward_own",
     ),
     ("rows", "cols"),
 )  # fmt: skip

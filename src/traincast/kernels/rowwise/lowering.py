@@ -73,10 +73,10 @@ def _layer_shape(signature: Signature, spec: TensorSpec) -> tuple[int, int]:
 
 @lowers("aten::native_layer_norm", "aten::_fused_rms_norm", "aten::rms_norm")
 def layer_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel; 1.x takes the moments in a first and normalises in a second."""
+    """One kernel; before 1.13 the moments are taken in a first and a second normalises."""
     spec = signature.inputs[0]
     rows, cols = _layer_shape(signature, spec)
-    if context.framework_version >= (2, 0):
+    if context.framework_version >= (1, 13):
         return (NORM.call("layer_forward", compute_of(spec), rows=rows, cols=cols),)
     moments = TensorSpec((2, rows), (rows, 1), "float32", spec.device)
     return (
@@ -109,6 +109,13 @@ def _batch(kind: str, spec: TensorSpec) -> KernelCall:
     return NORM.call(kind, compute_of(spec), rows=channels, cols=spec.numel // max(1, channels))
 
 
+def _by_own_kernels(signature: Signature, spec: TensorSpec) -> bool:
+    """Whether PyTorch's own kernels do it: neither cuDNN nor MIOpen is asked for bfloat16. Rows of channels (NHWC) have
+    others, which are as fast as a library's."""
+    rows_of_channels = len(spec.shape) > 2 and spec.shape[1] > 1 and spec.stride[1] == 1
+    return "native" in signature.name and spec.dtype == "bfloat16" and len(spec.shape) > 1 and not rows_of_channels
+
+
 @lowers(
     "aten::cudnn_batch_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit",
     "aten::_batch_norm_with_update", "aten::_batch_norm_impl_index", "aten::miopen_batch_norm",
@@ -116,10 +123,16 @@ def _batch(kind: str, spec: TensorSpec) -> KernelCall:
     "aten::_batch_norm_with_update_functional",
 )  # fmt: skip
 def batch_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One kernel; with running statistics it is a scale and a shift."""
+    """One kernel; with running statistics it is a scale and a shift. PyTorch's own kernels are three: statistics of
+    every channel, the running ones, then a scale and a shift."""
+    spec = required(signature, "input", 0)
     trains = bool(signature.scalar("training", signature.scalar("train", True)))
-    inference = not trains or signature.name.endswith(("no_training", "no_update"))
-    return (_batch("batch_inference" if inference else "batch_forward", required(signature, "input", 0)),)
+    if not trains or signature.name.endswith(("no_training", "no_update")):
+        return (_batch("batch_inference", spec),)
+    if not _by_own_kernels(signature, spec):
+        return (_batch("batch_forward", spec),)
+    running = small_kernel("mul", elements=spec.shape[1], compute=compute_of(spec))
+    return (_batch("batch_statistics", spec), running, _batch("batch_inference", spec))
 
 
 @lowers(
@@ -128,7 +141,8 @@ def batch_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ..
 )  # fmt: skip
 def batch_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel for all three gradients."""
-    return (_batch("batch_backward", signature.inputs[0]),)
+    spec = signature.inputs[0]
+    return (_batch("batch_backward_own" if _by_own_kernels(signature, spec) else "batch_backward", spec),)
 
 
 @lowers("aten::native_group_norm")

@@ -21,6 +21,11 @@ from traincast.platform.device import Device
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
+# PyTorch's own batch norm goes through a channel as layer norm does through a row, with one block, and how often a
+# thread iterates counts more than the memory. It makes one pass (backward two) where layer norm makes two, over one
+# value where that has four, in blocks of 512 threads (AMD: 256) where that has 128 (256): as many iterations on NVIDIA,
+# four times as many on AMD. An iteration is taken at half of layer norm's, a choice made with the MI300X trace in view
+_OWN_BLOCK = {"nvidia": 0.5 * 0.5, "amd": 0.5 * 0.5 * 4.0}
 
 
 class SoftmaxModel(ParametricModel[RowParameters]):
@@ -84,8 +89,17 @@ class NormModel(KernelModel):
         view = self.streams_.view(device)
         size = rows * cols * item
         weights = self._WEIGHT_START + view.memory.seconds(2.0 * size / 0.7, 0.0 * size)
-        kinds = [calls.is_kind(kind) for kind in ("layer_forward", "layer_backward", "layer_backward_weights")]
-        seconds = np.select(kinds, [layer, self._LAYER_BACKWARD * layer, weights], _batch_norm(calls, device, view))
+        block = _OWN_BLOCK.get(device.vendor, 0.25) * (layer - START_SECONDS)
+        statistics = START_SECONDS + np.maximum(block, view.memory.seconds(size, 0.0 * size))
+        gradient = START_SECONDS + np.maximum(2.0 * block, view.memory.seconds(4.0 * size, size))
+        kinds = [
+            calls.is_kind(kind)
+            for kind in (
+                "layer_forward", "layer_backward", "layer_backward_weights", "batch_statistics", "batch_backward_own",
+            )
+        ]  # fmt: skip
+        each = [layer, self._LAYER_BACKWARD * layer, weights, statistics, gradient]
+        seconds = np.select(kinds, each, _batch_norm(calls, device, view))
         derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
         return _estimate(seconds, sigma, derived, _factor_outside(cols, self.parameters_), known=known)
 

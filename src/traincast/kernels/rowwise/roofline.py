@@ -12,7 +12,8 @@ from traincast.platform.device import Device
 # reads and writes of a tensor the size of the input, as the kernels' code has them
 _NORM_PASSES = {
     "layer_forward": 2.0, "layer_backward": 3.0, "layer_backward_weights": 2.0,
-    "batch_forward": 3.0, "batch_backward": 5.0, "batch_inference": 2.0,
+    "batch_forward": 3.0, "batch_backward": 5.0, "batch_inference": 2.0, "batch_statistics": 1.0,
+    "batch_backward_own": 5.0,
 }  # fmt: skip
 
 

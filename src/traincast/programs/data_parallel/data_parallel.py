@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,7 @@ from traincast.programs.data_parallel.buckets import BUCKET_BYTES, MIB
 from traincast.programs.data_parallel.reducer import Reducer
 from traincast.programs.data_parallel.splice_tape import SpliceTape
 from traincast.programs.tape import Communicator, Ref
+from traincast.workload.identity import follows_tensors
 from traincast.workload.ops import StorageKind
 from traincast.workload.program import Program
 from traincast.workload.splice import Splice, storages_of
@@ -20,6 +22,8 @@ from traincast.workload.workload import Workload
 
 MAX_GPUS = 1 << 16
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_FUSED_UPDATE = re.compile("traincast::batched_embedding_backward_|fbgemm::split_embedding_backward_codegen_")
+"""Ops of the backward pass that update tables; a compiled step shows them by their names only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,14 @@ def _check(workload: Workload) -> None:
     accumulated = _accumulating(program)
     if not len(accumulated):
         raise TraincastError(f"workload '{workload.name}' accumulates no gradients; only training is data parallel")
-    if np.any(c.scope_ptr[accumulated] == c.scope_ptr[accumulated + 1]):
+    unseen = bool(np.any(c.scope_ptr[accumulated] == c.scope_ptr[accumulated + 1]))
+    if unseen and not follows_tensors(program):
+        raise TraincastError(
+            f"workload '{workload.name}' does not show which gradients are accumulated, as a trace does not; trace or "
+            "capture the step you run with `gpus`"
+        )
+    fused = any(_FUSED_UPDATE.match(signature.name) for signature in program.symbolic)
+    if fused or unseen:
         raise TraincastError(
             f"workload '{workload.name}' updates parameters inside its backward pass (fused embedding tables), which "
             "DistributedDataParallel cannot average; shard the tables, or capture the step you run with `gpus`"

@@ -18,6 +18,9 @@ from traincast.workload.workload import Workload
 
 BALANCED = "greedy by lookups"
 
+TABLE_NAME = "table"
+"""What the tables of a DLRM are called, with their number from 0."""
+
 
 def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
     """The embedding tables of a DLRM, all rows of them; without a word on access every row as likely as any other."""
@@ -25,7 +28,7 @@ def dlrm_tables(config: DlrmConfig) -> tuple[Table, ...]:
     sizes = zip(config.rows_per_table, config.lookups_per_table, access, strict=True)
     return tuple(
         Table(
-            name=f"table{index}",
+            name=f"{TABLE_NAME}{index}",
             rows=rows,
             dim=config.embedding_dim,
             pooling=Pooling.constant(lookups),

@@ -28,6 +28,7 @@ MakeStep = Callable[[int, int], Step]
 Inputs = Callable[[int, int], tuple[torch.Tensor, ...]]
 Loss = Callable[..., torch.Tensor]
 
+_LEAST_VOCABULARY = 1000  # token ids that all built-in models know
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
@@ -39,7 +40,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 class Setting:
     """What differs between the files of one model. `precision` is "fp32" or "half" (autocast when training).
 
-    `device` is "cuda", which a capture imitates, or the "cpu" that a step is really run on. As many as `ranks` train
+    `device` is "cuda", which a capture imitates, or the one that a step is really run on; then inputs are `drawn`, not
+    zeros, which one row of a table, one branch of a kernel and little power would do for. As many as `ranks` train
     together, under `DistributedDataParallel`.
     """
 
@@ -49,6 +51,7 @@ class Setting:
     choice: str
     device: str = "cuda"
     ranks: int = 1
+    drawn: bool = False
 
     @property
     def autocast(self) -> AbstractContextManager[object]:
@@ -77,12 +80,21 @@ class Setting:
     def on_device(self, inputs: Inputs, batch_size: int, seq_len: int) -> tuple[torch.Tensor, ...]:
         """Inputs of this size, made on the device."""
         with torch.device(self.device):
-            return inputs(batch_size, seq_len)
+            made = inputs(batch_size, seq_len)
+        return tuple(map(_drawn, made)) if self.drawn else made
 
     def synchronise(self) -> None:
         """Waits for the device; a CPU has nothing to wait for."""
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def _drawn(tensor: torch.Tensor) -> torch.Tensor:
+    """An input with values of its own: pixels, or token ids that every vocabulary has. Classes of samples, of which
+    there may be two only, stay as they are."""
+    if tensor.dtype.is_floating_point:
+        return tensor.normal_()
+    return tensor.random_(_LEAST_VOCABULARY) if tensor.dim() > 1 else tensor
 
 
 def modern_step(
@@ -184,6 +196,11 @@ class HostBatch:
     offsets: torch.Tensor
     target: torch.Tensor
 
+    def pinned(self) -> HostBatch:
+        """The same in memory that a GPU copies from by itself."""
+        indices = tuple(tensor.pin_memory() for tensor in self.indices)
+        return HostBatch(self.dense.pin_memory(), indices, self.offsets.pin_memory(), self.target.pin_memory())
+
 
 def host_batch(config: DlrmConfig, batch_size: int, dtype: torch.dtype) -> HostBatch:
     """A batch of zeros, for captures: they read no values."""
@@ -220,8 +237,10 @@ def dlrm_step(setting: Setting, build: Callable[[DlrmConfig], Dlrm], config: Dlr
 
     def make(batch_size: int, _: int) -> Step:
         model = setting.prepare(lambda: build(config))
-        make_batch = host_batch if setting.device == "cuda" else drawn_batch
+        make_batch = drawn_batch if setting.drawn or setting.device == "cpu" else host_batch
         host = make_batch(config, batch_size, setting.input_dtype)
+        if setting.drawn and setting.device == "cuda":
+            host = host.pinned()
 
         def forward() -> Any:
             indices = [tensor.to(device) for tensor in host.indices]

@@ -67,7 +67,10 @@ def bucketize(signature: Signature, context: LoweringContext) -> tuple[Item, ...
     )
 
 
-@lowers("fbgemm::jagged_to_padded_dense_forward", "fbgemm::dense_to_jagged_forward")
+@lowers(
+    "fbgemm::jagged_to_padded_dense_forward", "fbgemm::jagged_to_padded_dense_backward",
+    "fbgemm::dense_to_jagged_forward",
+)  # fmt: skip
 def jagged(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Rows of all sequences moved to where they are padded, or back: whole rows, one kernel."""
     (result,) = signature.outputs

@@ -6,30 +6,46 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from traincast.zoo.define.examples.detection_ops import nms, roi_align
+from traincast.zoo.define.examples.coco import Batch
+from traincast.zoo.define.examples.detection import (
+    POSITIVE,
+    POSITIVE_ANCHORS,
+    SAMPLED_ANCHORS,
+    anchor_targets,
+    anchors_of,
+    box_targets,
+    found,
+    matched,
+    proposals,
+    sampled,
+)
+from traincast.zoo.define.examples.detection_ops import mask_targets, roi_align
 
-HEIGHT, WIDTH = 800, 1216  # assumed: the shorter side is 800, and a batch is padded to its widest image
-BEFORE, AFTER = 2000, 1000  # boxes of a level and image before suppression, and those assumed to stay
-PROPOSALS, ROIS, TARGETS = 4000, 512, 8  # best boxes of a whole batch, most of an image; objects assumed of an image
-POSITIVE = 0.25  # share of the boxes that is assumed to hit an object
 CHANNELS, CLASSES, ANCHORS = 256, 81, 3
 _LEVEL_SHARES = (0.62, 0.22, 0.11, 0.05)  # assumed: which level a box is pooled from
+_POLYGONS, _CORNERS = 1.3, 100  # assumed: polygons of an object, numbers of a polygon
 
 
 class FrozenNorm(nn.Module):
-    """Batch norm whose numbers are constants: a product and a sum."""
+    """Batch norm whose numbers are constants: folded in every step, then a product and a sum."""
 
     weight: torch.Tensor
     bias: torch.Tensor
+    mean: torch.Tensor
+    variance: torch.Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        for name in ("weight", "bias"):
-            self.register_buffer(name, torch.ones(1, channels, 1, 1))
+        for name in ("weight", "bias", "mean", "variance"):
+            self.register_buffer(name, torch.ones(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Images in, images out."""
-        return x * self.weight.to(x.dtype) + self.bias.to(x.dtype)
+        if x.dtype == torch.float16:
+            self.half()
+        scale = self.weight * self.variance.rsqrt()
+        bias = self.bias - self.mean * scale
+        return x * scale.reshape(1, -1, 1, 1) + bias.reshape(1, -1, 1, 1)
 
 
 class Bottleneck(nn.Module):
@@ -88,56 +104,6 @@ class Pyramid(nn.Module):
         return [*levels, F.max_pool2d(levels[-1], 1, 2)]
 
 
-class Proposals(nn.Module):
-    """Scores and offsets of anchors, and the boxes that are chosen from them, image by image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
-        self.scores, self.offsets = nn.Conv2d(CHANNELS, ANCHORS, 1), nn.Conv2d(CHANNELS, 4 * ANCHORS, 1)
-
-    def forward(self, levels: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores [batch, anchors] and offsets [batch, anchors, 4] of all levels; boxes are chosen on the way."""
-        batch, scores, offsets = levels[0].size(0), [], []
-        for level in levels:
-            hidden = F.relu(self.conv(level))
-            score = self.scores(hidden).permute(0, 2, 3, 1).reshape(batch, -1)
-            offset = self.offsets(hidden).permute(0, 2, 3, 1).reshape(batch, -1, 4)
-            scores.append(score)
-            offsets.append(offset)
-            with torch.no_grad():
-                _choose(score.float().sigmoid(), offset.float())
-        return torch.cat(scores, 1), torch.cat(offsets, 1)
-
-
-def _choose(scores: torch.Tensor, offsets: torch.Tensor) -> None:
-    """The best boxes of one level: decoded, clipped, and suppressed image by image, which the host waits for."""
-    count = min(BEFORE, scores.size(1))
-    best, order = scores.topk(count, dim=1, sorted=True)
-    taken = offsets.gather(1, order[:, :, None].expand(-1, -1, 4))
-    boxes = _decoded(taken)
-    for image in range(scores.size(0)):
-        kept = nms(boxes[image], best[image], min(AFTER, count))
-        kept.cpu()
-        boxes[image].index_select(0, kept)
-
-
-def _decoded(offsets: torch.Tensor) -> torch.Tensor:
-    """Offsets to corners, clipped to the image."""
-    centre, size = offsets[..., :2] * 8.0 + 4.0, torch.exp(offsets[..., 2:].clamp(max=4.0)) * 8.0
-    return torch.cat([centre - size * 0.5, centre + size * 0.5], dim=-1).clamp(min=0, max=1333.0)
-
-
-def _overlap(boxes: torch.Tensor, objects: torch.Tensor) -> torch.Tensor:
-    """Shared area of every object and box as a share of both together."""
-    low = torch.max(objects[:, None, :2], boxes[None, :, :2])
-    high = torch.min(objects[:, None, 2:], boxes[None, :, 2:])
-    side = (high - low + 1.0).clamp(min=0)
-    shared = side[:, :, 0] * side[:, :, 1]
-    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
-    return shared / (area[None, :] + 1.0 - shared)
-
-
 class Head(nn.Module):
     """Pools boxes from four levels."""
 
@@ -145,16 +111,20 @@ class Head(nn.Module):
         super().__init__()
         self.size = size
 
-    def forward(self, levels: list[torch.Tensor], boxes: torch.Tensor) -> torch.Tensor:
-        """Features [boxes, channels, size, size]."""
-        count = boxes.size(0)
-        pooled = torch.zeros(count, CHANNELS, self.size, self.size, device=boxes.device)
-        start = 0
-        for level, share in zip(levels[:4], _LEVEL_SHARES, strict=True):
-            inside = min(count - start, round(share * count))
-            where = torch.arange(start, start + inside, device=boxes.device)
-            pooled = pooled.index_put((where,), roi_align(level.float(), boxes[start : start + inside], self.size))
-            start += inside
+    def forward(self, levels: list[torch.Tensor], boxes: list[torch.Tensor]) -> torch.Tensor:
+        """Features [boxes, channels, size, size] of the boxes of all images."""
+        numbers = torch.cat([torch.full((len(b), 1), i, dtype=b.dtype, device="cuda") for i, b in enumerate(boxes)])
+        corners = torch.cat([numbers, torch.cat(boxes)], dim=1)
+        sides = torch.cat([(b[:, 2] - b[:, 0] + 1) * (b[:, 3] - b[:, 1] + 1) for b in boxes]).sqrt()
+        fitting = torch.floor(4 + torch.log2(sides / 224 + 1e-6)).clamp(min=2, max=5).to(torch.int64) - 2
+        count, left = corners.size(0), corners.size(0)
+        pooled = torch.zeros(count, CHANNELS, self.size, self.size, dtype=levels[0].dtype, device="cuda")
+        pooled = pooled.to(memory_format=torch.channels_last)
+        for number, (level, share) in enumerate(zip(levels[:4], _LEVEL_SHARES, strict=True)):
+            inside = min(left, round(share * count))
+            where = found(fitting == number, inside)
+            pooled[where] = roi_align(level.float(), corners[where], self.size).to(pooled.dtype)
+            left -= inside
         return pooled
 
 
@@ -163,53 +133,100 @@ class MaskRcnn(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone, self.rpn, self.box_pool, self.mask_pool = Pyramid(), Proposals(), Head(7), Head(14)
+        self.backbone, self.box_pool, self.mask_pool = Pyramid(), Head(7), Head(14)
+        self.rpn = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.scores, self.offsets = nn.Conv2d(CHANNELS, ANCHORS, 1), nn.Conv2d(CHANNELS, 4 * ANCHORS, 1)
         self.fc6, self.fc7 = nn.Linear(CHANNELS * 49, 1024), nn.Linear(1024, 1024)
         self.classes, self.corners = nn.Linear(1024, CLASSES), nn.Linear(1024, 4 * CLASSES)
         self.masks = nn.ModuleList(nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(4))
         self.grow, self.mask_scores = nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, 2), nn.Conv2d(CHANNELS, CLASSES, 1)
 
-    def forward(self, images: torch.Tensor, objects: torch.Tensor) -> torch.Tensor:
-        """The sum of the losses; `objects` are boxes [batch, TARGETS, 4]."""
-        levels = self.backbone(images)
-        scores, offsets = self.rpn(levels)
-        batch = images.size(0)
-        loss = self._anchor_loss(scores, offsets, objects)
-        count = min(ROIS, PROPOSALS // batch + TARGETS)
-        boxes = torch.cat([self._sampled(objects[image], count) for image in range(batch)])
-        x = self.box_pool(levels, boxes).flatten(1)
+    def forward(self, batch: Batch) -> list[torch.Tensor]:
+        """The losses."""
+        levels = self.backbone(batch.images)
+        hidden = [F.relu(self.rpn(level)) for level in levels]
+        scores, offsets = [self.scores(h) for h in hidden], [self.offsets(h) for h in hidden]
+        grids, inside = anchors_of(levels, batch.images.size(0))
+        boxes = proposals(scores, offsets, grids, batch.objects)
+        losses = self._anchor_losses(scores, offsets, torch.cat(grids), inside, batch)
+        with torch.no_grad():
+            trained = [box_targets(b, o, c) for b, o, c in zip(boxes, batch.objects, batch.classes, strict=True)]
+        x = self.box_pool(levels, [t[0] for t in trained]).flatten(1)
         x = F.relu(self.fc7(F.relu(self.fc6(x))))
-        labels = torch.zeros(boxes.size(0), dtype=torch.int64, device=boxes.device)
-        hit = boxes[: round(POSITIVE * boxes.size(0))]
-        corners = self.corners(x)[: hit.size(0), :4]
-        loss = loss + F.cross_entropy(self.classes(x), labels) + F.smooth_l1_loss(corners.float(), hit[:, 1:])
-        x = self.mask_pool(levels, hit)
+        losses += self._box_losses(self.classes(x), self.corners(x), trained)
+        return [*losses, self._mask_loss(levels, trained, batch)]
+
+    def _anchor_losses(
+        self, scores: list[torch.Tensor], offsets: list[torch.Tensor], anchors: torch.Tensor, inside: torch.Tensor,
+        batch: Batch,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Anchors matched to objects image by image; 256 of each count."""
+        images = batch.images.size(0)
+        with torch.no_grad():
+            targets = [anchor_targets(anchors, inside, objects) for objects in batch.objects]
+            masks = [sampled(labels, SAMPLED_ANCHORS, POSITIVE_ANCHORS) for labels, _ in targets]
+            hit = found(torch.cat([mask for mask, _ in masks]), images * POSITIVE_ANCHORS)
+            missed = found(torch.cat([mask for _, mask in masks]), images * (SAMPLED_ANCHORS - POSITIVE_ANCHORS))
+            chosen = torch.cat([hit, missed])
+        rated = torch.cat([s.permute(0, 2, 3, 1).reshape(images, -1) for s in scores], dim=1).reshape(-1)
+        moved = torch.cat([o.permute(0, 2, 3, 1).reshape(images, -1, 4) for o in offsets], dim=1).reshape(-1, 4)
+        labels, wanted = torch.cat([t[0] for t in targets]), torch.cat([t[1] for t in targets])
+        box = _smooth(moved[hit], wanted[hit], 1 / 9) / chosen.numel()
+        return [F.binary_cross_entropy_with_logits(rated[chosen].float(), labels[chosen]), box]
+
+    def _box_losses(
+        self, classes: torch.Tensor, corners: torch.Tensor, trained: list[tuple[torch.Tensor, ...]]
+    ) -> list[torch.Tensor]:
+        labels, wanted = torch.cat([t[1] for t in trained]), torch.cat([t[2] for t in trained])
+        hit = found(labels > 0, round(POSITIVE * labels.numel()))
+        columns = 4 * labels[hit][:, None] + torch.tensor([0, 1, 2, 3], device="cuda")
+        box = _smooth(corners[hit[:, None], columns], wanted[hit], 1.0) / labels.numel()
+        return [F.cross_entropy(classes.float(), labels), box]
+
+    def _mask_loss(
+        self, levels: list[torch.Tensor], trained: list[tuple[torch.Tensor, ...]], batch: Batch
+    ) -> torch.Tensor:
+        """Of the boxes that hit an object."""
+        boxes, labels, masks = [], [], []
+        for corners, classes, offsets, scores in trained:
+            hit = found(classes > 0, round(POSITIVE * classes.numel()))
+            boxes.append(corners[hit])
+            for field in (classes, offsets, scores):  # carried along
+                field[hit]
+        x = self.mask_pool(levels, boxes)
         for conv in self.masks:
             x = F.relu(conv(x))
-        x = self.mask_scores(F.relu(self.grow(x)))[:, 0]
-        return loss + F.binary_cross_entropy_with_logits(x.float(), torch.ones_like(x, dtype=torch.float32))
+        x = self.mask_scores(F.relu(self.grow(x)))
+        for corners, objects, classes in zip(boxes, batch.objects, batch.classes, strict=True):
+            drawn, kinds = _drawn(corners, objects, classes, x.size(-1))
+            masks.append(drawn)
+            labels.append(kinds)
+        kinds = torch.cat(labels)
+        hit = found(kinds > 0, kinds.numel())
+        return F.binary_cross_entropy_with_logits(x[hit, kinds[hit]].float(), torch.cat(masks))
 
-    def _anchor_loss(self, scores: torch.Tensor, offsets: torch.Tensor, objects: torch.Tensor) -> torch.Tensor:
-        """Anchors matched to objects image by image; 256 of each count."""
-        with torch.no_grad():
-            anchors = torch.zeros(scores.size(1), 4, device=scores.device)
-            for image in range(scores.size(0)):
-                found, which = _overlap(anchors, objects[image]).max(dim=0)
-                (found < 0.3).to(torch.float32).add_(which >= 0)
-                objects[image][which].sub_(anchors)
-                torch.nonzero_static(found > 0.7, size=128).cpu()
-        chosen = torch.arange(256 * scores.size(0), device=scores.device)
-        picked, moved = scores.flatten()[chosen], offsets.reshape(-1, 4)[chosen[:128]]
-        wanted = torch.zeros_like(picked, dtype=torch.float32)
-        loss = F.binary_cross_entropy_with_logits(picked.float(), wanted)
-        return loss + F.smooth_l1_loss(moved.float(), torch.zeros_like(moved, dtype=torch.float32))
 
-    def _sampled(self, objects: torch.Tensor, count: int) -> torch.Tensor:
-        """The boxes of an image that train its heads, each with the number of its image."""
-        with torch.no_grad():
-            proposed = torch.zeros(2 * count, 4, device=objects.device)
-            found, which = _overlap(proposed, objects).max(dim=0)
-            chosen = torch.nonzero_static(found > 0.5, size=count).squeeze(1)
-            chosen.cpu()
-            objects[which[chosen]].sub_(proposed[chosen])
-            return torch.cat([torch.zeros(count, 1, device=objects.device), proposed[chosen]], dim=1)
+@torch.no_grad()
+def _drawn(
+    corners: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Masks of the objects that an image's boxes hit, and their classes.
+
+    The polygons lie on the host: the program asks the device for the number of every box's object, one by one, twice.
+    """
+    number, _ = matched(objects, corners)
+    labels = classes[number.clamp(min=0)].to(torch.int64)
+    for which in number.clamp(min=0):
+        which.item()
+    labels.masked_fill_(number == -1, 0)
+    places = found(labels > 0, labels.numel())
+    for which in places:
+        which.item()
+    polygons = torch.zeros(round(_POLYGONS * corners.size(0)) * _CORNERS, dtype=torch.float64, device="cpu")
+    return mask_targets(polygons.to("cuda"), corners[places], size), labels
+
+
+def _smooth(moved: torch.Tensor, wanted: torch.Tensor, beta: float) -> torch.Tensor:
+    """A square below `beta`, linear above, summed."""
+    distance = torch.abs(moved - wanted)
+    return torch.where(distance < beta, 0.5 * distance**2 / beta, distance - 0.5 * beta).sum()

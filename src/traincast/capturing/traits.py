@@ -1,0 +1,53 @@
+"""What an op's schema says, asked once: PyTorch makes the answer anew each time, and a step asks for every op."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_known: dict[int, Traits] = {}  # by id of the op, which is held
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traits:
+    """`parameters` are (name, whether it is given by name alone, default); `written` the positions of those that the op
+    writes into; `fresh` says that results are no views of arguments, as far as the schema tells."""
+
+    func: Any
+    name: str
+    namespace: str
+    overload: str
+    parameters: tuple[tuple[str, bool, Any], ...]
+    written: tuple[int, ...]
+    mutable: bool
+    view: bool
+    random: bool
+    fresh: bool
+
+
+def traits(func: Any) -> Traits:
+    """Those of an `OpOverload`."""
+    found = _known.get(id(func))
+    if found is None:
+        found = _known[id(func)] = _asked(func)
+    return found
+
+
+def _asked(func: Any) -> Traits:
+    schema = func._schema
+    arguments = schema.arguments
+    aliases = any(made.alias_info is not None for made in schema.returns)
+    return Traits(
+        func=func,
+        name=schema.name,
+        namespace=schema.name.partition("::")[0],
+        overload="" if func._overloadname == "default" else func._overloadname,
+        parameters=tuple((a.name, a.kwarg_only, a.default_value) for a in arguments),
+        written=tuple(position for position, a in enumerate(arguments) if a.is_write),
+        mutable=schema.is_mutable,
+        view=func.is_view,
+        random=torch.Tag.nondeterministic_seeded in func.tags,
+        fresh=not (aliases or schema.is_mutable or func.is_view),
+    )

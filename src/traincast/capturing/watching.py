@@ -1,0 +1,123 @@
+"""The step of a training loop that nobody marks: what lies between two calls of its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from types import MethodType
+from typing import Any
+
+import torch
+
+from traincast.capturing.assemble import assemble, host_scopes
+from traincast.capturing.assumptions import assumptions
+from traincast.capturing.devices import DeviceMode
+from traincast.capturing.environment import environment
+from traincast.capturing.kinds import Kinds
+from traincast.capturing.patches import Patches
+from traincast.capturing.recorder import Recorder
+from traincast.capturing.regions import Regions
+from traincast.capturing.step import host_profiler, no_collection, one_line_errors
+from traincast.errors import TraincastError
+from traincast.workload.program import Program
+
+_WARM = 2  # updates before the recorded one: optimizers make their state in the first
+_NONE = (
+    "no optimizer of torch.optim was called three times inside; record a loop of at least three updates, with the "
+    "model built inside as well; a loop that changes its parameters itself needs a function: FILE.py:make_step"
+)
+
+
+class _Recorded(BaseException):
+    """Ends the user's loop: its step is recorded. No `except Exception` of the loop may hold it up."""
+
+
+class Watch:
+    """Follows the optimizer that is called first, and records from its second call to its third."""
+
+    def __init__(self, recorder: Recorder, devices: DeviceMode, regions: Regions, batch: int, length: int) -> None:
+        self.recorder, self.devices, self.regions = recorder, devices, regions
+        self.batch, self.length = batch, length
+        self.without_cuda = False
+        self._program: Program | None = None
+        self._optimizer: int | None = None
+        self._calls = 0
+        self._open = ExitStack()
+        self._profiler: Any = None
+        self._kinds: Kinds | None = None
+
+    @property
+    def program(self) -> Program:
+        """What was recorded; refused where the optimizer was not called often enough."""
+        if self._program is None:
+            raise TraincastError(_NONE)
+        return self._program
+
+    def install(self, patches: Patches) -> None:
+        """Every optimizer made from now on tells when it has stepped."""
+        original = torch.optim.Optimizer.__init__
+        watch = self
+
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            stepped = type(self).step
+
+            def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+                result = stepped(self, *args, **kwargs)
+                watch.after(self)
+                return result
+
+            self.step = MethodType(step, self)
+
+        patches.set(torch.optim.Optimizer, "__init__", init)
+        patches.callback(self._open.close)
+
+    def after(self, optimizer: object) -> None:
+        """An optimizer has stepped."""
+        if self._optimizer is None:
+            self._optimizer = id(optimizer)
+        if id(optimizer) != self._optimizer:
+            return
+        self._calls += 1
+        if self._calls == _WARM:
+            self._begin()
+        elif self._calls == _WARM + 1:
+            self._end()
+
+    def _begin(self) -> None:
+        if not self.devices.uses_cuda:
+            self.without_cuda = True
+            raise _Recorded
+        self._kinds = Kinds(self.recorder.book, self.regions)
+        self.regions.reset()
+        assumptions().begin()
+        self._kinds.before_step()
+        self._open.enter_context(no_collection())
+        self.recorder.book.start()
+        self._profiler = self._open.enter_context(host_profiler())
+
+    def _end(self) -> None:
+        self._open.close()
+        self.recorder.book.stop()
+        assert self._kinds is not None
+        self._kinds.after_step()
+        scopes = host_scopes(self._profiler.kineto_results.experimental_event_tree())
+        self._program = assemble(
+            self.recorder.ops, self.recorder.book, scopes, batch_size=self.batch, seq_len=self.length
+        )
+        raise _Recorded
+
+
+@contextmanager
+def watching(batch: int, length: int, *, default_cuda: bool) -> Iterator[Watch]:
+    """Records a step of the loop that runs inside, which ends with it."""
+    regions = Regions(training=True)
+    recorder = Recorder(regions)
+    devices = DeviceMode(recorder, default_cuda=default_cuda)
+    watch = Watch(recorder, devices, regions, batch, length)
+    with Patches() as patches:
+        environment(patches, recorder, devices)
+        watch.install(patches)
+        patches.enter_context(one_line_errors())
+        with suppress(_Recorded):
+            yield watch

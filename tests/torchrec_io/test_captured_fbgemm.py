@@ -1,0 +1,45 @@
+"""FBGEMM's ops on one GPU: what is recorded forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torchrec_io.conftest import NEEDS_TORCHREC
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.capturing.test_cuda_choices import cuda, ops_of
+
+pytestmark = NEEDS_TORCHREC
+
+
+def test_a_gradient_passes_the_padding_of_jagged_tensors():
+    import fbgemm_gpu  # noqa: F401
+
+    def run():
+        rows, ends = cuda(6, 4, grad=True), torch.tensor([0, 2, 6], device="cuda")
+        torch.ops.fbgemm.jagged_to_padded_dense(rows, [ends], [4], 0.0).sum().backward()
+        assert rows.grad.shape == (6, 4)
+
+    assert [op.name for op in ops_of(run) if op.name.startswith("fbgemm::")] == [
+        "fbgemm::jagged_to_padded_dense_forward",
+        "fbgemm::jagged_to_padded_dense_backward",
+    ]
+
+
+def test_tables_without_a_fused_optimizer_get_a_gradient_as_large_as_they_are():
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
+
+    def run():
+        tables = DenseTableBatchedEmbeddingBagsCodegen([(10, 4), (20, 4)], use_cpu=False)
+        indices, offsets = torch.tensor([1, 2, 3], device="cuda"), torch.tensor([0, 1, 2, 2, 3], device="cuda")
+        tables(indices, offsets).sum().backward()
+        assert tables.weights.grad.shape == (120,)
+
+    lookup, update = [op for op in ops_of(run) if "embedding" in op.name]
+    assert lookup.name == "fbgemm::dense_embedding_codegen_forward_unweighted_cuda"
+    assert lookup.outputs[0].spec.shape == (2, 8)
+    assert update.name == "fbgemm::split_embedding_backward_codegen_dense_unweighted_exact_cuda"
+    assert update.outputs[0].spec.shape == (120,)
