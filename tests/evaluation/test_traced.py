@@ -29,6 +29,14 @@ def test_steps_are_replayed_and_predicted_with_every_host(tmp_path):
     assert any(name.startswith("kernels, v100") for name in groups)
 
 
+def test_profiles_of_other_sources_and_gpus_are_tried(tmp_path):
+    write(tmp_path / "traces" / "one_run", "Tesla V100-SXM2-16GB")
+    write(tmp_path / "traces" / "two_run", "NVIDIA A100-SXM4-80GB")
+    groups = {row.group: row for row in evaluate("traces", tmp_path).summary}
+    assert groups["predicted, source left out, all steps"].n == 2
+    assert groups["predicted, kind of GPU left out, one_run"].n == 1
+
+
 def test_a_device_that_nobody_knows_is_left_out(tmp_path):
     write(tmp_path / "traces" / "made_up", "Some Other Device")
     with pytest.raises(TraincastError, match="no trace with steps of a device that we know"):

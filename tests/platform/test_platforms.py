@@ -42,6 +42,15 @@ def test_peaks_of_newer_chips(key, compute, tflops):
     assert load_platform(key).device.peak(compute) == pytest.approx(1e12 * tflops)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("NVIDIA H800", "h800"), ("NVIDIA H20", "h20"), ("AMD Instinct MI250X / MI250", "mi250"),
+     ("AMD Instinct MI300X OAM", "mi300x"), ("AMD Instinct MI300X", "mi300x")],
+)  # fmt: skip
+def test_devices_are_found_by_every_name_that_drivers_have_for_them(name, key):
+    assert device_by_name(name).key == key
+
+
 def test_four_bits_are_no_type_of_older_chips():
     hopper = load_platform("h100").device
     assert "fp4" not in hopper.peak_flops

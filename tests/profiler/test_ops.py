@@ -61,3 +61,14 @@ def test_autograd_nodes_tell_the_version_of_pytorch(tmp_path, node, version):
 
     assert framework_version(tied) == version
     assert version_context("2.1").framework_version == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("aten::scaled_dot_product_attention", "2.1"), ("triton_poi_fused_relu_0", "2.1"), ("aten::addmm", "1.12"),
+     ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>", "1.13")],
+)  # fmt: skip
+def test_names_that_only_newer_versions_have_tell_it_too(tmp_path, name, version):
+    tied, _ = finder(tmp_path, event("cpu_op", name, 10, 5))
+
+    assert framework_version(tied) == version

@@ -46,8 +46,8 @@ def test_what_was_asked_for_comes_first(tmp_path):
     path = report(linked(tmp_path, waited_for()), ["aten::mm"])
 
     assert next(iter(path.faster)) == "aten::mm"
-    assert by_gain({"a": 0.1, "b": 0.3, "c": 0.2}, ["a"]) == {"a": 0.1, "b": 0.3, "c": 0.2}
-    assert list(by_gain({"a": 0.1, "b": 0.3, "c": 0.2}, [])) == ["b", "c", "a"]
+    assert by_gain({"a": 0.1, "b": 0.3, "c": 0.3}, ["a"], {"c": 0.5}) == {"a": 0.1, "c": 0.3, "b": 0.3}
+    assert list(by_gain({"a": 0.1, "b": 0.3, "c": 0.3}, [], {"c": 0.5})) == ["c", "b", "a"]
 
 
 def test_a_name_that_the_trace_does_not_have_is_refused(tmp_path):
@@ -61,7 +61,30 @@ def test_the_plain_form_has_microseconds_and_no_rank(tmp_path):
     assert document["segments"][2] == {
         "what": "gemm", "op": "aten::mm", "name": "sgemm", "start_us": 30.0, "length_us": 300.0,
     }  # fmt: skip
-    assert list(document) == ["share_by_what", "share_by_op", "twice_as_fast_saves", "steady_step_ms", "segments"]
+    assert list(document) == [
+        "share_by_what",
+        "share_by_op",
+        "twice_as_fast_saves",
+        "steady_step_ms",
+        "share_by_what_after",
+        "critical_on_all_paths",
+        "segments",
+    ]
+
+
+def test_what_the_next_step_waits_for_is_the_path_not_where_the_host_ends(tmp_path):
+    marks = [event("user_annotation", f"ProfilerStep#{n}", 1000 * n, 1000) for n in (1, 2, 3)]
+    events = [event("cuda_runtime", "cudaDeviceSynchronize", 1000 * n + 1, 99, correlation=90 + n) for n in (1, 2, 3)]
+    for n in range(4):  # 20 us after the wait the device has all it needs, while the host goes on for 800 us
+        at = 1000 * n + 100
+        events += [launch(2 * n, at + 10, dur=10), kernel(2 * n, at + 20, 850, name="sgemm")]
+        events += [event("cpu_op", "aten::mm", at, 900), launch(2 * n + 1, at + 790, dur=10)]
+        events += [kernel(2 * n + 1, at + 870, 130, name="relu_kernel")]
+    path = report(linked(tmp_path, [*marks, *events]))
+
+    assert path.by_what["gemm"] == pytest.approx(0.85, abs=0.04)
+    assert path.by_what["elementwise"] == pytest.approx(0.13, abs=0.04)
+    assert path.faster["gemm"] > max(path.faster["host"], path.faster["elementwise"])
 
 
 def test_labels_name_families_ops_and_the_backlog(tmp_path):
@@ -113,3 +136,20 @@ def test_over_ranks_the_path_goes_to_the_one_that_came_last(tmp_path):
     assert sum(path.by_rank.values()) == pytest.approx(1.0)
     assert path.faster["rank 0"] == pytest.approx(0.0)  # rank 0 only waits
     assert path.faster["communication"] == pytest.approx(25 / 485)
+
+
+def test_with_two_paths_the_order_is_that_of_the_gains(tmp_path):
+    """The host works for 500 us and a kernel that it waits for runs for 450 from the begin: half the host saves the
+    50 us down to that."""
+    events = step(
+        launch(1, 0, dur=10), kernel(1, 10, 450), event("cpu_op", "aten::mm", 20, 480),
+        event("cuda_runtime", "cudaDeviceSynchronize", 500, 5, correlation=9), launch(2, 505, dur=5),
+        kernel(2, 510, 100, name="relu_kernel"), event("cuda_runtime", "cudaDeviceSynchronize", 512, 98, correlation=8),
+        length=612,
+    )  # fmt: skip
+    path = report(linked(tmp_path, events))
+
+    assert path.most == "host"
+    assert next(iter(path.critical)) == next(iter(path.by_what)) == max(path.critical, key=path.critical.__getitem__)
+    assert all(path.critical[what] == pytest.approx(2 * path.faster[what]) for what in path.critical)
+    assert path.after

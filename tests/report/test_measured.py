@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.traces.timelines import small_events, write_trace, write_two_ranks
+from tests.traces.timelines import event, kernel, launch, small_events, write_trace, write_two_ranks
 from traincast.platform.platform import load_platform
 from traincast.replay.analysis import TraceQuestion, analyse_traces
 from traincast.report.measured import TOP, measured_text
@@ -21,11 +21,11 @@ step    ms  active  idle  exposed comm  kernels  replayed ms   error
 Where the median step goes
   compute                               0.420 ms  42%  ████████████▋
   exposed communication                 0.000 ms   0%  
-  idle: host-bound                      0.537 ms  54%  ████████████████▏
+  idle: host-bound                      0.545 ms  55%  ████████████████▍
   idle: host in a synchronisation       0.005 ms   0%  ▏
   idle: a stream waited for another     0.000 ms   0%  
   idle: before graph nodes              0.000 ms   0%  
-  idle: launched, not yet started       0.038 ms   4%  █▏
+  idle: launched, not yet started       0.030 ms   3%  ▉
     idle: host-bound: most of it before the end of the step
     idle: launched, not yet started: most of it before volta_sgemm_128x64
 
@@ -61,7 +61,7 @@ T3 after launch              0.050      2     25.0       20.0    30.0  aten::mm
 T4 runtime calls             0.013      3      4.3        6.0     6.0  launch
 T5 ops without launch        0.020      1     20.0       20.0    20.0  aten::view
 
-Critical path (share of the steps' time)
+Critical path (share of the steps' time, what would save most first)
   host                                     100.0%  ██████████████████████████████
   of which under these ops:
     between ops                             98.0%
@@ -179,3 +179,12 @@ def test_gains_too_small_to_show_are_named_together():
         "  nothing by: copy, index",
     ]
     assert gain_lines({"gemm": 0.1}, width=4) == ["  gemm  10.0%  ███"]
+
+
+def test_of_many_steps_the_first_are_shown_and_the_rest_counted(tmp_path):
+    events = [launch(1, 10), kernel(1, 20, 100)]
+    events += [event("user_annotation", f"ProfilerStep#{n}", 1000 * n, 900 + 10 * (n == 24)) for n in range(25)]
+
+    text = measured_text(analyse_traces([write_trace(tmp_path / "t.json", events)]))
+
+    assert "5 more in the JSON; of all: shortest 0.910, median 1.00, longest 1.00 ms" in text

@@ -83,10 +83,26 @@ def test_idle_time_has_a_reason(tmp_path):
     (b,) = breakdown(linked(tmp_path, one_op()))
     assert 1e6 * b.compute == pytest.approx(150)
     assert 1e6 * b.idle == pytest.approx(850)
-    # told at 40 + 2 us, began at 50; after 200 nothing was launched any more
-    assert 1e6 * b.host_bound == pytest.approx(42 + 800)
-    assert 1e6 * b.launch_latency == pytest.approx(8)
+    # the call returned at 45 us, the kernel began at 50; after 200 nothing was launched any more
+    assert 1e6 * b.host_bound == pytest.approx(45 + 800)
+    assert 1e6 * b.launch_latency == pytest.approx(5)
     assert b.compute + b.exposed_comm + b.idle == pytest.approx(b.step)
+
+
+def test_a_call_that_loads_code_is_the_hosts_and_work_from_before_the_trace_is_not(tmp_path):
+    events = step(launch(1, 100, dur=600), kernel(1, 710, 50), kernel(99, 20, 30), kernel(98, 60, 10))
+    (b,) = breakdown(linked(tmp_path, events))
+    assert 1e6 * b.launch_latency == pytest.approx(20 + 10 + 10)  # before both from before the trace, after the call
+    assert 1e6 * b.host_bound == pytest.approx(630 + 240)  # until the call had returned, and after the last kernel
+
+
+def test_a_kernel_whose_call_was_lost_belongs_where_the_one_before_it_does(tmp_path):
+    tied = linked(tmp_path, step(launch(1, 10), kernel(1, 20, 100), kernel(2, 150, 50), kernel(9, 5, 10)))
+    first, lost, before = tied.trace.of_kind(Kind.KERNEL)
+    assert tied.follows[[first, lost, before]].tolist() == [-1, first, -1]
+    assert tied.step[[first, lost, before]].tolist() == [0, 0, -1]
+    (b,) = breakdown(tied)
+    assert (b.kernels, b.by_family) == (2, {"gemm": pytest.approx(150e-6)})
 
 
 def test_only_communication_without_compute_is_exposed(tmp_path):

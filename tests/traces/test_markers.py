@@ -20,7 +20,11 @@ def run(tmp_path, *events, marker=""):
 
 
 def loop(name, *starts):
-    return [event("user_annotation", name, start, 20) for start in starts]
+    return loop_of(name, 20, *starts)
+
+
+def loop_of(name, length, *starts):
+    return [event("user_annotation", name, start, length) for start in starts]
 
 
 def test_steps_begin_at_an_optimizer_where_the_profiler_marked_none(tmp_path):
@@ -43,6 +47,47 @@ def test_a_marker_of_ones_own(tmp_path):
     assert [step.seconds for step in tied.steps] == pytest.approx([50e-6])
 
 
+def test_steps_begin_at_annotations_that_call_themselves_steps(tmp_path):
+    starts = (100, 300, 500, 700)
+    work = [launch(number, start + 10) for number, start in enumerate(starts)]
+    serving = [
+        event("user_annotation", f"execute_context_{n}({7 * n})_generation_8(8)", start, 150)
+        for n, start in enumerate(starts)
+    ]
+    inner = [event("user_annotation", f"layer step {n % 2}", start + 5, 20) for n, start in enumerate(starts)]
+
+    tied = run(tmp_path, *work, *serving, *inner)
+
+    assert [(step.start, step.end) for step in tied.steps] == [
+        (100_000, 300_000),
+        (300_000, 500_000),
+        (500_000, 700_000),
+    ]
+    assert tied.marker == "execute_context_#(#)_generation_#(#)"
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "outside"),
+    [("layer", 150, ()), ("step", 20, ()), ("step", 150, (launch(90, 5), launch(91, 40)))],
+)
+def test_other_annotations_are_no_steps(tmp_path, name, length, outside):
+    starts = (100, 300, 500, 700)
+    work = [launch(number, start + 10) for number, start in enumerate(starts)]
+
+    tied = run(tmp_path, *work, *outside, *loop_of(name, length, *starts))
+
+    assert not tied.marked
+    assert tied.marker == ""
+
+
+def test_a_marker_may_stand_for_several_names(tmp_path):
+    ranges = [event("user_annotation", f"prefill {n}", 100 * n, 50) for n in (1, 2, 4)]
+
+    tied = run(tmp_path, *ranges, marker="prefill *")
+
+    assert [step.seconds for step in tied.steps] == pytest.approx([100e-6, 200e-6])
+
+
 def test_a_marker_that_is_not_there_is_named_with_those_that_are(tmp_path):
     with pytest.raises(TraincastError, match=r"step marker 'other'.*at least twice"):
         run(tmp_path, *loop("my loop", 100, 150), marker="other")
@@ -58,8 +103,8 @@ def test_idle_time_is_the_synchronisation_only_while_it_lasts(tmp_path):
     (step,) = breakdown(tied)
 
     assert step.synchronised == pytest.approx(5e-6)  # from the kernel's end to the call's
-    assert step.host_bound == pytest.approx(12e-6 + 607e-6 - 5e-6)
-    assert step.launch_latency == pytest.approx(8e-6 + 5e-6)
+    assert step.host_bound == pytest.approx(15e-6 + 610e-6 - 5e-6)
+    assert step.launch_latency == pytest.approx(5e-6 + 2e-6)
     assert step.host_bound + step.synchronised + step.launch_latency == pytest.approx(step.idle)
     assert step.evidence["host_bound"] == "aten::add"
 

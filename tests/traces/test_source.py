@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import random
+import zipfile
 
 import pytest
 
@@ -54,3 +55,40 @@ def test_a_cut_file_says_so(tmp_path, cut):
     text, damaged = read_all(tmp_path / "t.gz")
     assert TEXT.startswith(text)
     assert damaged == "the gzip stream is cut off"
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_the_only_file_of_a_zip_archive_is_read(tmp_path, pack, method):
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", method) as archive:
+        archive.mkdir("traces")
+        archive.writestr("traces/../../t.json", pack(TEXT))
+        archive.writestr("__MACOSX/t.json", "of no use")
+    assert read_all(tmp_path / "t.zip") == (TEXT, "")
+
+
+def test_an_archive_of_several_files_or_none_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("a.json", TEXT)
+        archive.writestr("b.json", TEXT)
+    with pytest.raises(TraincastError, match="archive of 2 files; unpack it"):
+        ByteSource(tmp_path / "t.zip")
+
+
+def test_a_damaged_archive_is_said_to_be(tmp_path):
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.json", TEXT)
+    whole = (tmp_path / "t.zip").read_bytes()
+    (tmp_path / "t.zip").write_bytes(whole[:90_000] + bytes(1000) + whole[91_000:])
+    assert read_all(tmp_path / "t.zip")[1] == "the zip archive is corrupt"
+    (tmp_path / "t.zip").write_bytes(whole[:50_000])
+    with pytest.raises(TraincastError, match="zip archive that cannot be read"):
+        ByteSource(tmp_path / "t.zip")
+
+
+def test_a_zip_bomb_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.json", "w") as file:
+        for _ in range(140):
+            file.write(bytes(1 << 20))
+    with pytest.raises(TraincastError, match="more than 250 times its size"):
+        read_all(tmp_path / "t.zip", 1 << 20)

@@ -158,3 +158,10 @@ def test_no_name_of_a_trace_forges_a_line_of_the_report(tmp_path, capsys, more):
     assert "default\\n!forged" in said
     assert "\x1b" not in said
     assert [line for line in said.splitlines() if line.startswith("!forged")] == []
+
+
+def test_ranks_put_together_in_one_file_are_refused(tmp_path):
+    events = [{**event("user_annotation", "ProfilerStep#1", 0, 100), "pid": pid} for pid in (1, 2)]
+    path = write_trace(tmp_path / "t.json", [*events, launch(1, 10), kernel(1, 20, 30)])
+    with pytest.raises(TraincastError, match="steps of 2 processes"):
+        analyse_traces([path])

@@ -19,7 +19,7 @@ from traincast.collectives.links import LinkModel, measured_kind, node_bandwidth
 from traincast.errors import TraincastError, unknown
 from traincast.kernels.call import COMPUTE_TYPES, Calls, Estimate
 from traincast.platform.topology import Topology
-from traincast.workload.collectives import COLLECTIVES, Route
+from traincast.workload.collectives import COLLECTIVES, UNEVEN_FORM, Route
 
 PROFILE = Path(str(files("traincast.collectives") / "profiles" / "collectives.json"))
 INTEGERS = ("int64", "int32", "int16", "int8", "bool")
@@ -80,7 +80,9 @@ class CollectiveModel:
         if COLLECTIVES[kind].route is Route.DIRECT:
             return self._direct(kind, compute, message, ranks, nodes, topology, curves)
         if nodes == 1:
-            return self._inside(kind, compute, message / topology.link_speed, ranks, topology, curves)
+            size = message / topology.link_speed
+            seconds, sigma, known = self._inside(kind, compute, size, ranks, topology, curves)
+            return topology.correction(_likes(kind)) * seconds, sigma, known
         per_node = max(2, -(-ranks // nodes))
         floor, rate = self.node_limits(kind, compute, per_node, topology, curves)
 
@@ -218,6 +220,12 @@ def _sibling(kind: str, message: FloatArray, ranks: int) -> tuple[str, FloatArra
     if record.route is Route.PAIR:
         return other, 2 * message, 2
     return other, message * bus_factor(kind, ranks) / bus_factor(other, ranks), ranks
+
+
+def _likes(kind: str) -> tuple[str, ...]:
+    """The kinds of which measurements stand for this one, itself first."""
+    record = COLLECTIVES[kind]
+    return kind, record.uneven_form_of, record.like, UNEVEN_FORM.get(kind, "")
 
 
 def _per_byte(kind: str, ranks: int, topology: Topology) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.host.build import build_host_profile
-from traincast.host.overheads import measure_overheads
+from traincast.host.overheads import Overheads, measure_overheads
 from traincast.host.profile import HostProfile, parse_host_profile
 from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.platform.catalog import device_by_name
@@ -30,7 +31,8 @@ _UNNAMED = {"kineto_resnet50_v100_papi": "v100-dgxs"}  # its page says what its 
 _TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  # files of one run
 _ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
 _LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
-_HOSTS = ("host left out", "own host times", "own host profile")
+_HOSTS = ("host left out", "source left out", "kind of GPU left out", "own host times", "own host profile")
+_GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,9 +56,10 @@ class _Traced:
 def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[ErrorRow]:
     """Error rows: replay, then predictions with each host, over all steps and by trace, then kernels by family."""
     runs = list(_runs(data / _FOLDER))
+    others = _Others([measured for paths in runs for rank in read_ranks(paths) for measured in _overheads(rank)])
     traced: list[_Traced] = []
     for done, paths in enumerate(runs):
-        traced += [one for rank in read_ranks(paths) if (one := _rank(rank)) is not None]
+        traced += [one for rank in read_ranks(paths) if (one := _rank(rank, others)) is not None]
         progress((done + 1) / len(runs))
     if not traced:
         raise TraincastError(f"'{data / _FOLDER}' has no trace with steps of a device that we know")
@@ -81,14 +84,73 @@ def _runs(folder: Path) -> Iterator[list[Path]]:
             yield from ([file] for file in files)
 
 
-def _rank(traces: RankTraces) -> _Traced | None:
+@dataclass(frozen=True)
+class _Measured:
+    """The host overheads of one rank, where they come from ("hta" of "hta_compiled_v100") and on which kind of GPU."""
+
+    source: str
+    generation: str
+    overheads: Overheads
+
+
+class _Others:
+    """Host profiles pooled from all traces but those of a source, or of a kind of GPU."""
+
+    def __init__(self, measured: list[_Measured]) -> None:
+        self.measured = measured
+        self._built: dict[tuple[str, str], HostProfile | None] = {}
+
+    def profiles(self, source: str, generation: str) -> dict[str, HostProfile]:
+        """By their names in `_HOSTS`; without those for which no trace is left."""
+        found = {
+            "source left out": self._without("source", source),
+            "kind of GPU left out": self._without("generation", generation),
+        }
+        return {name: profile for name, profile in found.items() if profile is not None}
+
+    def _without(self, what: str, value: str) -> HostProfile | None:
+        if (what, value) not in self._built:
+            left = [one.overheads for one in self.measured if getattr(one, what) != value]
+            try:
+                built = parse_host_profile(f"without {value}", build_host_profile(left, {}))
+            except TraincastError:
+                built = None
+            self._built[what, value] = built
+        return self._built[what, value]
+
+
+def _origin(linked: Linked) -> tuple[str, str]:
+    """Source and device of a trace: the first part of its folder's name, and the device's key."""
+    folder = linked.trace.path.parent.name
+    return folder.partition("_")[0], _UNNAMED.get(folder) or device_by_name(linked.trace.device_name).key
+
+
+def _generation(device: str) -> str:
+    found = _GENERATION.match(device)
+    return found[0] if found else device
+
+
+def _overheads(traces: RankTraces) -> Iterator[_Measured]:
+    """What a rank's host took, where its steps are marked and its device is known."""
+    if traces.timeline is None:
+        return
+    linked = link(traces.timeline)
+    try:
+        source, device = _origin(linked)
+    except TraincastError:
+        return
+    if linked.marked and len(linked.device):
+        yield _Measured(source, _generation(device), measure_overheads(linked))
+
+
+def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     """One rank, or nothing where it has no kernels, no timeline or a device that we do not know."""
     if traces.timeline is None:
         return None
     linked = link(traces.timeline)
     folder = linked.trace.path.parent.name
     try:
-        device = _UNNAMED.get(folder) or device_by_name(linked.trace.device_name).key
+        source, device = _origin(linked)
     except TraincastError:
         return None
     if not len(linked.device):
@@ -99,7 +161,8 @@ def _rank(traces: RankTraces) -> _Traced | None:
     reader = SignatureReader(linked, traces.execution, node)
     platform = load_platform(device)
     predicted: dict[str, Attribution] = {}
-    for host, profile in _profiles(platform, linked).items():
+    profiles = _profiles(platform, linked) | others.profiles(source, _generation(device))
+    for host, profile in profiles.items():
         own = host == "own host times"
         predicted[host] = attribute(linked, instructions, reader, platform, profile, own_host=own)
     kernels = predicted["own host times"].kernels

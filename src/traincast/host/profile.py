@@ -83,10 +83,12 @@ def profile_names() -> tuple[str, ...]:
 
 
 @cache
-def load_host_profile(name: str) -> HostProfile:
-    """A built-in host profile."""
+def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
+    """A built-in host profile, of a host that takes `slowness` times as long."""
+    if slowness != 1.0:
+        return load_host_profile(name).scaled(slowness)
     if name not in profile_names():
-        raise unknown("host profile", name, profile_names(), "Use one of these names.")
+        raise unknown("host profile", name, profile_names(), f"Use one of {', '.join(profile_names())}.")
     return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
 
 

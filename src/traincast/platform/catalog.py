@@ -37,11 +37,15 @@ def load_device(key: str) -> Device:
     """A built-in device by its key, e.g. `v100`."""
     if key not in device_keys():
         raise unknown("device", key, device_keys(), "See 'traincast platforms'.")
-    return device_from(key, read_table(_DATA / "devices" / f"{key}.toml"))
+    return device_from(key, _sheet(key))
+
+
+def _sheet(key: str) -> dict[str, Any]:
+    return read_table(_DATA / "devices" / f"{key}.toml")
 
 
 def device_by_name(name: str) -> Device:
-    """The built-in device that `torch.cuda.get_device_name()` calls `name`."""
+    """The built-in device that `torch.cuda.get_device_name()` calls `name`, or one that its sheet names with it."""
     by_name = _keys_by_name()
     if name not in by_name:
         raise unknown("device", name, by_name, "Add its data sheet to the package: platform/data/devices/*.toml.")
@@ -55,7 +59,8 @@ def node_table(key: str) -> dict[str, Any]:
 
 @cache
 def _keys_by_name() -> dict[str, str]:
-    return {load_device(key).name: key for key in device_keys()}
+    also = {name: key for key in device_keys() for name in _sheet(key).get("also_named", ())}
+    return also | {load_device(key).name: key for key in device_keys()}
 
 
 def _keys(folder: Traversable) -> tuple[str, ...]:

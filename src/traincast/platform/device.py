@@ -9,6 +9,8 @@ from traincast.errors import TraincastError
 
 PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.0
 """Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
+HOST = "host"
+"""Among a device's corrections: what its host takes."""
 _BLACKWELL_GRAPHICS = 12.0  # the Blackwell made for graphics has a number of its own
 
 
@@ -25,7 +27,7 @@ class Device:
     `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or
     None when the clock floats; so many GPUs (`host_sharers`, this one included) copy over its link to the host at once.
     `corrections` are factors on the time of kernels by family, from measurements of one
-    such GPU. `power_limit_watts` is that of its board (None: not known).
+    such GPU, and on that of its host ("host"). `power_limit_watts` is that of its board (None: not known).
     `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
     """
 
@@ -54,6 +56,11 @@ class Device:
     corrections: Mapping[str, float] = field(default_factory=dict)
     host_sharers: int = 1
     power_limit_watts: float | None = None
+
+    @property
+    def host_slowness(self) -> float:
+        """How many times as long as its host profile says the host of this GPU takes, as measured (else 1)."""
+        return self.corrections.get(HOST, 1.0)
 
     @property
     def effective_clock_mhz(self) -> float:

@@ -8,7 +8,7 @@ from traincast.errors import TraincastError
 from traincast.platform.catalog import node_keys
 from traincast.platform.device import Device
 from traincast.platform.platform import Platform, load_topology
-from traincast.platform.topology import PCIE_GBS, Topology
+from traincast.platform.topology import PCIE_GBS, Topology, corrected
 
 # a usual server where the sheet says nothing: eight GPUs, 100 Gb/s Ethernet for every four of them
 _SERVER_GPUS = 8
@@ -40,7 +40,8 @@ def with_links(platform: Platform) -> Platform:
             f"{platform.key} is one GPU; several are taken to be {_SERVER_GPUS} to a server, joined by {kind} at "
             f"{topology.link_bandwidth / 1e9:g} GB/s (describe yours in a .yaml file)"
         )
-    return replace(platform, gpus_per_node=topology.gpus_per_node, topology=topology, assumed=assumed)
+    joined = corrected(topology, device)
+    return replace(platform, gpus_per_node=topology.gpus_per_node, topology=joined, assumed=assumed)
 
 
 def _server(device: Device) -> Topology:

@@ -11,7 +11,10 @@ from traincast.platform.catalog import device_keys, load_device, node_keys, node
 from traincast.platform.device import Device
 from traincast.platform.files import USER_FILES, known_fields, number, read_table
 from traincast.platform.sheet import device_from
-from traincast.platform.topology import Topology, topology_from
+from traincast.platform.topology import Topology, corrected, topology_from
+
+CORRECTIONS = (0.05, 20.0)
+"""The least and the most that measurements correct a model by; beyond, they are of something else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +63,21 @@ def load_platform(name: str) -> Platform:
 
 
 def _refined(key: str, table: dict[str, Any]) -> Platform:
-    """A built-in platform with corrections of its kernels' time."""
+    """A built-in platform with corrections of the time of its kernels, its host and its collectives."""
     known_fields(key, table, ("refines", "source", "corrections"))
     factors = table.get("corrections")
     if not isinstance(factors, dict) or not factors:
         raise TraincastError(f"platform '{key}' refines another but has no [corrections]; write it again")
     known = {family: number(key, factors, family) for family in factors}
-    wild = [family for family, factor in known.items() if not 0.05 <= factor <= 20]
+    least, most = CORRECTIONS
+    wild = [family for family, factor in known.items() if not least <= factor <= most]
     if wild:
-        raise TraincastError(f"platform '{key}' corrects '{wild[0]}' by {known[wild[0]]:g}; give 0.05 to 20")
+        raise TraincastError(f"platform '{key}' corrects '{wild[0]}' by {known[wild[0]]:g}; give {least:g} to {most:g}")
     base = load_platform(str(table["refines"]))
-    return replace(base, key=key, device=replace(base.device, corrections=known))
+    held = dict(base.device.corrections)
+    whole = {**held, **{family: held.get(family, 1.0) * factor for family, factor in known.items()}}
+    refined = replace(base, key=key, device=replace(base.device, corrections=whole))
+    return refined if base.topology is None else replace(refined, topology=corrected(base.topology, refined.device))
 
 
 def load_topology(name: str) -> Topology:

@@ -64,7 +64,7 @@ def device_from(key: str, table: dict[str, Any]) -> Device:
     peaks = table.get("peak_tflops")
     if not isinstance(peaks, dict) or "fp32" not in peaks:
         raise TraincastError(f"platform '{key}' lacks [peak_tflops] with an fp32 entry")
-    known_fields(key, table, (*_RANGES, *_TEXTS, "peak_tflops"))
+    known_fields(key, table, (*_RANGES, *_TEXTS, "also_named", "peak_tflops"))
     known_fields(key, peaks, _PEAKS)
     boost = _figure(key, table, "boost_clock_mhz")
     arch, vendor, capability = _architecture(key, table)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from traincast.errors import TraincastError, shown
@@ -47,6 +48,7 @@ class Topology:
     switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
     `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
     are how many times as fast bytes travel inside and between nodes as measured or described (a what-if).
+    `corrections` are factors on the time of collectives inside a node by kind, from measurements of one.
     """
 
     key: str
@@ -64,6 +66,12 @@ class Topology:
     gpus_per_host_link: int = 1
     link_speed: float = 1.0
     network_speed: float = 1.0
+    corrections: tuple[tuple[str, float], ...] = ()
+
+    def correction(self, kinds: Sequence[str]) -> float:
+        """The factor of the first of these kinds of collective that has one (else 1)."""
+        factors = dict(self.corrections)
+        return next((factors[kind] for kind in kinds if kind in factors), 1.0)
 
     def nodes_for(self, gpus: int) -> int:
         """How many nodes hold this many GPUs."""
@@ -133,6 +141,16 @@ class Topology:
     def _wire_bandwidth(self) -> float:
         wires = [sum(count for a, b, count in self.links if gpu in (a, b)) for gpu in range(self.gpus_per_node)]
         return self.link_bandwidth / max(wires)
+
+
+COLLECTIVE = "collective "
+"""How the names of those of a device's corrections begin that are of collectives."""
+
+
+def corrected(topology: Topology, device: Device) -> Topology:
+    """The topology with what the device's corrections say of collectives."""
+    found = {name: factor for name, factor in device.corrections.items() if name.startswith(COLLECTIVE)}
+    return replace(topology, corrections=tuple((name.removeprefix(COLLECTIVE), found[name]) for name in sorted(found)))
 
 
 def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Topology:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,6 @@ from traincast.traces.launch_queue import LaunchQueue
 from traincast.traces.link import Linked
 
 _SHORT_NS = 10_000  # about what a launch takes its host: shorter kernels cannot keep the device busy
-_GRAPH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +84,7 @@ def graph_rows(linked: Linked) -> tuple[GraphRow, ...]:
     """The graphs that were launched, those with most device time first."""
     rows = inside_steps(linked)
     rows = rows[linked.launch[rows] >= 0]
-    graphs = np.array([bool(_GRAPH.match(name)) for name in linked.trace.names], dtype=np.bool_)
-    rows = rows[graphs[linked.events["name"][linked.launch[rows]]]]
+    rows = rows[linked.is_graph_launch[linked.launch[rows]]]
     launched: dict[int, list[int]] = {}
     for row in rows.tolist():
         launched.setdefault(int(linked.launch[row]), []).append(row)

@@ -23,12 +23,26 @@ COMPOSITE = re.compile(
 _NODE = re.compile(r"(?:Addmm|Mm|Bmm|Mul|View|T|Sum|Mean|CudnnConvolution|Convolution)Backward(\d?)$")
 
 
+# what only PyTorch 2 has: ops and kernels of it, and devices that nothing older runs on
+_SINCE_2 = re.compile(
+    r"scaled_dot_product|CompiledFunction|Torch-Compiled|_batch_norm_legit|^triton_|^ncclDevKernel|std::array<char"
+)
+_NEW_DEVICES = re.compile(r"\b(?:G?H[128]00|GH200|H20|G?B[23]00|MI3\d\d\w*)\b")
+_VECTOR_NORM = "vectorized_layer_norm"  # since 1.13
+
+
 def framework_version(linked: Linked) -> str:
-    """The PyTorch version a timeline looks like: autograd nodes are numbered since 1.11, ops have ids since 2.0."""
-    nodes = [node[1] for node in map(_NODE.match, linked.trace.names) if node]
+    """The PyTorch version a timeline looks like: autograd nodes are numbered since 1.11; ops have ids (not in every
+    profile), and names that only PyTorch 2 has, since 2.0."""
+    names = linked.trace.names
+    nodes = [node[1] for node in map(_NODE.match, names) if node]
     if nodes and not all(nodes):
         return "1.8"
-    return "2.1" if (linked.events["record_function"] > 0).any() else "1.12"
+    if (linked.events["record_function"] > 0).any() or any(map(_SINCE_2.search, names)):
+        return "2.1"
+    if _NEW_DEVICES.search(linked.trace.device_name):
+        return "2.1"
+    return "1.13" if any(_VECTOR_NORM in name for name in names) else "1.12"
 
 
 def version_context(version: str) -> LoweringContext:

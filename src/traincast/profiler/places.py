@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +11,11 @@ import numpy as np
 from traincast.arrays import IntArray
 from traincast.profiler.kernels import inside_steps
 from traincast.traces.events import Kind
-from traincast.traces.link import Linked, thread_keys
-from traincast.traces.markers import STEP
+from traincast.traces.link import Linked
+from traincast.traces.markers import STEP, without_numbers
+from traincast.traces.tree import thread_keys
+
+_MANY = 8  # names that differ in numbers only: more of them are shown as one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,33 +36,39 @@ class PlaceRow:
 
 def module_rows(linked: Linked) -> tuple[PlaceRow, ...]:
     """Forward passes of `nn.Module`s, those with most device time first; nothing where the trace has none."""
-    return _places(linked, linked.trace.of_kind(Kind.MODULE))
+    return _places(linked, linked.trace.of_kind(Kind.MODULE), linked.trace.names)
 
 
 def annotation_rows(linked: Linked) -> tuple[PlaceRow, ...]:
-    """Annotations (`record_function`, an optimizer's steps), without the profiler's own step markers."""
-    rows = linked.trace.of_kind(Kind.ANNOTATION)
-    marks = np.array([bool(STEP.match(name)) for name in linked.trace.names])
-    return _places(linked, rows[~marks[linked.events["name"][rows]]])
+    """Annotations (`record_function`, an optimizer's steps), without the profiler's own step markers. Many that differ
+    in numbers only are one."""
+    rows, names = linked.trace.of_kind(Kind.ANNOTATION), linked.trace.names
+    marks = np.array([bool(STEP.match(name)) for name in names])
+    rows = rows[~marks[linked.events["name"][rows]]]
+    alike = Counter(without_numbers(names[number]) for number in np.unique(linked.events["name"][rows]).tolist())
+    return _places(linked, rows, [p if alike[p := without_numbers(name)] > _MANY else name for name in names])
 
 
-def _places(linked: Linked, rows: IntArray) -> tuple[PlaceRow, ...]:
-    """Rows of one kind by name. What is launched between begin and end of a place on its thread is inside of it."""
+def _places(linked: Linked, rows: IntArray, names: Sequence[str]) -> tuple[PlaceRow, ...]:
+    """Rows of one kind by these names of events. What is launched between begin and end of a place on its thread is
+    inside of it."""
     if not len(rows):
         return ()
     kernels = inside_steps(linked)
     kernels = kernels[linked.launch[kernels] >= 0]
     calls = linked.launch[kernels]
-    names, number = np.unique(linked.events["name"][rows], return_inverse=True)
-    number = number.reshape(-1)
-    totals = _Totals(len(names))
+    known: dict[str, int] = {}
+    numbers = np.array([known.setdefault(name, len(known)) for name in names])[linked.events["name"][rows]]
+    used, number = np.unique(numbers, return_inverse=True)
+    number, labels = number.reshape(-1), list(known)
+    totals = _Totals(len(used))
     threads = thread_keys(linked.trace)
     for thread in np.unique(threads[rows]).tolist():
         mine = threads[rows] == thread
         totals.add(linked, rows[mine], number[mine], kernels[threads[calls] == thread])
     return tuple(
         PlaceRow(
-            name=linked.trace.names[int(names[i])], count=int(totals.count[i]), host=1e-9 * float(totals.host[i]),
+            name=labels[int(used[i])], count=int(totals.count[i]), host=1e-9 * float(totals.host[i]),
             kernels=int(totals.kernels[i]), device=1e-9 * float(totals.device[i]), own=1e-9 * float(totals.own[i]),
         )
         for i in np.argsort(-totals.device, kind="stable").tolist()

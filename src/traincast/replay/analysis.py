@@ -15,7 +15,7 @@ from traincast.platform.platform import Platform
 from traincast.profiler.exchanges import shared_exchange_rows
 from traincast.profiler.tables import profile_tables
 from traincast.replay.attribution import Attribution, attribute, choose_profile, host_scale
-from traincast.replay.notes import device_notes, execution_notes, replay_notes, step_notes
+from traincast.replay.notes import device_notes, execution_notes, launch_notes, replay_notes, step_notes
 from traincast.replay.path import path_report
 from traincast.replay.path_together import ranks_path
 from traincast.replay.predicted_together import predict_ranks
@@ -110,12 +110,7 @@ def _rank(rank: int, linked: Linked, execution: ExecutionTrace | None, question:
             notes, execution, node = notes + foreign, None, None
     notes += device_notes(linked)
     notes += step_notes(linked)
-    unlinked = int((linked.launch[linked.device] < 0).sum())
-    if unlinked:
-        notes.append(
-            f"{unlinked} of {len(linked.device)} kernels were launched before the trace began: they are on their "
-            "streams from its first moment, what follows waits for them, and they belong to no step"
-        )
+    notes += launch_notes(linked)
     instructions = timeline_instructions(linked)
     replayed, overheads = rewalk(linked, instructions), measure_overheads(linked)
     reader, made = SignatureReader(linked, execution, node), tuple(collectives(linked))

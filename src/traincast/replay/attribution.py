@@ -6,7 +6,7 @@ overheads. Each difference is one share, so the shares add up to the error of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -161,7 +161,7 @@ def choose_profile(platform: Platform, linked: Linked, name: str | None = None) 
     """The host profile asked for, or the platform's own unless it was measured in this very trace."""
     if name is not None:
         return load_host_profile(name)
-    profile = load_host_profile(platform.device.host)
+    profile = load_host_profile(platform.device.host, platform.device.host_slowness)
     if not measured_here(profile, linked):
         return profile
     return load_host_profile(_OTHER_SERVER.get(profile.name, FALLBACK_PROFILE))
@@ -199,13 +199,14 @@ def attribute(
     variants = (instructions, predicted, unscaled, complete)
     walks = [rewalk(linked, variant) for variant in variants]
     floors = [device_work(linked, variant) for variant in variants]
-    families = {
-        family: replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, family))
+    families = (
+        (family, replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, family)))
         for family in sorted(set(kernels.family))
-    }
-    types = {
-        kind: replace(predicted, host_seconds=host.replaced(instructions.host_seconds, kind)) for kind in OVERHEAD_TYPES
-    }
+    )
+    types = (
+        (kind, replace(predicted, host_seconds=host.replaced(instructions.host_seconds, kind)))
+        for kind in OVERHEAD_TYPES
+    )
     return Attribution(
         platform=platform.key,
         host_profile=OWN_HOST if own_host else profile.name,
@@ -274,8 +275,8 @@ def _replaced(
     return seconds
 
 
-def _changes(linked: Linked, base: Replay, variants: dict[str, TimelineInstructions]) -> dict[str, float]:
+def _changes(linked: Linked, base: Replay, variants: Iterable[tuple[str, TimelineInstructions]]) -> dict[str, float]:
     """Mean change of a step, in seconds, for each variant; the largest first."""
     before = np.mean(base.walked)
-    changes = {name: float(np.mean(rewalk(linked, variant).walked) - before) for name, variant in variants.items()}
+    changes = {name: float(np.mean(rewalk(linked, variant).walked) - before) for name, variant in variants}
     return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))

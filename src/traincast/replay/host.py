@@ -115,10 +115,14 @@ class _Cutter:
                 charged.add(point)
 
     def _call(self, i: int, point: int, *, first: bool) -> None:
-        name = self.linked.name(point)
+        name, measured = self.linked.name(point), float(self.instructions.host_seconds[i])
+        if self.linked.is_graph_launch[point]:  # takes the longer the more nodes the graph has
+            if measured:
+                self.pieces.append(HostPiece(i, KEPT, name, measured, measured))
+            return
         kind = runtime_class(name)
         seconds = self.profile.t4.get(kind, self.profile.t4["launch"]) + 1e-9 * self.cost.call if first else 0.0
-        self.pieces.append(HostPiece(i, "T4", name, float(self.instructions.host_seconds[i]), seconds))
+        self.pieces.append(HostPiece(i, "T4", name, measured, seconds))
 
     def _gap(self, i: int, thread: int, point: int, begin: int, end: int) -> None:
         """The way from a thread's last call to this one, through the ends and beginnings of scopes."""
@@ -151,8 +155,15 @@ class _Cutter:
             self._scope(i, "T3" if ended else "alone", name, covered, AFTER if ended else ALONE, thread, last)
             place += 1
         else:
-            self._between(i, max(end - at, 0), 0.0)
+            self._to_end(i, max(end - at, 0), outside=point >= 0 and inside < 0)
         self.next[thread] = place
+
+    def _to_end(self, i: int, measured_ns: int, *, outside: bool) -> None:
+        """The way from the last op to a step's edge, or to a call that no op made: a program's own launches."""
+        if outside:
+            self._add(i, KEPT, "", measured_ns, 1e-9 * measured_ns)
+        else:
+            self._between(i, measured_ns, 0.0)
 
     def _between(self, i: int, measured_ns: int, pooled: float) -> None:
         """Time between two ops; profiles hold the mean of short ones, long ones are work of the user's own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,8 +13,6 @@ from traincast.replay.timeline import TimelineInstructions
 from traincast.traces.link import Linked
 from traincast.walk.critical import PathPart, Segment
 from traincast.walk.schedule import Code
-
-_GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
 
 HOST = "host"
 """What the path and the gains call all work of the host."""
@@ -106,8 +103,7 @@ class Labels:
 
 def _late(linked: Linked, instructions: TimelineInstructions) -> npt.NDArray[np.object_]:
     """What the time is called for which each launch's kernel was kept; "" where that is next to nothing."""
-    graphs = linked.runtime_rows(_GRAPH_LAUNCH)
-    of_graph = (instructions.point >= 0) & graphs[np.maximum(instructions.point, 0)]
+    of_graph = (instructions.point >= 0) & linked.is_graph_launch[np.maximum(instructions.point, 0)]
     names = np.where(of_graph, GRAPH, LATE).astype(object)
     names[instructions.kept_seconds < _LEAST_LATE] = ""
     return names
@@ -120,11 +116,27 @@ def _main_scope(linked: Linked, instructions: TimelineInstructions) -> IntArray:
     for thread, places in grouped(instructions.schedule.thread[gaps]):
         if thread not in linked.scope_spans:
             continue
-        rows, (starts, ends) = linked.scopes_by_thread[thread], linked.scope_spans[thread]
-        for i in gaps[places].tolist():
-            begin, end = int(instructions.gap_begin[i]), int(instructions.gap_end[i])
-            some = slice(int(np.searchsorted(ends, begin, side="right")), int(np.searchsorted(starts, end)))
-            spent = np.minimum(ends[some], end) - np.maximum(starts[some], begin)
-            if len(spent) and spent.max() >= end - begin - spent.sum():
-                main[i] = rows[some][int(np.argmax(spent))]
+        rows, mine = linked.scopes_by_thread[thread], gaps[places]
+        begin, end = instructions.gap_begin[mine], instructions.gap_end[mine]
+        main[mine] = np.append(rows, -1)[_longest(*linked.scope_spans[thread], begin, end)]
     return main
+
+
+def _longest(starts: IntArray, ends: IntArray, begin: IntArray, end: IntArray) -> IntArray:
+    """For each window the span that takes most of it, of equal ones the first; -1 where what no span covers is longer.
+    Spans are disjoint and in order."""
+    first = np.searchsorted(ends, begin, side="right")
+    count = np.maximum(np.searchsorted(starts, end) - first, 0)
+    longest = np.full(len(begin), -1, dtype=np.int64)
+    some = np.flatnonzero(count)
+    if not len(some):
+        return longest
+    first, count, begin, end = first[some], count[some], begin[some], end[some]
+    heads = np.cumsum(count) - count  # where each window's spans begin among all pairs of window and span
+    span = np.arange(count.sum()) + np.repeat(first - heads, count)
+    spent = np.minimum(ends[span], np.repeat(end, count)) - np.maximum(starts[span], np.repeat(begin, count))
+    most = np.maximum.reduceat(spent, heads)
+    winner = np.minimum.reduceat(np.where(spent == np.repeat(most, count), span, len(starts)), heads)
+    enough = most >= end - begin - np.add.reduceat(spent, heads)
+    longest[some[enough]] = winner[enough]
+    return longest

@@ -80,17 +80,21 @@ def _crowded_out(linked: Linked, late: IntArray, ready: IntArray) -> IntArray:
         there = linked.device[(device[linked.device] == number) & (linked.launch[linked.device] >= 0)]
         busy = Intervals.union(start[there], linked.end[there])
         by_end = there[np.argsort(linked.end[there], kind="stable")]
-        for row in late[places].tolist():
-            begin, end = int(ready[row]), int(start[row])
-            if linked.launch[row] >= 0 and busy.clip(begin, end).total > _CROWDED_SHARE * (end - begin):
-                behind[row] = _last_before(linked, by_end, row)
+        rows = late[places]
+        rows = rows[linked.launch[rows] >= 0]
+        waited = start[rows] - ready[rows]
+        rows = rows[busy.covered(ready[rows], start[rows]) > _CROWDED_SHARE * waited]
+        ended = np.searchsorted(linked.end[by_end], start[rows], side="right")
+        for row, count in zip(rows.tolist(), ended.tolist(), strict=True):
+            behind[row] = _last_before(linked, by_end, row, count)
     return behind
 
 
-def _last_before(linked: Linked, by_end: IntArray, row: int) -> int:
-    """The kernel of another stream, called earlier, that ended last before this one began, if that was just before."""
+def _last_before(linked: Linked, by_end: IntArray, row: int, ended: int) -> int:
+    """The kernel of another stream, called earlier, that ended last before this one began, if that was just before; of
+    those in the order of their ends so many had ended by then."""
     start, called = int(linked.events["start"][row]), int(linked.events["start"][linked.launch[row]])
-    place = int(np.searchsorted(linked.end[by_end], start, side="right")) - 1
+    place = ended - 1
     while place >= 0 and linked.end[by_end[place]] >= start - _FOLLOWS_NS:
         other = int(by_end[place])
         if linked.stream[other] != linked.stream[row] and linked.events["start"][linked.launch[other]] < called:

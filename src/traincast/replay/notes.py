@@ -22,6 +22,10 @@ def step_notes(linked: Linked) -> list[str]:
             f"no marker of steps: they are told by the sequence of kernels, which comes again after {linked.period}, "
             "and begin where the host pauses longest; name a marker with `step_marker`"
         ]
+    if linked.marker:
+        return [f"no ProfilerStep marker: steps begin at '{linked.marker[:80]}'; name another with `step_marker`"]
+    if linked.cut >= 0:
+        return [f"the profiler stopped when step {linked.cut} had begun but launched nothing: it is left out"]
     if linked.marked:
         return []
     return ["no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"]
@@ -48,6 +52,40 @@ def device_notes(linked: Linked) -> list[str]:
         busy = Intervals.union(linked.events["start"][mine], linked.end[mine]).total
         shares.append(f"device {number} {1e-9 * busy / whole:.0%}")
     return [f"kernels of {len(numbers)} devices: 'active' means that any of them ran ({', '.join(shares)})"]
+
+
+def launch_notes(linked: Linked) -> list[str]:
+    """What is not known of kernels whose launch is not in the trace."""
+    notes = []
+    graphs = np.flatnonzero(linked.is_graph_launch)
+    empty = int((linked.first_start[graphs] == np.iinfo(np.int64).max).sum())
+    if empty:
+        notes.append(
+            f"{empty} of {len(graphs)} launches of graphs have no kernels in the trace: what ran in them was not "
+            "recorded, and the device reads idle while it did"
+        )
+    device, every = linked.device, len(linked.device)
+    unlinked = linked.launch[device] < 0
+    if every and unlinked.all():
+        return [
+            *notes,
+            "no launch of a kernel is in the trace (runtime calls were not recorded): kernels count to the step in "
+            "which they ran, why the device was idle cannot be told (all of it reads host-bound), and what-ifs say "
+            "nothing",
+        ]
+    lost = int((linked.follows[device] >= 0).sum())
+    before = int(unlinked.sum()) - lost
+    if before:
+        notes.append(
+            f"{before} of {every} kernels were launched before the trace began: they are on their streams from its "
+            "first moment, what follows waits for them, and they belong to no step"
+        )
+    if lost:
+        notes.append(
+            f"{lost} of {every} kernels have no launch call in the trace: each is taken to follow the one before it on "
+            "its stream, and to have been launched when it began"
+        )
+    return notes
 
 
 def execution_notes(linked: Linked, execution: ExecutionTrace, node: IntArray, joined: float) -> list[str]:

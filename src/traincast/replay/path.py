@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from traincast.errors import unknown
@@ -17,6 +18,8 @@ from traincast.walk.critical import PathPart, Segment, critical_path
 SHOWN_OPS = 6
 """So many of the ops that take most of the path are tried at twice their speed: the whole table of a page."""
 
+_TAKEN_OVER = 0.25  # gain for each share of the path; half of the time would be 0.5, had the step but one path
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PathReport:
@@ -24,7 +27,11 @@ class PathReport:
 
     All else is said of the steps as they would go on (see `steady.py`): `steady` is their mean length in seconds,
     `by_what` and `by_op` what the path through them is made of, as shares of it, and `faster` what a step would save,
-    as a share of itself, if that family, op or the host took half as long.
+    as a share of itself, if that family, op or the host took half as long. `by_what` begins with what saves most.
+
+    Where half the time for what has most of the path gains less than half of what its share promises, another path
+    takes over then: `after` is what that one is made of, else empty. `critical` is the share of a step for which each
+    kind is on all paths at once, as far as its half goes: twice what that saves. With one path that is its share.
     """
 
     segments: tuple[PathPart, ...]
@@ -32,6 +39,18 @@ class PathReport:
     by_op: dict[str, float]
     faster: dict[str, float]
     steady: float
+    after: dict[str, float]
+    kinds: frozenset[str]
+
+    @property
+    def most(self) -> str:
+        """What has most of the path."""
+        return max(self.by_what, key=lambda what: self.by_what[what], default="")
+
+    @property
+    def critical(self) -> dict[str, float]:
+        """For how much of a step each kind is on all paths at once, most first; see the class."""
+        return {what: 2.0 * gain for what, gain in self.faster.items() if what in self.kinds}
 
     def to_dict(self) -> dict[str, Any]:
         """Shares and gains, and the path itself in microseconds from the trace's first moment."""
@@ -40,6 +59,8 @@ class PathReport:
             "share_by_op": self.by_op,
             "twice_as_fast_saves": self.faster,
             "steady_step_ms": 1e3 * self.steady,
+            "share_by_what_after": self.after,
+            "critical_on_all_paths": self.critical,
             "segments": [segment_dict(part) for part in self.segments],
         }
 
@@ -52,9 +73,14 @@ def segment_dict(part: PathPart) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def by_gain(gains: dict[str, float], asked_for: Sequence[str]) -> dict[str, float]:
-    """Gains with those that were asked for first, each part with the largest first."""
-    return dict(sorted(gains.items(), key=lambda item: (item[0] not in asked_for, -item[1])))
+def by_gain(gains: dict[str, float], asked_for: Sequence[str], shares: Mapping[str, float]) -> dict[str, float]:
+    """Gains with those that were asked for first, each part with the largest first; of equal ones what has more of the
+    path."""
+
+    def place(name: str) -> tuple[bool, float, float]:
+        return name not in asked_for, -gains[name], -shares.get(name, 0.0)
+
+    return {name: gains[name] for name in sorted(gains, key=place)}
 
 
 def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()) -> PathReport:
@@ -63,17 +89,27 @@ def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, t
     segments = _in_words(rank, labels, critical_path([whole_walk(instructions)]))
     repeated = cycle(linked, instructions)
     settled = Labels(linked, repeated)
-    by_what, by_op = _shares(_in_words(rank, settled, steady_path(repeated)) if linked.marked else segments)
+    shown = _shares(rank, linked, settled, repeated)
     for name in twice:
         if name not in labels.families and name not in labels.ops and name != HOST:
             raise unknown("op or kernel family", name, [HOST, *labels.families, *labels.ops], "Name one of the trace.")
-    ops = [op for op in by_op if op in labels.ops][:SHOWN_OPS]
+    ops = [op for op in shown.by_op if op in labels.ops][:SHOWN_OPS]
     names = list(dict.fromkeys((*twice, HOST, *labels.families, *ops)))
-    before, *after = steady_seconds(linked, [repeated, *(settled.halved(name) for name in names)]).tolist()
+    variants = chain((repeated,), map(settled.halved, names))
+    before, *after = steady_seconds(linked, variants).tolist()
     gains = {name: 1.0 - seconds / before if before > 0 else 0.0 for name, seconds in zip(names, after, strict=True)}
+    first, share = next(iter(shown.by_what.items()), ("", 0.0))
+    taken_over = gains.get(first, share) < _TAKEN_OVER * share
+    ranked = sorted(shown.by_what, key=lambda what: (-gains.get(what, 0.0), -shown.by_what[what]))
     steps = len(linked.steps) if linked.marked else 1
     return PathReport(
-        segments=segments, by_what=by_what, by_op=by_op, faster=by_gain(gains, twice), steady=before / steps
+        segments=segments,
+        by_what={what: shown.by_what[what] for what in ranked},
+        by_op=shown.by_op,
+        faster=by_gain(gains, twice, shown.by_what),
+        steady=before / steps,
+        after=_shares(rank, linked, settled, settled.halved(first)).by_what if taken_over else {},
+        kinds=frozenset((HOST, *labels.families)),
     )
 
 
@@ -81,8 +117,20 @@ def _in_words(rank: int, labels: Labels, path: Sequence[Segment]) -> tuple[PathP
     return tuple(part for segment in path for part in labels.parts(rank, segment))
 
 
-def _shares(segments: Sequence[PathPart]) -> tuple[dict[str, float], dict[str, float]]:
-    """What each kind and each op has of the path, as shares of it."""
+@dataclass(frozen=True)
+class _Shares:
+    """What each kind and each op has of a path, as shares of it."""
+
+    by_what: dict[str, float]
+    by_op: dict[str, float]
+
+
+def _shares(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
+    """What the path through these instructions is made of: those of `labels`, with whatever lengths."""
+    path = steady_path(instructions) if linked.marked else critical_path([whole_walk(instructions)])
+    segments = _in_words(rank, labels, path)
     whole = max(sum(segment.seconds for segment in segments), 1e-12)
-    by_what = totals((segment.what, segment.seconds / whole) for segment in segments)
-    return by_what, totals((segment.op, segment.seconds / whole) for segment in segments)
+    return _Shares(
+        totals((segment.what, segment.seconds / whole) for segment in segments),
+        totals((segment.op, segment.seconds / whole) for segment in segments),
+    )

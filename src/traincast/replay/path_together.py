@@ -77,7 +77,7 @@ def ranks_path(
         by_rank=by_rank,
         by_what=by_what,
         by_place=_shares(segments, lambda s: (s.rank, s.op)),
-        faster=by_gain(gains, twice),
+        faster=by_gain(gains, twice, by_what),
     )
 
 

@@ -8,8 +8,10 @@ of launches, threads for each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.arrays import FloatArray, IntArray
 from traincast.replay.lateness import Lateness, lateness
@@ -24,6 +26,8 @@ STEP_EDGE = -2
 """The `row` of an instruction that stands for the start or end of a step."""
 
 _NOTHING = np.empty(0, dtype=np.int64)
+_ROWS = 1 << 16  # instructions held as Python's own numbers
+_COLUMNS = (*(np.int32,) * 4, *(np.float64,) * 3, *(np.int64,) * 4)  # types of the parts of an instruction
 JOIN_NS = 20_000
 """A thread silent for longer than this (nanoseconds) while another works is taken to wait for it: an op that launches
 nothing takes less."""
@@ -92,6 +96,7 @@ class _Builder:
         self.linked = linked
         # code thread target event host kernel kept row point gap_begin gap_end
         self.rows: list[tuple[int, int, int, int, float, float, float, int, int, int, int]] = []
+        self.blocks: list[list[npt.NDArray[Any]]] = []
         self.point = -1
         self.last: dict[int, int] = {}  # thread -> end of its last point
         self.ended = Ended()
@@ -131,6 +136,14 @@ class _Builder:
         gap: tuple[int, int] = (-1, -1),
     ) -> None:
         self.rows.append((code, thread, target, event, _NS * host, _NS * kernel, _NS * kept, row, self.point, *gap))
+        if len(self.rows) == _ROWS:
+            self._gather()
+
+    def _gather(self) -> None:
+        """Rows as columns, which take a fifth of the memory."""
+        columns = zip(*self.rows, strict=True)
+        self.blocks.append([np.array(column, dtype) for column, dtype in zip(columns, _COLUMNS, strict=True)])
+        self.rows = []
 
     def _backlog(self, row: int) -> None:
         """A kernel from before the trace: it runs when it ran, as far as that lies inside the walk."""
@@ -233,8 +246,10 @@ class _Builder:
         self._emit(Code.HOST, point.thread, host=point.end - possible[last])
 
     def _finish(self) -> TimelineInstructions:
-        columns = list(zip(*self.rows, strict=True))
-        code, thread, target, event = (np.array(column, dtype=np.int32) for column in columns[:4])
+        if self.rows:
+            self._gather()
+        columns = [np.concatenate(column) for column in zip(*self.blocks, strict=True)]
+        code, thread, target, event, host, kernel, kept, row, point, gap_begin, gap_end = columns
         blank = np.full(len(code), -1, dtype=np.int32)
         schedule = Schedule(
             code=code, thread=thread, target=target, event=event, name=blank, part=blank, runtime=blank, call=blank,
@@ -245,13 +260,13 @@ class _Builder:
             origin=self.begin,
             gap=_NS * self.late.gap,
             schedule=schedule,
-            host_seconds=np.array(columns[4]),
-            kernel_seconds=np.array(columns[5]),
-            kept_seconds=np.array(columns[6]),
-            row=np.array(columns[7], dtype=np.int64),
-            point=np.array(columns[8], dtype=np.int64),
-            gap_begin=np.array(columns[9], dtype=np.int64),
-            gap_end=np.array(columns[10], dtype=np.int64),
+            host_seconds=host,
+            kernel_seconds=kernel,
+            kept_seconds=kept,
+            row=row,
+            point=point,
+            gap_begin=gap_begin,
+            gap_end=gap_end,
         )
 
 
@@ -262,19 +277,11 @@ def _sources(linked: Linked, late: Lateness, queue: LaunchQueue) -> dict[int, in
 
 
 def _without_call(linked: Linked) -> tuple[list[int], dict[int, list[int]]]:
-    """Kernels whose launch is not in the trace: those before all others of their stream (launched before the trace
-    began), and the others by the kernel that they follow."""
-    before: list[int] = []
+    """Kernels whose launch is not in the trace: those launched before it began, and the others by the kernel that they
+    follow."""
+    rows = linked.device[linked.launch[linked.device] < 0]
+    lost = linked.follows[rows] >= 0
     followers: dict[int, list[int]] = {}
-    last: dict[int, int] = {}
-    rows = linked.device
-    for row, launch, stream in zip(
-        rows.tolist(), linked.launch[rows].tolist(), linked.stream[rows].tolist(), strict=True
-    ):
-        if launch >= 0:
-            last[stream] = row
-        elif stream in last:
-            followers.setdefault(last[stream], []).append(row)
-        else:
-            before.append(row)
-    return before, followers
+    for row in rows[lost].tolist():
+        followers.setdefault(int(linked.follows[row]), []).append(row)
+    return rows[~lost].tolist(), followers

@@ -10,6 +10,9 @@ from traincast.replay.host import KEPT as KEPT_HOST
 from traincast.replay.kernels import Known
 
 _TOP = 8  # rows of a table: a page shows the largest, JSON all
+MOST_STEPS = 20
+"""Steps that a page shows one by one; JSON has all."""
+
 _WHY = {
     Known.COMMUNICATION: "collectives keep their measured duration",
     Known.NO_SHAPES: "the trace does not say what the op worked on: measured duration",
@@ -18,7 +21,7 @@ _WHY = {
 }
 OVERHEAD_NAMES = {
     "T1": "T1 between ops", "T2": "T2 before launch", "T3": "T3 after launch", "T4": "T4 runtime calls",
-    "T5": "T5 between launches", "alone": "T5 ops without launch", KEPT_HOST: "data loading (kept)",
+    "T5": "T5 between launches", "alone": "T5 ops without launch", KEPT_HOST: "program's own (kept)",
 }  # fmt: skip
 """What the types of overhead are called on pages."""
 
@@ -68,9 +71,11 @@ def _steps(attribution: Attribution) -> str:
             str(s.number), milliseconds(s.measured), milliseconds(s.full), f"{s.error:+.1%}",
             *(f"{share:+.1%}" for share in s.shares().values()), f"{s.unscaled / s.measured - 1:+.1%}",
         )[:columns]
-        for s in attribution.steps
+        for s in attribution.steps[:MOST_STEPS]
     ]  # fmt: skip
-    return table(header[:columns], rows, right=range(columns))
+    shown = table(header[:columns], rows, right=range(columns))
+    rest = len(attribution.steps) - len(rows)
+    return f"{shown}\n  {rest} more in the JSON" if rest else shown
 
 
 def _error(pair: Pair) -> str:

@@ -30,7 +30,7 @@ def _changes(first: str, changes: Sequence[Change], *, shapes: bool) -> str:
         (
             PART_NAMES.get(c.name, c.name)[:40], *((c.shapes[:40],) if shapes else ()),
             f"{c.count_before:.3g}", f"{c.count_after:.3g}", milliseconds(c.before), milliseconds(c.after),
-            f"{1e3 * c.change:+.3f}", "" if c.share is None else f"{c.share:.0%}",
+            f"{1e3 * c.change:+z.3f}", "" if c.share is None else f"{c.share:z.0%}",
         )
         for c in changes
     ]  # fmt: skip

@@ -8,7 +8,7 @@ from functools import reduce
 from traincast.display.text import bar, milliseconds, table
 from traincast.host.distribution import Distribution
 from traincast.replay.results import RankReport, TraceReport
-from traincast.report.attribution import OVERHEAD_NAMES, attribution_text
+from traincast.report.attribution import MOST_STEPS, OVERHEAD_NAMES, attribution_text
 from traincast.report.measured_path import path_text
 from traincast.report.measured_profile import exchanges_text, profile_text
 from traincast.report.measured_ranks import together_text
@@ -70,9 +70,14 @@ def _steps_table(rank: RankReport) -> str:
             str(b.number), milliseconds(b.step), f"{_share(b.active, b):.0%}", f"{_share(b.idle, b):.0%}",
             f"{b.eg_comm:.1%}", str(b.kernels), milliseconds(r.walked), f"{r.error:+.2%}",
         )
-        for b, r in zip(rank.steps, rank.replay.steps, strict=True)
+        for b, r in zip(rank.steps[:MOST_STEPS], rank.replay.steps[:MOST_STEPS], strict=True)
     ]  # fmt: skip
-    return table(header, rows, right=range(8))
+    shown, rest = table(header, rows, right=range(8)), len(rank.steps) - len(rows)
+    if not rest:
+        return shown
+    lengths = sorted(step.step for step in rank.steps)
+    least, middle, most = (milliseconds(lengths[place]) for place in (0, len(lengths) // 2, -1))
+    return f"{shown}\n  {rest} more in the JSON; of all: shortest {least}, median {middle}, longest {most} ms"
 
 
 def _share(seconds: float, step: StepBreakdown) -> float:

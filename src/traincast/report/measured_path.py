@@ -8,28 +8,28 @@ from traincast.display.text import bar
 from traincast.replay.path import PathReport
 
 _TOP = 6  # rows of a table: a page shows the largest, JSON all
-_LITTLE = 0.125  # gain for each share of the path; half of the time would be 0.5
+_SHORT = 3  # parts of a path that a sentence names
 _LEAST_GAIN = 0.001  # what is less is shown as 0.0 %
 
 
 def path_text(path: PathReport) -> str:
     """Shares of the path, and the steps' gain for everything that would bring one."""
-    lines = ["Critical path (share of the steps' time)"]
+    lines = ["Critical path (share of the steps' time, what would save most first)"]
     lines += [f"  {name:<40} {share:>6.1%}  {bar(share)}" for name, share in list(path.by_what.items())[:_TOP]]
     lines += ["  of which under these ops:"]
     ops = list(path.by_op.items())[:_TOP]
     lines += [f"    {(name or 'between ops')[:38]:<38} {share:>6.1%}" for name, share in ops]
-    lines += _as_long(path)
+    lines += _taken_over(path)
     return "\n".join([*lines, "", "Twice as fast, a step is shorter by", *gain_lines(path.faster, width=40)])
 
 
-def _as_long(path: PathReport) -> list[str]:
-    """A line where what has most of the path would gain next to nothing: another path is nearly as long."""
-    what, share = next(iter(path.by_what.items()), ("", 0.0))
-    gain = path.faster.get(what)
-    if gain is None or gain >= _LITTLE * share:
+def _taken_over(path: PathReport) -> list[str]:
+    """What else holds a step, where another path takes over as soon as the first part of this one gets faster."""
+    if not path.after:
         return []
-    return [f"  another path is nearly as long: half the time for {what} shortens a step by {gain:.1%} only"]
+    what = path.most
+    after = ", ".join(f"{name} {share:.0%}" for name, share in list(path.after.items())[:_SHORT])
+    return [f"  half the time for {what} gains {path.faster[what]:.1%} only: then another path holds ({after})"]
 
 
 def gain_lines(gains: Mapping[str, float], width: int) -> list[str]:

@@ -79,7 +79,9 @@ def _rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
         for r in profile.rates[:top]
     ]  # fmt: skip
     header = ("op", "shapes", "in", "count", "mean us", "ms", "TFLOP/s", "of peak", "TB/s", "of peak")
-    return ProfileTable("Rates by op and shape", header, rows, len(profile.rates), range(3, 10))
+    over = any(max(r.of_flops or 0.0, r.of_bandwidth or 0.0) > 1.0 for r in profile.rates[:top])
+    note = "more than 100 %: an algorithm with fewer operations (Winograd), or bytes that a cache holds" if over else ""
+    return ProfileTable("Rates by op and shape", header, rows, len(profile.rates), range(3, 10), note)
 
 
 def _count(number: float) -> str:

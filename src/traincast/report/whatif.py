@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from traincast.display.text import bar, milliseconds, table
 from traincast.what_if.advice import Advice
@@ -96,18 +97,38 @@ def advice_text(advice: Advice) -> str:
     rows = []
     for one in d["suggestions"][:_MOST_SUGGESTIONS]:
         low, high = one["gain_interval"]
-        dollars = one["dollars_per_million_samples"]
         rows.append((
             " + ".join(one["edits"]), f"{one['gain']:.1%}", f"{low:.1%} to {high:.1%}",
             "yes" if one["larger_than_uncertainty"] else "no", f"{one['memory_change_gb']:+.2f}",
-            "" if one["fits"] else "does not fit", "" if dollars is None else f"${dollars:,.4g}", one["risk"],
+            "" if one["fits"] else "does not fit", _dollars(one), _whole_run(one), one["risk"],
         ))  # fmt: skip
-    header = ("edits", "gain a sample", "90 % interval", "certain", "GB", "", "a million samples", "risk")
-    lines = [advice.headline().split("\n")[0], "", table(header, rows, right=(1, 2, 4, 6)) if rows else _NO_GAIN, ""]
+    header = ("edits", "gain a sample", "90 % interval", "certain", "GB", "", "a million samples", "the run", "risk")
+    lines = [advice.headline().split("\n")[0], "", _filled(header, rows, right=(1, 2, 4, 6, 7)) if rows else _NO_GAIN]
+    lines.append("")
     lines += [f"{' + '.join(one['edits'])}: {one['why']}" for one in d["suggestions"] if one["why"]]
     if advice.useless:
         lines.append(f"no gain: {', '.join(advice.useless)}")
-    return "\n".join([*lines, *(f"not tried: {reason}" for reason in advice.refused.values())])
+    refused = (f"not tried: {text}: {reason.removeprefix(f'edit {text}: ')}" for text, reason in advice.refused.items())
+    return "\n".join([*lines, *refused])
+
+
+def _filled(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
+    """A table without the columns that are empty in all rows."""
+    kept = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    chosen = [[row[column] for column in kept] for row in (header, *rows)]
+    return table(chosen[0], chosen[1:], right=[place for place, column in enumerate(kept) if column in right])
+
+
+def _dollars(suggestion: dict[str, Any]) -> str:
+    dollars = suggestion["dollars_per_million_samples"]
+    return "" if dollars is None else f"${dollars:,.4g}"
+
+
+def _whole_run(suggestion: dict[str, Any]) -> str:
+    """What a whole run costs: dollars where a price is known, else hours."""
+    if suggestion["run_dollars"] is not None:
+        return f"${suggestion['run_dollars']:,.6g}"
+    return "" if suggestion["run_hours"] is None else f"{suggestion['run_hours']:,.4g} h"
 
 
 def sensitivity_text(answer: Sensitivity) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import IntArray
+from traincast.arrays import BoolArray, FloatArray, IndexArray, IntArray, grouped
 from traincast.totals import totals
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 
-_SLACK_NS = 2_000  # a kernel starts this long after the call that launched it at the earliest
+_NO_OP, _END = -1, -2  # instead of the number of a name: no op, and no kernel but the end of the step
 
 PARTS = (
     "compute", "exposed_comm", "host_bound", "synchronised", "event_wait", "graph_nodes", "launch_latency",
@@ -27,11 +27,12 @@ _REASONS = PARTS[2:]
 class StepBreakdown:
     """One measured step of one rank; all times are seconds.
 
-    `step = compute + exposed_comm + idle`. Idle is `host_bound` (the device waited for the host to launch),
-    `synchronised` (likewise, while the host was inside of a synchronising call), `event_wait` (a kernel was launched in
-    time but its stream waited for another), `graph_nodes` (it is a graph's node) or `launch_latency` (it was launched
-    in time and simply began later). `evidence` names for each reason what most of it stands before or under.
-    `by_family` and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
+    `step = compute + exposed_comm + idle`. Idle is `host_bound` (the device waited until a call of the host
+    had launched something), `synchronised` (likewise, while the host was inside of a synchronising call), `event_wait`
+    (a kernel was launched in time but its stream waited for another), `graph_nodes` (it is a graph's node) or
+    `launch_latency` (it was launched in time and simply began later). `evidence` names for each reason what most of it
+    stands before or under. `by_family` and `by_op` are kernel seconds, which can exceed the time covered where streams
+    overlap.
     """
 
     number: int
@@ -64,72 +65,110 @@ class StepBreakdown:
 def breakdown(linked: Linked) -> list[StepBreakdown]:
     """Every step of a rank's timeline."""
     device, exchanging = linked.device, linked.communicates(linked.device)
-    compute, comm, everything = (_covered(linked, rows) for rows in (device[~exchanging], device[exchanging], device))
-    return [_step(linked, index, compute, comm, everything) for index in range(len(linked.steps))]
+    covered = _Covered(
+        compute=_covered(linked, device[~exchanging]),
+        communication=_covered(linked, device[exchanging]),
+        everything=_covered(linked, device),
+        synchronised=_covered(linked, np.flatnonzero(linked.is_synchronise)),
+    )
+    rows = {index: device[places] for index, places in grouped(linked.step[device])}
+    return [_step(linked, index, covered, rows.get(index, device[:0])) for index in range(len(linked.steps))]
 
 
-def _covered(linked: Linked, rows: IntArray) -> Intervals:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Covered:
+    """When the device computed, exchanged data and did either, and when the host was in a synchronising call."""
+
+    compute: Intervals
+    communication: Intervals
+    everything: Intervals
+    synchronised: Intervals
+
+
+def _covered(linked: Linked, rows: IndexArray | IntArray) -> Intervals:
     return Intervals.union(linked.events["start"][rows], linked.end[rows])
 
 
-def _step(linked: Linked, index: int, compute: Intervals, comm: Intervals, everything: Intervals) -> StepBreakdown:
+def _step(linked: Linked, index: int, covered: _Covered, rows: IntArray) -> StepBreakdown:
     step = linked.steps[index]
-    inside, comm_inside = compute.clip(step.start, step.end), comm.clip(step.start, step.end)
-    idle, evidence = _idle_reasons(linked, everything.gaps(step.start, step.end))
-    rows = linked.device[linked.step[linked.device] == index]
-    seconds = (1e-9 * linked.events["duration"][rows]).tolist()
+    inside = covered.compute.clip(step.start, step.end)
+    exchanging = covered.communication.clip(step.start, step.end)
+    idle, evidence = _idle_reasons(linked, covered.everything.gaps(step.start, step.end), covered.synchronised)
+    seconds = 1e-9 * linked.events["duration"][rows]
+    families, family = linked.family_numbers
+    by_family = _by_number(family[linked.events["name"][rows]], seconds)
+    by_op = _by_number(_op_numbers(linked, rows), seconds)
     return StepBreakdown(
         number=step.number,
         step=step.seconds,
         compute=1e-9 * inside.total,
-        communication=1e-9 * comm_inside.total,
-        exposed_comm=1e-9 * comm_inside.minus(inside),
+        communication=1e-9 * exchanging.total,
+        exposed_comm=1e-9 * exchanging.minus(inside),
         idle=1e-9 * sum(idle.values()),
         **{reason: 1e-9 * nanoseconds for reason, nanoseconds in idle.items()},
         evidence=evidence,
-        by_family=totals(zip(linked.families(rows).tolist(), seconds, strict=True)),
-        by_op=totals(zip((_op_name(linked, row) for row in rows.tolist()), seconds, strict=True)),
+        by_family=totals((families[number], value) for number, value in by_family),
+        by_op=totals((_op_name(linked, number), value) for number, value in by_op),
         kernels=len(rows),
     )
 
 
-def _op_name(linked: Linked, row: int) -> str:
-    scope = linked.scope_of_kernel(row)
-    return linked.name(scope) if scope >= 0 else "(no op)"
+def _op_numbers(linked: Linked, rows: IntArray) -> IntArray:
+    """The names, by number, of the top-level ops that launched these kernels; `_NO_OP` for none."""
+    launch = linked.launch[rows]
+    scope = np.where(launch >= 0, linked.scope[launch], -1)
+    return np.where(scope >= 0, linked.events["name"][scope], _NO_OP)
 
 
-def _idle_reasons(linked: Linked, gaps: Intervals) -> tuple[dict[str, int], dict[str, str]]:
+def _op_name(linked: Linked, number: int) -> str:
+    if number == _END:
+        return "the end of the step"
+    return linked.trace.names[number] if number != _NO_OP else "(no op)"
+
+
+def _by_number(numbers: IntArray, weights: IntArray | FloatArray) -> list[tuple[int, float]]:
+    """Weights summed by number, in the order in which the numbers first appear."""
+    known, first, group = np.unique(numbers, return_index=True, return_inverse=True)
+    sums = np.bincount(group.reshape(-1), weights, minlength=len(known))
+    order = np.argsort(first)
+    return list(zip(known[order].tolist(), sums[order].tolist(), strict=True))
+
+
+def _idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tuple[dict[str, int], dict[str, str]]:
     """Nanoseconds of idle device time by reason, and what most of each stands before or under. What ends a gap tells
-    why it was there."""
-    reasons = dict.fromkeys(_REASONS, 0)
-    under: dict[str, dict[str, int]] = {reason: {} for reason in reasons}
-    events, device, starts = linked.events, linked.device, linked.events["start"][linked.device]
-    waits = np.flatnonzero(linked.is_synchronise)
-    held = Intervals.union(events["start"][waits], linked.end[waits])
-    for begin, end in zip(gaps.start.tolist(), gaps.end.tolist(), strict=True):
-        place = int(np.searchsorted(starts, end))
-        row = int(device[place]) if place < len(device) else -1
-        launch = int(linked.launch[row]) if row >= 0 else -1
-        # the device could have gone on from here had it been told to
-        told = min(max(int(events["start"][launch]) + _SLACK_NS, begin), end) if launch >= 0 else end
-        waited = held.clip(begin, told).total
-        name = linked.name(row) if row >= 0 else ""
-        op = _op_name(linked, row) if row >= 0 else "the end of the step"
-        for reason, nanoseconds, what in (
-            ("synchronised", waited, op),
-            ("host_bound", told - begin - waited, op),
-            (_why_late(linked, row, launch), end - told, name),
-        ):
-            reasons[reason] += nanoseconds
-            under[reason][what] = under[reason].get(what, 0) + nanoseconds
-    return reasons, {reason: max(names, key=lambda n: names[n]) for reason, names in under.items() if reasons[reason]}
+    why it was there; `held` is when the host was in a synchronising call."""
+    events, device = linked.events, linked.device
+    row = np.append(device, -1)[np.searchsorted(events["start"][device], gaps.end)]  # -1: the step ended
+    launch = np.where(row >= 0, linked.launch[row], -1)
+    # the device could have gone on from here had it been told to
+    told = np.where(row >= 0, np.clip(_told(linked, row, launch), gaps.start, gaps.end), gaps.end)
+    waited, late = held.covered(gaps.start, told), gaps.end - told
+    op = np.where(row >= 0, _op_numbers(linked, row), _END)
+    parts = {"host_bound": (op, told - gaps.start - waited), "synchronised": (op, waited)}
+    for reason, chosen in _why_late(linked, row, launch).items():
+        parts[reason] = (events["name"][row][chosen], late[chosen])
+    reasons = {reason: int(parts[reason][1].sum()) for reason in _REASONS}
+    most = {reason: totals(_by_number(*parts[reason])) for reason in _REASONS if reasons[reason]}
+    return reasons, {reason: _op_name(linked, next(iter(numbers))) for reason, numbers in most.items()}
 
 
-def _why_late(linked: Linked, row: int, launch: int) -> str:
-    """Why a kernel that had been launched did not begin."""
-    if row >= 0 and linked.waited_for[row] >= 0:
-        return "event_wait"
-    return "graph_nodes" if launch >= 0 and "GraphLaunch" in linked.name(launch) else "launch_latency"
+def _told(linked: Linked, row: IntArray, launch: IntArray) -> IntArray:
+    """When the calls behind these kernels had put them on their streams: when they returned, or when the first kernel
+    of theirs began, if that was earlier. What has no call was launched before the trace (0), or the call was lost: then
+    nobody knows, and it counts as launched when it began."""
+    calls = np.maximum(launch, 0)
+    recorded = (linked.launch[linked.device] >= 0).any()
+    without = np.where((linked.follows[row] < 0) & recorded, 0, linked.events["start"][row])
+    told: IntArray = np.where(launch >= 0, np.minimum(linked.end[calls], linked.first_start[calls]), without)
+    return told
+
+
+def _why_late(linked: Linked, row: IntArray, launch: IntArray) -> dict[str, BoolArray]:
+    """Which kernels that had been launched did not begin for which reason; after the last (-1) there is none."""
+    waiting = linked.waited_for[row] >= 0
+    node = ~waiting & (launch >= 0) & linked.is_graph_launch[launch]
+    known = row >= 0
+    return {"event_wait": known & waiting, "graph_nodes": known & node, "launch_latency": known & ~waiting & ~node}
 
 
 @dataclass(frozen=True, kw_only=True)

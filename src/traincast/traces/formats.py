@@ -49,8 +49,10 @@ def _is_anything(name: str, start: bytes) -> bool:
 # the first that matches reads the file; Kineto's reader says of everything else what is wrong with it
 FORMATS: tuple[TraceFormat, ...] = (
     TraceFormat("Chakra", (".et", ".et.gz"), _is_chakra, read_chakra),
-    TraceFormat("PyTorch execution trace", (".json", ".json.gz"), _is_execution_trace, read_execution_trace),
-    TraceFormat("Kineto", (".json", ".json.gz"), _is_anything, read_kineto),
+    TraceFormat(
+        "PyTorch execution trace", (".json", ".json.gz", ".json.zip"), _is_execution_trace, read_execution_trace
+    ),
+    TraceFormat("Kineto", (".json", ".json.gz", ".json.zip"), _is_anything, read_kineto),
 )
 
 

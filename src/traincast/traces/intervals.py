@@ -38,6 +38,17 @@ class Intervals:
         inside = slice(np.searchsorted(self.end, start, side="right"), np.searchsorted(self.start, end, side="left"))
         return Intervals(np.maximum(self.start[inside], start), np.minimum(self.end[inside], end))
 
+    def covered(self, start: IntArray, end: IntArray) -> IntArray:
+        """Nanoseconds covered inside each of these windows."""
+        before = np.concatenate(([0], np.cumsum(self.end - self.start)))
+        ends = np.append(self.end, 0)  # the last one is for moments before all intervals
+
+        def until(moment: IntArray) -> IntArray:
+            begun = np.searchsorted(self.start, moment, side="right")
+            return np.asarray(before[begun] - np.where(begun > 0, np.maximum(ends[begun - 1] - moment, 0), 0))
+
+        return until(end) - until(start)
+
     def gaps(self, start: int, end: int) -> Intervals:
         """What is not covered inside a window."""
         within = self.clip(start, end)

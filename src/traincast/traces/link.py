@@ -12,26 +12,24 @@ import numpy.typing as npt
 
 from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.errors import TraincastError
-from traincast.traces.classify import COMMUNICATION, kernel_family
+from traincast.traces.calls import followed, launches, stream_numbers
+from traincast.traces.classify import COMMUNICATION, OTHER, kernel_family
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
-from traincast.traces.markers import marker_rows
-from traincast.traces.nodes import rows_of
+from traincast.traces.markers import marker_rows, without_numbers
 from traincast.traces.periods import periodic_rows
 from traincast.traces.tables import Table
+from traincast.traces.tree import HOST_KINDS, host_order, op_tree, thread_numbers
 
-_LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*")
+_LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*|urEnqueue\w+|zeCommandListAppend\w+")
 _SYNCHRONISE = re.compile(
-    r"(?:cuda|hip|cu)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|hipMemcpyWithStream$|cuMemcpy\w+_v2$"
+    r"(?:cuda|hip|cu|ze)\w*Synchronize|(?:cuda|hip)Memcpy(?:2D|3D)?$|hipMemcpyWithStream$|cuMemcpy\w+_v2$"
+    r"|urQueueFinish$|urEventWait$"
 )
+_GRAPH_LAUNCH = re.compile(r"(?:cuda|hip|cu)GraphLaunch")
 _WAIT_EVENT = re.compile(r"(?:cuda|hip|cu)StreamWaitEvent")
-# annotations that are themselves a unit of host work; all others only wrap ops
-_UNIT = re.compile(r"Optimizer\.|enumerate\(DataLoader\)")
-_WRAPPER = re.compile(
-    r"ProfilerStep|## |autograd::engine::evaluate_function|DistributedDataParallel\.forward$|\[param\|"
-)
+_BEGUN = 0.1  # of the usual length: a last step that is shorter and launched nothing had only begun
 _WAIT_TOLERANCE_NS = 25_000  # a waiting stream goes on this long after what it waited for, at most
-HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +54,13 @@ class Linked:
     """A timeline with its events tied together. Arrays hold one entry per event: the row of another event, or -1.
 
     `thread` numbers host threads (0 is the one with the step markers), `parent` the enclosing host event, `scope` the
-    top-level op, `launch` the runtime call behind a kernel, `waited_for` the kernel of another stream that a kernel
+    top-level op, `launch` the runtime call behind a kernel, `follows` the kernel before one whose call
+    was lost, `waited_for` the kernel of another stream that a kernel
     had to wait for, `step` the index in `steps` (by host time, for kernels that of their launch). `marked` says
     whether steps could be told; if not, the whole trace is one. `period` is the number of kernels of a step where
-    nothing but their sequence told them, else 0.
+    nothing but their sequence told them, else 0; `marker` is what marks them ("#" for numbers) where neither the
+    profiler did nor anybody named it, else "". `cut` is the number of a last step that the profiler had only begun,
+    which is none of `steps`; -1 where there is none.
     """
 
     trace: TimelineTrace
@@ -69,9 +70,12 @@ class Linked:
     parent: IntArray
     scope: IntArray
     launch: IntArray
+    follows: IntArray
     waited_for: IntArray
     step: IntArray
     period: int = 0
+    marker: str = ""
+    cut: int = -1
 
     @property
     def events(self) -> Table:
@@ -98,7 +102,7 @@ class Linked:
     @cached_property
     def host(self) -> IntArray:
         """Rows of host events by start; an event comes before what it encloses."""
-        return _host_order(self.trace)
+        return host_order(self.trace)
 
     @cached_property
     def scopes(self) -> IntArray:
@@ -127,8 +131,25 @@ class Linked:
         return launched
 
     @cached_property
+    def first_start(self) -> IntArray:
+        """When the first kernel, copy or memset of every runtime call began, nanoseconds; the largest number for what
+        launched none."""
+        first = np.full(len(self.events), np.iinfo(np.int64).max)
+        rows = self.device[self.launch[self.device] >= 0]
+        np.minimum.at(first, self.launch[rows], self.events["start"][rows])
+        return first
+
+    @cached_property
     def _family_of_name(self) -> npt.NDArray[np.str_]:
-        return np.array([kernel_family(name) for name in self.trace.names])
+        on_device = set(np.unique(self.events["name"][self.trace.of_kind(*DEVICE_KINDS)]).tolist())
+        names = enumerate(self.trace.names)
+        return np.array([kernel_family(name) if number in on_device else OTHER for number, name in names])
+
+    @cached_property
+    def family_numbers(self) -> tuple[list[str], IntArray]:
+        """The families of kernels in the trace, and the number among them of that of every name."""
+        families, numbers = np.unique(self._family_of_name, return_inverse=True)
+        return families.tolist(), numbers.reshape(-1)
 
     def families(self, rows: IntArray) -> npt.NDArray[np.str_]:
         """The kernel family of each of these kernels."""
@@ -140,7 +161,7 @@ class Linked:
 
     def communicates(self, rows: IntArray) -> BoolArray:
         """Which of these kernels exchange data with other ranks."""
-        return np.asarray(self.families(rows) == COMMUNICATION)
+        return np.asarray((self._family_of_name == COMMUNICATION)[self.events["name"][rows]])
 
     def enclosing(self, row: int) -> Iterator[int]:
         """The host events around a host event, innermost first."""
@@ -166,6 +187,11 @@ class Linked:
         return self.runtime_rows(_LAUNCH)
 
     @cached_property
+    def is_graph_launch(self) -> BoolArray:
+        """Which events are runtime calls that put a graph on a stream."""
+        return self.runtime_rows(_GRAPH_LAUNCH)
+
+    @cached_property
     def is_synchronise(self) -> BoolArray:
         """Which events are runtime calls that hold the host for the device."""
         return self.runtime_rows(_SYNCHRONISE)
@@ -182,109 +208,33 @@ class Linked:
 
 def link(trace: TimelineTrace, marker: str = "") -> Linked:
     """Ties the events of a timeline together. Steps begin at ops or annotations called `marker`; by default at the
-    profiler's own markers, else at an optimizer's steps, else as often as the sequence of kernels comes again."""
+    profiler's own markers, else at an optimizer's steps, else at annotations that call themselves steps, else as often
+    as the sequence of kernels comes again."""
     markers = marker_rows(trace, marker)
-    thread = _threads(trace, markers)
-    parent, scope = _tree(trace, thread)
-    launch = _launches(trace)
+    found = trace.names[int(trace.events["name"][markers[0]])] if len(markers) else ""
+    found = "" if marker or _STEP.match(found) else without_numbers(found)
+    host = host_order(trace)
+    thread = thread_numbers(trace, markers, host)
+    parent, scope = op_tree(trace, thread, host)
+    launch = launches(trace)
     period = 0
     if not len(markers):
         markers, period = periodic_rows(trace, thread, scope, launch)
     steps, marked = _steps(trace, markers)
+    steps, cut = _without_begun(steps, trace.events["start"][launch[launch >= 0]])
     starts = np.array([step.start for step in steps])
-    at = np.where(launch >= 0, trace.events["start"][np.maximum(launch, 0)], trace.events["start"])
+    before = followed(trace, launch)
+    call = np.where(before >= 0, launch[before], launch)  # one whose call was lost belongs where the one before it does
+    at = np.where(call >= 0, trace.events["start"][np.maximum(call, 0)], trace.events["start"])
     step = np.searchsorted(starts, at, side="right") - 1
     step[at >= steps[-1].end] = -1
     on_device = np.isin(trace.events["kind"], DEVICE_KINDS)
-    if marked:
-        step[on_device & (launch < 0)] = -1  # launched before the window: belongs to no step
+    if marked and (launch >= 0).any():
+        step[on_device & (call < 0)] = -1  # launched before the window: belongs to no step
     return Linked(
         trace=trace, steps=steps, marked=marked, thread=thread, parent=parent, scope=scope, launch=launch,
-        waited_for=_waits(trace, launch), step=step, period=period,
+        follows=before, waited_for=_waits(trace, launch), step=step, period=period, marker=found, cut=cut,
     )  # fmt: skip
-
-
-def stream_numbers(trace: TimelineTrace) -> IntArray:
-    """Streams by number, in the order of device and stream; -1 for what is no kernel, copy or memset."""
-    numbers = np.full(len(trace.events), -1, dtype=np.int64)
-    device = trace.of_kind(*DEVICE_KINDS)
-    keys = np.stack([trace.events["device"][device], trace.events["stream"][device]], axis=1)
-    numbers[device] = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
-    return numbers
-
-
-def _host_order(trace: TimelineTrace) -> IntArray:
-    rows = trace.of_kind(*HOST_KINDS)
-    events = trace.events[rows]
-    return rows[np.lexsort((events["kind"] == Kind.RUNTIME, -events["duration"], events["start"]))]
-
-
-def thread_keys(trace: TimelineTrace) -> IntArray:
-    """A number for the process and thread of every event; traces write the same one as a number and as text."""
-    keys: dict[tuple[str, str], int] = {}
-    number = np.array([keys.setdefault((str(p), str(t)), len(keys)) for p, t in trace.tracks], dtype=np.int64)
-    return np.asarray(number[trace.events["track"]])
-
-
-def _threads(trace: TimelineTrace, marker: IntArray) -> IntArray:
-    """Host threads by number: the marked one first, then by first event. Devices get -1."""
-    host = _host_order(trace)
-    if not len(host):
-        raise TraincastError(f"'{trace.path}' has no host events; record CPU activities too")
-    event_key = thread_keys(trace)
-    first = int(event_key[marker[0]]) if len(marker) else int(np.bincount(event_key[host]).argmax())
-    order = {first: 0}
-    for key in event_key[host].tolist():
-        order.setdefault(key, len(order))
-    number = np.full(int(event_key.max()) + 1, -1, dtype=np.int64)
-    number[list(order)] = list(order.values())
-    thread = np.full(len(trace.events), -1, dtype=np.int64)
-    thread[host] = number[event_key[host]]
-    return thread
-
-
-def _tree(trace: TimelineTrace, thread: IntArray) -> tuple[IntArray, IntArray]:
-    """Parent and scope of every host event, by containment in time on its thread."""
-    host = _host_order(trace)
-    columns = trace.events[host]
-    allowed = [_can_be_scope(name) for name in trace.names]
-    parent = np.full(len(trace.events), -1, dtype=np.int64)
-    scope = np.full(len(trace.events), -1, dtype=np.int64)
-    stacks: dict[int, list[tuple[int, int, int]]] = {}  # thread -> (end, row, scope)
-    parents, scopes = [], []
-    for row, t, start, duration, kind, name in zip(
-        host.tolist(), thread[host].tolist(), columns["start"].tolist(), columns["duration"].tolist(),
-        columns["kind"].tolist(), columns["name"].tolist(), strict=True,
-    ):  # fmt: skip
-        stack = stacks.setdefault(t, [])
-        while stack and stack[-1][0] <= start:
-            stack.pop()
-        above, top = (stack[-1][1], stack[-1][2]) if stack else (-1, -1)
-        if top < 0 and kind != Kind.RUNTIME and allowed[name][kind]:
-            top = row
-        parents.append(above)
-        scopes.append(top)
-        if kind != Kind.RUNTIME:
-            stack.append((start + duration, row, top))
-    parent[host], scope[host] = parents, scopes
-    return parent, scope
-
-
-def _can_be_scope(name: str) -> tuple[bool, bool]:
-    """Whether an op, and whether an annotation, of this name is a unit of host work rather than a wrapper of some."""
-    unit = bool(_UNIT.match(name))
-    return unit or not _WRAPPER.match(name), unit
-
-
-def _launches(trace: TimelineTrace) -> IntArray:
-    """The runtime call of every kernel, copy and memset, by correlation."""
-    launch = np.full(len(trace.events), -1, dtype=np.int64)
-    calls, device = trace.of_kind(Kind.RUNTIME), trace.of_kind(*DEVICE_KINDS)
-    calls = calls[trace.events["correlation"][calls] >= 0]
-    order = np.argsort(trace.events["correlation"][calls], kind="stable")
-    caller = rows_of(trace.events["correlation"][calls][order], calls[order], trace.events["correlation"][device])
-    launch[device] = np.where(trace.events["correlation"][device] >= 0, caller, -1)
-    return launch
 
 
 def _steps(trace: TimelineTrace, rows: IntArray) -> tuple[tuple[Step, ...], bool]:
@@ -314,6 +264,19 @@ def _marked_steps(trace: TimelineTrace, rows: IntArray) -> tuple[Step, ...]:
     )
 
 
+def _without_begun(steps: tuple[Step, ...], launched: IntArray) -> tuple[tuple[Step, ...], int]:
+    """The steps without the last one, and its number, where the profiler stopped before that launched anything
+    (`launched` are the moments of all launches) and while it was short; else all of them and -1."""
+    if len(steps) < 2:
+        return steps, -1
+    last = steps[-1]
+    usual = float(np.median([step.seconds for step in steps[:-1]]))
+    inside = (launched >= last.start) & (launched < last.end)
+    if last.seconds > _BEGUN * usual or inside.any() or not len(launched):
+        return steps, -1
+    return steps[:-1], last.number
+
+
 def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     """For a kernel that began later than its launch and its stream allow: the kernel elsewhere it waited for.
 
@@ -334,21 +297,27 @@ def _waits(trace: TimelineTrace, launch: IntArray) -> IntArray:
     every = trace.of_kind(*DEVICE_KINDS)
     by_end = every[np.argsort((events["start"] + events["duration"])[every], kind="stable")]
     ends = (events["start"] + events["duration"])[by_end]
-    called_at = np.where(
-        launch >= 0, events["start"][np.maximum(launch, 0)], -1
-    )  # work from before the trace was earlier
-    seen: dict[int, tuple[int, int]] = {}  # stream -> (wait calls before its last launch, end of its last kernel)
-    for row, at, number in zip(device.tolist(), issued.tolist(), called.tolist(), strict=True):
-        stream, start = int(streams[row]), int(events["start"][row])
-        before, free = seen.get(stream, (-1, 0))
-        seen[stream] = (number, start + int(events["duration"][row]))
-        if number == before or start <= max(free, at) + _WAIT_TOLERANCE_NS:
-            continue
+    calling = launch[by_end]
+    called_at = np.where(calling >= 0, events["start"][calling], -1)  # work from before the trace was earlier
+    late = _late_starts(events, device, streams[device], issued, called)
+    for row, at in zip(device[late].tolist(), issued[late].tolist(), strict=True):
+        stream, start = streams[row], int(events["start"][row])
         place = int(np.searchsorted(ends, start, side="right")) - 1
         while place >= 0 and ends[place] >= start - _WAIT_TOLERANCE_NS:
-            other = int(by_end[place])
-            if streams[other] != stream and called_at[other] < at:
-                waited[row] = other
+            if streams[by_end[place]] != stream and called_at[place] < at:
+                waited[row] = by_end[place]
                 break
             place -= 1
     return waited
+
+
+def _late_starts(events: Table, rows: IntArray, stream: IntArray, issued: IntArray, waits: IntArray) -> IntArray:
+    """Which kernels, in the order of their launches, began later than launch and stream allow, and had a wait call
+    between their launch and the one before on their stream; `waits` counts those calls."""
+    order = np.argsort(stream, kind="stable")
+    start, end = events["start"][rows], events["start"][rows] + events["duration"][rows]
+    free, before = np.zeros_like(start), np.full(len(rows), -1)
+    follows = np.flatnonzero(stream[order[1:]] == stream[order[:-1]])
+    free[order[follows + 1]], before[order[follows + 1]] = end[order[follows]], waits[order[follows]]
+    late: IntArray = np.flatnonzero((waits != before) & (start > np.maximum(free, issued) + _WAIT_TOLERANCE_NS))
+    return late

@@ -22,6 +22,7 @@ _COMPARES = frozenset(
 _REDUCES = frozenset({"aten::sum", "aten::mean", "aten::max", "aten::min", "aten::any", "aten::all", "aten::norm"})
 _PRODUCTS = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"})
 _LOSSES = frozenset({"aten::mse_loss", "aten::binary_cross_entropy", "aten::nll_loss_forward", "aten::l1_loss"})
+_BAGS = frozenset({"aten::embedding_bag", "aten::_embedding_bag", "aten::_embedding_bag_forward_only"})
 
 
 def split_out(name: str, tensors: Sequence[TensorSpec]) -> tuple[tuple[TensorSpec, ...], TensorSpec | None]:
@@ -44,6 +45,10 @@ def derive_outputs(name: str, inputs: Sequence[TensorSpec], *, backward: bool) -
         return (contiguous((1, *first.shape[1:]) if summed else (), first.dtype),)
     if name in _LOSSES:
         return (contiguous((), first.dtype),)
+    if name in _BAGS and len(inputs) > 2:  # one result a bag, which begin where the third input says
+        return (contiguous((*inputs[2].shape, first.shape[-1]), first.dtype),)
+    if name == "aten::embedding":
+        return (contiguous((*inputs[1].shape, first.shape[-1]), first.dtype),)
     dtype = "bool" if name.removeprefix("aten::") in _COMPARES else _promoted(inputs)
     return (contiguous(_broadcast(inputs), dtype),)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cached_property
 
-from traincast.arrays import IntArray
+import numpy as np
+
+from traincast.arrays import BoolArray, IntArray
 from traincast.traces.arguments import Recorded, contiguous, parse_arguments
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
@@ -24,6 +27,7 @@ _LISTS = frozenset(
     {"aten::cat", "aten::stack", "aten::index", "aten::_index_put_impl_", "aten::index_put_", "aten::_cat"}
 )
 _GRADIENT = re.compile(r"Backward\d*$|AccumulateGrad|CppNode")
+_TRANSPOSE = "aten::t"
 _COPY = re.compile(r"aten::(?:copy_|clone|_to_copy|contiguous)$")
 _WEIGHTS, _INDICES, _OFFSETS, _INDEX_WEIGHTS = 1, 11, 12, 14  # arguments of FBGEMM's lookup functions
 _IMAGE_CHANNELS = 4  # an input of no more channels is the image, which gets no gradient
@@ -36,17 +40,14 @@ class SignatureReader:
         self.linked, self.execution, self.node = linked, execution, node
         self._gradient: dict[tuple[int, int], TensorSpec] = {}  # (step, sequence) -> gradient of that op's result
         self._lookup: dict[int, int] = {}  # backward op -> forward lookup, and the other way round
-        self._children: dict[int, set[str]] = {}
         self._transposed: dict[int, set[tuple[int, ...]]] = {}  # scope -> shapes that `aten::t` made in it
         self._scan()
 
     def _scan(self) -> None:
-        events, open_lookups = self.linked.events, []
-        for row in self.linked.host[events["kind"][self.linked.host] == Kind.OP].tolist():
-            name, parent = self.linked.name(row), int(self.linked.parent[row])
-            if parent >= 0:
-                self._children.setdefault(parent, set()).add(name)
-            if name == "aten::t":
+        events, host, open_lookups = self.linked.events, self.linked.host, []
+        for row in host[(events["kind"][host] == Kind.OP) & self._telling[events["name"][host]]].tolist():
+            name = self.linked.name(row)
+            if name == _TRANSPOSE:
                 recorded = self.recorded(row)
                 if recorded and recorded.tensors:
                     scope = int(self.linked.scope[row])
@@ -60,6 +61,26 @@ class SignatureReader:
                 open_lookups.append(row)
             elif _LOOKUP_BACKWARD.match(name):
                 self._pair_lookup(row, open_lookups)
+
+    @property
+    def _telling(self) -> BoolArray:
+        """Which names are of ops that tell something about others."""
+        patterns = (_GRADIENT, _LOOKUP, _LOOKUP_BACKWARD)
+        names = self.linked.trace.names
+        return np.array([name == _TRANSPOSE or any(p.search(name) for p in patterns) for name in names])
+
+    @cached_property
+    def _by_parent(self) -> tuple[IntArray, IntArray]:
+        """The ops that were called by others, in the order of these, and the caller of each."""
+        ops = np.flatnonzero((self.linked.events["kind"] == Kind.OP) & (self.linked.parent >= 0))
+        ops = ops[np.argsort(self.linked.parent[ops], kind="stable")]
+        return ops, self.linked.parent[ops]
+
+    def _called_by(self, row: int) -> set[str]:
+        """The names of the ops directly inside of an op."""
+        ops, parents = self._by_parent
+        inside = ops[np.searchsorted(parents, row) : np.searchsorted(parents, row, side="right")]
+        return {self.linked.name(op) for op in inside.tolist()}
 
     def _pair_lookup(self, row: int, open_lookups: list[int]) -> None:
         """The last lookup whose number of bags fits the gradient is the one it belongs to."""
@@ -177,7 +198,7 @@ class SignatureReader:
         scalars = scalars or _geometry(image, weight, gradient)
         if scalars is None:
             return None
-        children = " ".join(self._children.get(row, ()))
+        children = " ".join(self._called_by(row))
         data = image.shape[1] > _IMAGE_CHANNELS
         if "backward_input" in children or "backward_weight" in children:
             data = "backward_input" in children

@@ -1,8 +1,9 @@
-"""Bytes of a trace file, plain or gzip, a bounded piece at a time."""
+"""Bytes of a trace file, plain, gzip or the only one in a zip archive, a bounded piece at a time."""
 
 from __future__ import annotations
 
 import io
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from traincast.errors import TraincastError
 
 _READ = 1 << 18  # bytes at a time; inflated they are a few MB
 _GZIP = b"\x1f\x8b"  # how every gzip member begins
+_ZIP = b"PK\x03\x04"  # how every zip archive with files in it begins
 # deflate packs a real trace 10 to 60 times; beyond this a small file is only meant to fill the machine
 _MAX_RATIO, _RATIO_FROM = 250, 1 << 27
 _MAX_MEMBERS = 10_000  # a trace appended to in pieces has a few; each one costs a copy of what is left to unpack
@@ -22,7 +24,10 @@ class ByteSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damaged = ""
-        self._file = _open(path)
+        self._file: io.BufferedReader | zipfile.ZipExtFile = _open(path)
+        self._zipped = 0  # bytes that a zip archive needs for the file; 0 for none
+        if self._file.peek(4)[:4] == _ZIP:
+            self._file, self._zipped = _only_member(path, self._file)
         self._gzip = self._file.peek(2)[:2] == _GZIP
         self._inflate = zlib.decompressobj(wbits=31)
         self._packed, self._unpacked, self._members = 0, 0, 1
@@ -30,13 +35,29 @@ class ByteSource:
     def read(self, size: int) -> bytes:
         """The next bytes, at most `size` of them; empty only at the end."""
         try:
-            return self._read_gzip(size) if self._gzip else self._file.read(size)
+            return self._read_gzip(size) if self._gzip else self._read_plain(size)
         except OSError as error:
             raise TraincastError(f"cannot read '{self.path}': {error.strerror}") from None
+        except (zipfile.BadZipFile, zlib.error, EOFError):
+            self.damaged = "the zip archive is corrupt"
+            return b""
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+    def _read_plain(self, size: int) -> bytes:
+        data = self._file.read(size) if not self.damaged else b""
+        if self._zipped:
+            self._unpacked += len(data)
+            self._check_ratio(self._zipped)
+        return data
+
+    def _check_ratio(self, packed: int) -> None:
+        if self._unpacked > _RATIO_FROM and self._unpacked > _MAX_RATIO * packed:
+            raise TraincastError(
+                f"'{self.path}' unpacks to more than {_MAX_RATIO} times its size; unpack it yourself if it is sound"
+            )
 
     def _read_gzip(self, size: int) -> bytes:
         while not self.damaged:
@@ -54,10 +75,7 @@ class ByteSource:
                 self.damaged = "the gzip stream is corrupt"
                 return b""
             self._unpacked += len(data)
-            if self._unpacked > _RATIO_FROM and self._unpacked > _MAX_RATIO * self._packed:
-                raise TraincastError(
-                    f"'{self.path}' unpacks to more than {_MAX_RATIO} times its size; unpack it yourself if it is sound"
-                )
+            self._check_ratio(self._packed)
             if data:
                 return data
         return b""
@@ -90,6 +108,21 @@ def _open(path: Path) -> io.BufferedReader:
             raise
         reason = error.strerror if isinstance(error, OSError) else "no valid file name"
         raise TraincastError(f"cannot read '{path}': {reason}") from None
+
+
+def _only_member(path: Path, archive: io.BufferedReader) -> tuple[zipfile.ZipExtFile, int]:
+    """The only file in a zip archive, and how many bytes it takes there."""
+    try:
+        packed = zipfile.ZipFile(archive)
+        files = [entry for entry in packed.infolist() if not entry.is_dir() and "__MACOSX" not in entry.filename]
+        if len(files) != 1:
+            raise TraincastError(f"'{path}' is an archive of {len(files)} files; unpack it and give the folder")
+        member = packed.open(files[0])
+        assert isinstance(member, zipfile.ZipExtFile)
+        member.peek(1)  # what is wrong with its begin shows now
+        return member, max(files[0].compress_size, 1)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError):
+        raise TraincastError(f"'{path}' is a zip archive that cannot be read; unpack it and give the file") from None
 
 
 def check_encoding(start: bytes, path: Path) -> None:

@@ -74,6 +74,9 @@ class Blocks:
     held_after: IndexArray  # ... and the column of its clock before them
 
 
+_LONG = 1 << 17  # instructions: the blocks of more take too much memory to keep many; a step has some thousands
+
+
 @dataclass(slots=True)
 class _Run:
     """A block being gathered; columns are still names (see `_Cutter.name_*`)."""
@@ -87,12 +90,20 @@ class _Run:
     pieces: list[IndexArray] = field(default_factory=list)
 
 
-@lru_cache(maxsize=256)
 def cut(schedule: Schedule, meetings: tuple[int, ...] = ()) -> Blocks:
-    """The blocks of a schedule in which the launches `meetings` (instructions, ascending) meet those of other ranks."""
+    """The blocks of a schedule in which the launches `meetings` (instructions, ascending) meet those of other ranks.
+    They are kept for further walks; of long traces only those walked last."""
+    kept = _kept_last if len(schedule.code) > _LONG else _kept
+    return kept(schedule, meetings)
+
+
+def _cut(schedule: Schedule, meetings: tuple[int, ...]) -> Blocks:
     cutter = _Cutter(schedule, meetings)
     cutter.gather()
     return cutter.finish()
+
+
+_kept, _kept_last = lru_cache(maxsize=256)(_cut), lru_cache(maxsize=1)(_cut)
 
 
 class _Cutter:

@@ -7,6 +7,7 @@ last.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,15 +60,20 @@ class PathPart:
 
 
 def critical_path(
-    walks: Sequence[CrewWalk], meetings: Meetings | None = None, *, thread: int | None = None
+    walks: Sequence[CrewWalk],
+    meetings: Meetings | None = None,
+    *,
+    thread: int | None = None,
+    seconds: float = math.inf,
 ) -> list[Segment]:
     """The segments from the start of the step to its end over all ranks, in order; adjacent ones touch.
 
-    With `thread` the path leads to where that host thread of the first rank ends, not to the last moment of all.
+    With `thread` the path leads to where that host thread of the first rank ends, not to the last moment of all. With
+    `seconds` only those that reach into so long before the end are sought.
     """
     backtrace = _Backtrace(walks, meetings or Meetings.none())
     end = None if thread is None else (0, 0, walks[0].blocks.threads[thread])
-    return backtrace.follow(end)[::-1]
+    return backtrace.follow(end, seconds)[::-1]
 
 
 class _Backtrace:
@@ -81,10 +87,11 @@ class _Backtrace:
         edges = np.flatnonzero(np.diff(meetings.meeting[order])) + 1
         self.members = {int(meetings.meeting[part[0]]): part for part in np.split(order, edges) if len(part)}
 
-    def follow(self, end: tuple[int, int, int] | None = None) -> list[Segment]:
+    def follow(self, end: tuple[int, int, int] | None = None, seconds: float = math.inf) -> list[Segment]:
         path: list[Segment] = []
         crew, row, column = end or self._end()
-        while self.walks[crew].blocks.owner[column] >= 0:
+        since = float(self.walks[crew].values[column, row]) - seconds
+        while self.walks[crew].blocks.owner[column] >= 0 and self.walks[crew].values[column, row] > since:
             crew, row, column, segment = self._step(crew, row, column)
             if segment is not None and segment.end > segment.start:
                 path.append(segment)

@@ -62,6 +62,7 @@ def _splits(meeting: Meeting, ranks: Sequence[int], describe: Describe) -> Float
         participant = meeting.participants[place[source]]
         raise TraincastError(
             f"rank {meeting.group[source]} sends {sent[source, target]} bytes to rank {meeting.group[target]}, which "
-            f"expects {received[target, source]}, at {describe.call(participant.program, participant.call)}"
+            f"expects {received[target, source]}, at {describe.call(participant.program, participant.call)}; where the "
+            "program of one rank stands for others that send other sizes, capture every rank (leave out `ranks`)"
         )
     return sent.astype(np.float64)
