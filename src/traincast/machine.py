@@ -81,13 +81,15 @@ def bench(
     dry_run: bool = False,
     clock_mhz: float = 0.0,
     progress: Progress = _silent,
+    covered: Callable[[str], None] = lambda _: None,
     **variant: Unpack[VariantOptions],
 ) -> Benched:
     """Measures this machine: microbenchmarks into a store (a folder; default: one per device), for the time `budget`.
 
-    With a `workload` (as `measure` takes it, in a variant) only its own ops are measured, most valuable first. A
-    `dry_run` says what would be measured. `clock_mhz` is the clock that a GPU was locked to, a part of its identity. A
-    run that was interrupted goes on where it stopped. Needs torch and polars.
+    With a `workload` (as `measure` takes it, in a variant) only its own ops are measured, most valuable first, and
+    `covered` hears after each minute, in words, how much of its time is. A `dry_run` says what would be measured.
+    `clock_mhz` is the clock that a GPU was locked to, a part of its identity. A run that was interrupted goes on where
+    it stopped; two at a time do not write to one store. Needs torch and polars.
     """
     from traincast.questions.bench import bench as run
     from traincast.questions.variant import variant_of
@@ -95,6 +97,7 @@ def bench(
     return run(
         device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
         variant=variant_of(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
+        covered=covered,
     )  # fmt: skip
 
 

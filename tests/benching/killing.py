@@ -81,7 +81,7 @@ def measure_into(folder: Path, log: Log) -> None:
     """The run that is killed."""
     log.watch()
     stores._MERGE_FROM = 8  # so that merging is met too
-    questions._HOST_SHARE = 0.05
+    questions._SHARES["host"], questions._SHARES["together"] = 0.05, 0.05
     parts._MOST_COPIES = 3
     open_device("cpu")  # imports torch
     sys.stdout.buffer.write(READY)
@@ -92,7 +92,7 @@ def measure_into(folder: Path, log: Log) -> None:
 def _place(begun: list[str]) -> str:
     if not begun:
         return "before the first sample"
-    kinds = {"tiny": "host", "copy": "copies", "exchange": "collectives"}
+    kinds = {"small-step": "host", "copy": "copies", "exchange": "collectives"}
     return next((place for start, place in kinds.items() if begun[-1].startswith(start)), "single ops")
 
 
@@ -131,12 +131,15 @@ def main() -> int:
     draw, places, failures = random.Random(args.seed), Counter[str](), list[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "store"
-        for _ in range(args.times):
+        for number in range(1, args.times + 1):
             moment = draw.uniform(0.0, LONGEST_SECONDS)
             try:
-                places[run_and_kill(folder, moment)] += 1
+                place = run_and_kill(folder, moment)
+                places[place] += 1
             except AssertionError as error:
+                place = f"wrong: {error}"
                 failures.append(f"killed after {moment:.2f} s: {error}")
+            print(f"{number}: killed after {moment:.2f} s, {place}", flush=True)
         total = len(Store(folder))
     print(f"{args.times} kills, {total} samples in the end; killed {dict(places)}")
     print("\n".join(failures) or "nothing was lost but what was under way")

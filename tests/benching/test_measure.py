@@ -54,6 +54,24 @@ def test_the_command_line_measures_a_file(tmp_path, capsys):
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+def fails_later(batch_size):
+    left = iter([None] * 4)
+    return lambda: next(left)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda batch_size: None, "gave a NoneType, no step: let it return a function to call"),
+        (lambda batch_size: 1 / 0, "does not run here: ZeroDivisionError: division by zero"),
+        (fails_later, "fails_later does not run here: StopIteration"),
+    ],
+)
+def test_a_function_that_makes_no_step_is_one_line(make, said):
+    with pytest.raises(TraincastError, match=said):
+        measure(make, repeats=5)
+
+
 def test_a_step_that_asks_for_a_gpu_is_told_so():
     def make(batch_size):
         return lambda: torch.ones(batch_size, device="cuda")
@@ -82,8 +100,8 @@ def test_what_cannot_be_run_is_one_line(step, options, said):
 
 
 def test_tables_larger_than_memory_are_refused(monkeypatch):
-    monkeypatch.setattr("traincast.benching.measure.free_memory_bytes", lambda: 10_000)
-    with pytest.raises(TraincastError, match=r"the tables of tiny take 0.0 GB and 0.0 GB are free here"):
+    monkeypatch.setattr("traincast.benching.cpu.free_memory_bytes", lambda: 10_000)
+    with pytest.raises(TraincastError, match=r"the tables of tiny take 0.0 GB and 0.0 GB are free on the cpu"):
         measure(TINY)
 
 

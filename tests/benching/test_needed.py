@@ -7,7 +7,9 @@ import pytest
 from tests.benching.test_measure import TINY
 from traincast.benching.needed import Coverage
 from traincast.benching.plans import FAR_BYTES
+from traincast.calibration.cpu_ops import cpu_ops
 from traincast.calibration.features import kind_of
+from traincast.calibration.step import PricedOp
 from traincast.questions.here import captured_here
 from traincast.questions.variant import Variant
 
@@ -40,3 +42,30 @@ def test_ops_are_measured_where_their_operands_lie(program):
     states = {kind_of(task.signature): task.between for task in Coverage(program).tasks}
     assert set(states.values()) <= {0, 1 << 20, 4 << 20, 16 << 20, FAR_BYTES}
     assert min(states.values()) < FAR_BYTES, "a tiny step keeps its operands in the cache"
+
+
+class _Unsure:
+    """A profile that is unsure of one kind of op only."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def priced(self, program, profile, access=()):
+        return [
+            PricedOp(op, kind_of(one), 1e-6, 0.5 if kind_of(one) == self.kind else 0.03, known=True)
+            for op in program.ops
+            for one in cpu_ops(op.signature)
+        ]
+
+
+def test_ops_that_a_profile_is_unsure_of_are_measured_first(program, monkeypatch):
+    # given a machine that was fitted, and of whose ops one kind is not known well
+    kinds = {kind_of(task.signature) for task in Coverage(program).tasks}
+    rare = min(kinds, key=lambda kind: sum(kind_of(task.signature) == kind for task in Coverage(program).tasks))
+    monkeypatch.setattr("traincast.benching.needed.priced_ops", _Unsure(rare).priced)
+
+    # then that kind comes first, in the list and in what the list says of kinds
+    coverage = Coverage(program, profile=object())
+    assert kind_of(coverage.tasks[0].signature) == rare
+    assert next(iter(coverage.by_kind)) == rare
+    assert set(coverage.tasks) == set(Coverage(program).tasks)

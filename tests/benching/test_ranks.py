@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -22,6 +25,13 @@ def test_two_ranks_measure_every_collective():
         times = [result[name] for name in ("step", "busy", "reference", "reference_busy")]
         assert len({len(values) for values in times}) == 1 and len(times[0]) >= 5
         assert all(value > 0 for values in times for value in values)
+
+
+def test_a_disturbed_job_is_measured_again_up_to_twice():
+    heard = []
+    job = {"collective": "all_reduce", "bytes": 64, "seconds": 0.0, "most": 4}
+    run_ranks([job, {**job, "calm": 1e3}, {**job, "calm": 1e-9}], 2, each=heard.append)
+    assert [len(result["step"]) for result in heard] == [4, 4, 12]
 
 
 def test_the_plan_is_seeded_and_covers_sizes_evenly():
@@ -48,3 +58,9 @@ def test_no_rank_is_left_when_the_time_is_over():
     begin = time.monotonic()
     run_ranks([{"collective": "all_reduce", "bytes": 8, "seconds": 60.0}], 1, each=lambda _: None, seconds=0.1)
     assert time.monotonic() - begin < 30
+
+
+def test_a_rank_whose_launcher_is_gone_before_it_looks_ends():
+    code = "import time; from traincast.benching.rank import _end_with_launcher as end; end(); time.sleep(300)"
+    environment = {**os.environ, "TRAINCAST_LAUNCHER": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False, timeout=200).returncode == 1

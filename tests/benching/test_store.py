@@ -9,11 +9,13 @@ import sys
 import time
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from tests.calibration.made_up import samples
 from traincast.benching.device import Identity
 from traincast.benching.store import Store
+from traincast.benching.store_files import read_rows
 from traincast.errors import TraincastError
 
 HERE = Identity(
@@ -54,7 +56,7 @@ def test_samples_come_back_in_order(tmp_path):
 def test_merging_loses_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("traincast.benching.store._MERGE_FROM", 3)
     filled(tmp_path, 4).merge()
-    assert [file.name for file in tmp_path.iterdir()] == ["segment-000004.parquet"]
+    assert [file.name for file in tmp_path.iterdir() if file.suffix] == ["segment-000004.parquet"]
     store = Store(tmp_path, HERE)
     store.append("another", samples(1)[0])
     assert len(Store(tmp_path, HERE)) == 5
@@ -69,10 +71,12 @@ def test_a_sample_in_two_files_counts_once(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"name": "another"}, "name another / made up"),
-        ({"threads": 2}, "threads 1 / 2"),
-        ({"torch": "2.14"}, "torch 2.13 / 2.14"),
-        ({"locked_clock_mhz": 900.0}, "locked_clock_mhz 0.0 / 900.0"),
+        ({"name": "another"}, "name another here, made up in the store; give another folder with `store`"),
+        ({"threads": 2}, "threads 2 here, 1 in the store"),
+        ({"torch": "2.14"}, "torch 2.14 here, 2.13 in the store"),
+        ({"libraries": "cuda 13"}, "libraries cuda 13 here, mkl in the store"),
+        ({"locked_clock_mhz": 900.0}, "locked_clock_mhz 900.0 here, 0.0 in the store"),
+        ({"memory_bytes": 1 << 31}, "memory_bytes 2147483648 here, 1073741824 in the store"),
     ],
 )
 def test_another_machine_is_refused(tmp_path, change, said):
@@ -89,14 +93,92 @@ def test_a_mixed_store_is_refused(tmp_path):
         Store(tmp_path)
 
 
-def test_a_damaged_file_is_named_and_the_rest_stays(tmp_path):
+def test_a_kernel_that_keeps_more_memory_is_no_other_machine(tmp_path):
+    filled(tmp_path)
+    assert len(Store(tmp_path, replace(HERE, memory_bytes=(1 << 30) - (1 << 20)))) == 3
+
+
+def rewritten(file, **columns):
+    """The file with columns replaced; None drops one."""
+    frame = pl.read_parquet(file)
+    for name, value in columns.items():
+        frame = frame.drop(name) if value is None else frame.with_columns(pl.lit(value).alias(name))
+    frame.write_parquet(file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:100]), "it is no Parquet file"),
+        (lambda file: file.write_bytes(file.read_bytes()[400:]), ""),
+        (lambda file: file.write_bytes(b""), "it is no Parquet file"),
+        (lambda file: file.write_bytes(b"\x00" * 4096), "it is no Parquet file"),
+        (lambda file: file.write_bytes(b"PAR1" + bytes(range(256)) * 8 + b"\x40\x00\x00\x00PAR1"), "footer makes no"),
+        (lambda file: rewritten(file, key=None), "no samples: KeyError"),
+        (lambda file: rewritten(file, identity=None), "no samples: KeyError"),
+        (lambda file: rewritten(file, identity="no JSON"), "no samples: JSONDecodeError"),
+        (lambda file: rewritten(file, identity='{"colour": "red"}'), "no samples: TypeError"),
+        (lambda file: rewritten(file, number="first"), "no key or number"),
+        (lambda file: rewritten(file, key=1.5), "no key or number"),
+        (lambda file: rewritten(file, op="[1, 2]"), "a sample of the store is damaged"),
+        (lambda file: rewritten(file, wall="long"), "a sample of the store is damaged"),
+        (lambda file: rewritten(file, busy=float("nan")), "a time is not finite"),
+        (lambda file: rewritten(file, reference_wall=0.0), "a reference took no time"),
+        (lambda file: pl.DataFrame({"key": ["a"]}).select(pl.col("key").repeat_by(6_000_000).explode()).write_parquet(
+            file), "6000000 rows"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_named_and_the_rest_stays(tmp_path, damage, said):
     filled(tmp_path)
     damaged = tmp_path / "sample-000002.parquet"
-    damaged.write_bytes(damaged.read_bytes()[:100])
-    with pytest.raises(TraincastError, match=r"sample-000002.parquet' is damaged .*move it away"):
+    damage(damaged)
+    with pytest.raises(TraincastError, match=rf"sample-000002.parquet' is damaged \(.*{said}.*\); move it away"):
         Store(tmp_path, HERE)
     damaged.unlink()
-    assert len(Store(tmp_path, HERE)) == 2
+    store = Store(tmp_path, HERE)
+    store.append("another", samples(1)[0])
+    assert {"key-0", "key-2", "another"} == set(Store(tmp_path, HERE)._rows), "no file was written over"
+
+
+def test_files_that_are_merged_while_they_are_read_are_read_again(tmp_path, monkeypatch):
+    filled(tmp_path)
+    gone = [True, False, False, False]
+
+    def read(file):
+        if gone.pop(0):
+            raise FileNotFoundError(file)
+        return read_rows(file)
+
+    monkeypatch.setattr("traincast.benching.store.read_rows", read)
+    assert len(Store(tmp_path, HERE)) == 3
+    gone[:] = [True] * 5
+    with pytest.raises(TraincastError, match="changes while it is read; try again"):
+        Store(tmp_path, HERE)
+
+
+def test_one_run_at_a_time_adds_to_a_store(tmp_path):
+    first, second = filled(tmp_path), Store(tmp_path, HERE)
+    with pytest.raises(TraincastError, match=r"in use by another run; wait until it ends, or give another folder"):
+        second.append("more", samples(1)[0])
+    first.append("last", samples(1)[0])
+    assert len(Store(tmp_path)) == 4, "anybody may read"
+    del first
+    second.append("more", samples(1)[0])
+    assert len(second) == len(Store(tmp_path)) == 5, "what the other added is known by then"
+
+
+def test_a_file_system_without_locks_is_used_all_the_same(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("traincast.benching.store.fcntl.flock", none)
+    assert len(filled(tmp_path)) == 3
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TraincastError, match=r"cannot write to store '.*file/store': Not a directory; give another"):
+        Store(tmp_path / "file" / "store", HERE).append("a", samples(1)[0])
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
@@ -106,9 +188,12 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(TraincastError, match="No space left on device"):
+    with pytest.raises(
+        TraincastError, match=r"No space left on device; nothing .* is lost: put it right, and the same"
+    ):
         store.append("more", samples(1)[0])
-    assert len(Store(tmp_path, HERE)) == 3
+    assert len(store) == len(Store(tmp_path, HERE)) == 3
+    assert sorted(file.name for file in tmp_path.iterdir() if file.suffix != ".parquet") == [".lock"]
 
 
 def test_a_store_is_a_folder(tmp_path):

@@ -42,6 +42,8 @@ def test_neighbours_are_noticed():
         "other programs had the processor for 20% of the time; end them",
     )
     assert series([1] * 9, [1] * 9, waited=1.04).notes() == ()
+    short = replace(series([1] * 9, [1] * 9), reference_wall=np.full(9, 1.25))
+    assert short.notes()[0].startswith("other programs had the processor for 20%"), "the reference was cut off"
 
 
 def test_a_clock_that_moves_is_noticed():

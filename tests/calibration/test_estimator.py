@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.calibration.estimator import KindModel, fit_kind, non_negative
+from traincast.calibration.estimator import KindModel, fit_kind, fit_terms, non_negative
 
 
 def truth(places):
@@ -59,3 +59,8 @@ def test_least_squares_never_go_below_zero():
 def test_one_sample_is_enough_for_a_guess():
     model = fit_kind(np.array([[1.0, 8.0]]), np.array([[3.0]]), np.array([1e-5]))
     assert model.predict(np.array([1.0, 8.0]), np.array([3.0]))[0] == pytest.approx(1e-5, rel=0.01)
+
+
+def test_what_no_sample_has_gets_no_price():
+    terms = np.array([[1.0, 1e-90], [1.0, 3e-90], [1.0, 2e-90]])
+    assert fit_terms(terms, np.array([1e-6, 3e-6, 2e-6]))[1] == 0.0

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.calibration.made_up import IDENTITY, samples
+from tests.calibration.made_up import IDENTITY, REFERENCE, samples, true_seconds
 from tests.calibration.test_features import TINY
 from traincast.calibration.fit import fit_profile
 from traincast.calibration.profile import is_profile, load_profile, save_profile
-from traincast.calibration.samples import Sample
+from traincast.calibration.samples import Sample, calm_samples
 from traincast.calibration.step import HOST_EVENTS, host_events, predict_serial, rough_seconds
 from traincast.errors import TraincastError
 from traincast.programs.dlrm.program import dlrm_workload
@@ -58,23 +58,51 @@ def test_a_machine_half_as_fast_takes_twice_as_long():
     assert slower.host == plain.host, "without small steps the host is what hosts are"
 
 
-def test_host_time_is_found_in_small_steps():
+PRICE = np.array([50e-6, 8e-6, 2e-6, 6e-6, 3e-6, 4e-6, 20e-6, 200e-6])
+
+
+def small_step_samples(number, *, kernels=lambda _: 0.0, longer=0.0, off=lambda _: 0.0):
+    """What is left of small steps: their events, `longer` of their kernels, and a share of those that is just off."""
     random = np.random.default_rng(0)
-    price = np.array([50e-6, 8e-6, 2e-6, 6e-6, 3e-6, 4e-6])
     steps = []
-    for _ in range(30):
+    for _ in range(number):
         events = random.integers(1, 60, len(HOST_EVENTS)).astype(float)
-        events[0] = 1.0
-        seconds = float(events @ price)
+        events[0], events[-1] = 1.0, random.integers(6)  # a step has few collectives
+        inside = kernels(random)
+        left = float(events @ PRICE) + (longer + off(random)) * inside * REFERENCE
         steps.append(
             Sample(
-                signature=None, between=0, access="", wall=seconds, busy=seconds, reference_wall=1e-3,
-                reference_busy=1e-3, spread=0.01, events=tuple(events),
+                signature=None, between=0, access="", wall=left, busy=left, reference_wall=REFERENCE,
+                reference_busy=REFERENCE, spread=0.01, events=tuple(events), kernels=inside,
             )
         )  # fmt: skip
-    still = [replace(one, reference_wall=1e-3, reference_busy=1e-3) for one in samples(200)]
-    profile = fit_profile([*still, *steps], IDENTITY, "busy")[0]
-    assert list(profile.host.values()) == pytest.approx(price.tolist(), rel=0.15)
+    return steps
+
+
+def still_samples():
+    return [replace(one, reference_wall=REFERENCE, reference_busy=REFERENCE) for one in samples(200)]
+
+
+def test_host_time_is_found_in_small_steps():
+    profile = fit_profile([*still_samples(), *small_step_samples(30)], IDENTITY, "busy")[0]
+    assert list(profile.host.values()) == pytest.approx(PRICE.tolist(), rel=0.15)
+    assert profile.longer == 0.0
+
+
+def test_long_steps_tell_how_much_longer_kernels_take_and_short_ones_the_hosts_time(fitted):
+    # Given steps of 2 to 80 ms of kernels, which take 5 % longer than their medians add up to, give or take 6 %
+    steps = small_step_samples(
+        90, kernels=lambda random: 2.0 * 40.0 ** random.random(), longer=0.05, off=lambda random: random.normal(0, 0.06)
+    )
+    assert any(step.wall < 0 for step in steps), "timed in other repetitions, kernels may add up to more than a step"
+    profile = fit_profile([*still_samples(), *steps], IDENTITY, "busy")[0]
+    assert profile.longer == pytest.approx(0.05, abs=0.02)
+    mean = np.mean([step.events for step in steps], axis=0)
+    assert mean @ list(profile.host.values()) == pytest.approx(mean @ PRICE, rel=0.3)
+    # then ops of a step take as much longer
+    workload = dlrm_workload(TINY)
+    plain, longer = (predict_serial(workload, replace(fitted[0], longer=share)) for share in (0.0, 0.05))
+    assert longer.iteration - longer.host == pytest.approx(1.05 * (plain.iteration - plain.host))
 
 
 def test_what_takes_longer_inside_steps_is_priced_so(fitted):
@@ -120,3 +148,34 @@ def test_a_damaged_profile_is_one_line(fitted, tmp_path):
     with pytest.raises(TraincastError, match=r"profile .*mine.toml' is damaged .*reference_seconds"):
         load_profile(path)
     assert not is_profile(tmp_path / "none.toml")
+
+
+def test_a_profile_of_another_form_is_to_be_fitted_again(fitted, tmp_path):
+    path = tmp_path / "mine.toml"
+    save_profile(fitted[0], path)
+    path.write_text(path.read_text().replace("form = 3", "form = 2"))
+    with pytest.raises(TraincastError, match=r"mine.toml' was fitted by another version .* fit its store again"):
+        load_profile(path)
+
+
+def test_what_is_measured_twice_says_how_far_measurements_lie_apart():
+    once = [replace(one, reference_busy=1e-3) for one in samples(150)]
+    again = [replace(one, wall=1.1 * one.wall) for one in once[::10]]
+    rows = {row.group: row for row in fit_profile([*once, *again], IDENTITY, "wall")[1]}
+    assert rows["measured again: gemm"].mape == pytest.approx(100 * (1 - 1 / 1.1), rel=1e-6)
+    assert sum(row.n for name, row in rows.items() if name.startswith("measured again")) == 15
+
+
+def test_samples_of_a_disturbed_machine_are_not_used():
+    still = [replace(one, reference_wall=1e-3, reference_busy=1e-3, wall=true_seconds(one)) for one in samples(200)]
+    disturbed = [replace(one, reference_busy=1.3e-3, reference_wall=1.3e-3, wall=3 * one.wall) for one in still[::3]]
+    step = dlrm_workload(TINY)
+    alone, beside = (
+        predict_serial(step, fit_profile(some, IDENTITY, "wall")[0]) for some in (still, [*still, *disturbed])
+    )
+    assert beside.iteration == alone.iteration
+
+
+def test_a_machine_that_is_never_calm_is_taken_as_it_is():
+    every = [replace(one, reference_busy=1e-3 * 1.05**number) for number, one in enumerate(samples(40))]
+    assert calm_samples(every) == every and calm_samples([]) == []

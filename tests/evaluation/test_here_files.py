@@ -45,6 +45,15 @@ def test_measurements_are_read_back_by_both_clocks(tmp_path):
     assert measured["a"].ratios("busy").tolist() == [0.5, 1.5]
 
 
+def test_visits_of_one_step_count_together(tmp_path):
+    again = Measured(step=(6.0,), reference=(2.0,), busy=(2.0,), reference_busy=(1.0,))
+    for one in (ONE, again):
+        record(tmp_path).add("a", one)
+    found = record(tmp_path).measurements()["a"]
+    assert found.ratios("wall").tolist() == [2.0, 4.0, 3.0]
+    assert (found.visits, found.isolated) == (2, 1.5)
+
+
 def test_a_line_that_was_cut_off_is_measured_again_and_no_other_is_lost(tmp_path):
     kept = record(tmp_path)
     kept.add("a", ONE)

@@ -46,7 +46,7 @@ def machine(monkeypatch):
 def test_outcomes_are_ratios_to_the_reference_in_nominal_seconds(tmp_path, machine):
     heard = []
     outcomes, left_out = runs(tmp_path).outcomes(heard.append)
-    assert not left_out and sorted(machine.ran) == sorted(trial.key for trial in TRIALS)
+    assert not left_out and sorted(machine.ran) == sorted(3 * [trial.key for trial in TRIALS])
     first = outcomes[0]
     assert first.case.measured_ms == pytest.approx(1500.0)
     assert first.error_percent == pytest.approx(10.0) and first.covered
@@ -54,6 +54,12 @@ def test_outcomes_are_ratios_to_the_reference_in_nominal_seconds(tmp_path, machi
     assert first.case.spread_percent == pytest.approx(0.0)
     assert heard[-1] == pytest.approx(1.0) and heard == sorted(heard)
     assert outcomes[-1].case.group == "random DLRM, 2 ranks" and outcomes[-1].case.others == {}
+
+
+def test_a_step_is_visited_again_after_all_others(tmp_path, machine):
+    runs(tmp_path, visits=2).outcomes(lambda _: None)
+    assert len(machine.ran) == 8 and machine.ran[:4] == machine.ran[4:] and len(set(machine.ran)) == 4
+    assert {one.visits for one in runs(tmp_path).record.measurements().values()} == {2}
 
 
 def test_processor_time_counts_for_one_process_only(tmp_path, machine):
@@ -74,7 +80,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
         raise AssertionError("was predicted before the first measurement")
 
     outcomes, _ = runs(tmp_path, predict=not_again).outcomes(lambda _: None)
-    assert len(first.ran) == 2 and len(second.ran) == 2 and len(outcomes) == 4
+    assert len(first.ran) == 2 and len(second.ran) == 3 * 4 - 2 and len(outcomes) == 4
 
 
 def test_a_step_that_cannot_be_predicted_is_left_out_with_its_reason(tmp_path, machine):
@@ -97,6 +103,16 @@ def test_spread_is_a_robust_deviation():
     measured = trial_runs.Measured(times, (1.0,) * 5, times, (1.0,) * 5)
     found = trial_runs.outcome_of(trial, Predicted(1.0, 0.9, 1.1), measured, nominal=1.0, clock="wall")
     assert found.case.spread_percent == pytest.approx(100 * 1.4826 * np.median([0.1, 0.0, 0.1, 0.0, 4.0]))
+
+
+def test_repetitions_beside_a_slow_reference_do_not_count():
+    steps, beside = (3.0, 3.1, 1.0, 1.1, 0.9), (1.5, 1.5, 1.0, 1.0, 1.0)
+    measured = trial_runs.Measured(steps, beside, steps, beside)
+    found = trial_runs.outcome_of(TRIALS[0], Predicted(1.0, 0.9, 1.1), measured, nominal=1.0, clock="busy")
+    assert found.case.measured_ms == pytest.approx(1000.0)
+    never = trial_runs.Measured(steps, (2.0,) * 5, steps, (2.0,) * 5)
+    found = trial_runs.outcome_of(TRIALS[0], Predicted(1.0, 0.9, 1.1), never, nominal=1.0, clock="busy")
+    assert found.case.measured_ms == pytest.approx(550.0), "a machine that is never calm is taken as it is"
 
 
 def test_the_spread_of_repeats_stands_beside_every_error(tmp_path, machine):

@@ -10,14 +10,21 @@ import pytest
 
 from tests.benching.test_store import HERE
 from traincast.api import fit_store, predict, refine
+from traincast.benching.collectives import KINDS, exchange_plan
 from traincast.benching.copies import copy_plan
+from traincast.benching.host_overheads import overhead_signature
+from traincast.benching.parts import exchange_key
 from traincast.benching.plans import plan
 from traincast.benching.store import Store
+from traincast.calibration.exchanges import exchange_signature
 from traincast.calibration.samples import Sample
 from traincast.cli.main import main
+from traincast.collectives import COLLECTIVE, even_bytes, shipped_collectives
 from traincast.errors import TraincastError
+from traincast.host.profile import load_host_profile
 from traincast.kernels.call import Calls
 from traincast.kernels.cost import price_calls
+from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
 from traincast.questions.refine import _only_kernel
 
@@ -69,6 +76,95 @@ def test_copies_correct_their_family(tmp_path):
         store.append(task.key, replace(bare, wall=seconds, busy=seconds))
     (row,) = refine(tmp_path / "store", "v100", out=tmp_path / "mine.toml").corrections
     assert row.measured == pytest.approx(2.0) and row.factor == pytest.approx(2.0 ** (40 / 50), rel=1e-6)
+
+
+def sample_of(signature, seconds, ranks=1, spread=0.0):
+    return Sample(
+        signature=signature, between=0, access="", wall=seconds, busy=seconds, reference_wall=1.0, reference_busy=1.0,
+        spread=spread, ranks=ranks,
+    )  # fmt: skip
+
+
+def collectives_of(folder, platform, ranks, factor, number=140):
+    """A node on which collectives take `factor` times what its shipped curves say."""
+    topology, store = with_links(load_platform(platform)).topology, Store(folder, V100)
+    for exchanges in islice(exchange_plan(ranks), number):
+        first = exchanges[0]
+        size = even_bytes([exchange.sent for exchange in exchanges]) if first.sent else first.message_bytes
+        call = Calls.from_columns(COLLECTIVE, [first.kind], ["fp32"], np.array([[size, ranks, 1.0]]))
+        seconds = factor * float(shipped_collectives().predict(call, topology).seconds[0])
+        store.append(exchange_key(exchanges), sample_of(exchange_signature(exchanges), seconds, ranks))
+
+
+def test_collectives_correct_each_kind_and_steps_of_several_gpus(tmp_path):
+    collectives_of(tmp_path / "store", "dgx1-v100", 4, 1.2)
+    refined = refine(tmp_path / "store", "dgx1-v100", out=tmp_path / "mine.toml")
+    rows = {row.family: row for row in refined.corrections}
+    assert set(rows) == {f"collective {kind}" for kind in KINDS}
+    for row in rows.values():
+        assert row.measured == pytest.approx(1.2) and row.factor == pytest.approx(1.2 ** (20 / 30))
+    mine = load_platform(str(tmp_path / "mine.toml"))
+    plain = load_platform("dgx1-v100")
+    sizes = np.array([[1e6, 4.0, 1.0], [1e6, 16.0, 2.0]])
+    for kind, inside in (("all_reduce", 1.2 ** (20 / 30)), ("barrier", 1.2 ** (20 / 30)), ("one_shot_all_reduce", 1.0)):
+        call = Calls.from_columns(COLLECTIVE, [kind] * 2, ["fp32"] * 2, sizes)
+        slower, before = (shipped_collectives().predict(call, node.topology).seconds for node in (mine, plain))
+        assert (slower / before).tolist() == pytest.approx([inside, 1.0], rel=1e-4), (
+            "between nodes nothing was measured"
+        )
+    slower, before = (
+        predict("dlrm-ddp", on=on, gpus=4, batch_size=65536) for on in (str(tmp_path / "mine.toml"), "dgx1-v100")
+    )
+    assert slower.iteration > before.iteration
+
+
+def test_the_host_is_corrected_by_its_overheads(tmp_path):
+    host, store = load_host_profile(load_platform("v100").device.host), Store(tmp_path / "store", V100)
+    times = [("T1", "python", host.t1["python"]), ("T4", "launch", host.t4["launch"]), ("T4", "synchronize", 1.0)]
+    times += [("T2", op, seconds) for op, seconds in list(host.t2.items())[2:40]]
+    times += [("T2", "aten::nobody_measured", 1.0)]
+    for number, (kind, name, seconds) in enumerate(times):
+        store.append(f"key-{number}", sample_of(overhead_signature(kind, name), 1.2 * seconds, spread=0.9))
+    (row,) = refine(tmp_path / "store", "v100", out=tmp_path / "mine.toml").corrections
+    assert (row.family, row.samples, row.measured) == ("host", 40, pytest.approx(1.2))
+    assert row.factor == pytest.approx(1.2 ** (40 / 50))
+    mine, plain = (predict("dlrm-default", on=on, batch_size=1) for on in (str(tmp_path / "mine.toml"), "v100"))
+    assert mine.host / plain.host == pytest.approx(row.factor, rel=0.01)
+
+
+def test_a_refined_platform_is_refined_once_more(tmp_path):
+    for name, factor, base in (("first", 1.2, "dgx1-v100"), ("second", 1.5, str(tmp_path / "first.toml"))):
+        collectives_of(tmp_path / name, "dgx1-v100", 2, factor, 70)
+        refine(tmp_path / name, base, out=tmp_path / f"{name}.toml")
+    first, second = (load_platform(str(tmp_path / f"{name}.toml")).topology for name in ("first", "second"))
+    weight = 10 / 20
+    assert dict(first.corrections)["all_reduce"] == pytest.approx(1.2**weight, rel=1e-3)
+    assert dict(second.corrections)["all_reduce"] == pytest.approx(
+        (1.5 / 1.2**weight) ** weight * 1.2**weight, rel=1e-3
+    )
+
+
+def test_a_store_of_another_gpu_than_the_one_named_is_told_of(tmp_path):
+    collectives_of(tmp_path / "store", "h100", 2, 1.0, 7)
+    assert refine(tmp_path / "store", "h100", out=tmp_path / "mine.toml").notes[0] == (
+        "the store is of a 'Tesla V100-SXM2-32GB' and h100 describes a 'NVIDIA H100 80GB HBM3'"
+    )
+    collectives_of(tmp_path / "wild", "h100", 2, 1e9, 70)
+    with pytest.raises(TraincastError, match=r"takes 1e\+09 times what h100 predicts: the store is of a 'Tesla V100"):
+        refine(tmp_path / "wild", "h100")
+
+
+def test_a_store_of_a_locked_clock_is_compared_at_that_clock(tmp_path):
+    device = load_platform("v100").device
+    store = Store(tmp_path / "store", replace(V100, locked_clock_mhz=900.0))
+    for count, task in enumerate(islice(plan(0, ("gemm",)), 40)):
+        call = _only_kernel(sample_of(task.signature, 1.0))
+        if call is not None:
+            seconds = float(price_calls(Calls.of(call.family, [call]), device.at_clock(900.0))[0].seconds[0])
+            store.append(f"key-{count}", sample_of(task.signature, seconds))
+    refined = refine(tmp_path / "store", "v100", out=tmp_path / "mine.toml")
+    assert refined.corrections[0].measured == pytest.approx(1.0)
+    assert "measured at 900 MHz: compared with v100 at that clock" in refined.headline()
 
 
 def test_a_gpus_store_is_not_fitted_as_a_cpu(tmp_path):

@@ -20,9 +20,12 @@ from traincast.benching.timing import Reference, run_series, summarise
 from traincast.calibration.samples import Sample, signature_text
 from traincast.embeddings.access import Uniform, parse_access
 from traincast.embeddings.draws import draw_rows
+from traincast.errors import TraincastError
+from traincast.workload.ops import Signature
 
 _REPEATS = 9
 _MOST_SECONDS = 0.3  # for one sample's repetitions
+_MEMORY_SHARE = 0.8  # of what is free that operands may take
 
 
 def task_key(task: Task) -> str:
@@ -39,22 +42,26 @@ def bench(
     seconds: float = inf,
     failed: Callable[[Task, str], None] = lambda *_: None,
     progress: Callable[[float], None] = lambda _: None,
+    turn: str = "",
 ) -> int:
     """Measures tasks that the store does not hold until `seconds` have passed or none is left; how many were.
 
-    An op that cannot be run on made-up operands is told to `failed` and left out.
+    An op that cannot be run on made-up operands, or has no room, is told to `failed` and left out. What
+    is measured in another `turn` stands beside what was measured before.
     """
     reference = Reference(device)
     start, done = time.monotonic(), 0
     for task in tasks:
         if time.monotonic() - start >= seconds:
             break
-        key = task_key(task)
+        key = task_key(task) + turn
         if key not in store:
             try:
                 sample = measure_task(device, reference, task)
-            except (RuntimeError, IndexError, TypeError) as error:  # an op that wants values we do not know
-                failed(task, " ".join(str(error).split())[:120])
+            except (RuntimeError, IndexError, TypeError, TraincastError) as error:  # it wants values we do not know
+                said = " ".join(str(error).split())[:120]
+                _check_alive(device, task.signature.name, said)
+                failed(task, said)
                 continue
             store.append(key, sample)
             done += 1
@@ -63,12 +70,31 @@ def bench(
     return done
 
 
+def _check_alive(device: Device, op: str, said: str) -> None:
+    """Ends the run where an op has left the device in a state in which nothing works any more."""
+    try:
+        device.synchronise()
+    except RuntimeError:
+        raise TraincastError(
+            f"the device answers nothing since {op} failed ({said}); what was measured is kept: run the same command "
+            "with another `seed`, and report the op"
+        ) from None
+
+
 def measure_task(device: Device, reference: Reference, task: Task) -> Sample:
     """One microbenchmark: single calls, each in the state that the task asks for, beside the reference; medians."""
+    needed, free = _bytes(task.signature), device.free_bytes()
+    if needed > _MEMORY_SHARE * free:
+        raise TraincastError(f"its operands take {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
     call = OpCall(
         task.signature, device, sets=2 if task.between and not task.code_far else 1, rows=_drawer(task.access)
     )
     return _measured(device, reference, call, task)
+
+
+def _bytes(signature: Signature) -> int:
+    """Bytes of the operands of two calls."""
+    return 2 * sum(tensor.nbytes for tensor in (*signature.inputs, *signature.outputs))
 
 
 def measure_copy(device: Device, reference: Reference, task: CopyTask) -> Sample:
@@ -91,8 +117,10 @@ def _measured(device: Device, reference: Reference, call: Callable[[int], object
         others()
 
     prepare()
-    series = run_series(device, reference, lambda: call(0), repeats=_REPEATS, seconds=_MOST_SECONDS, prepare=prepare)
-    nothing = run_series(device, reference, lambda: None, repeats=3)
+    series = run_series(
+        device, reference, lambda: call(0), repeats=_REPEATS, seconds=_MOST_SECONDS, prepare=prepare, queued=True
+    )
+    nothing = run_series(device, reference, lambda: None, repeats=3, queued=True)
     return Sample(
         signature=task.signature, between=task.between, code_far=task.code_far, access=task.access,
         wall=_corrected(series.wall - np.min(nothing.wall), series.reference_wall),

@@ -73,7 +73,7 @@ def _buffers(task: CopyTask, device: Device) -> tuple[torch.Tensor, torch.Tensor
     there = device.allocate((task.nbytes,), "uint8")
     if task.direction == "in memory":
         return device.allocate((task.nbytes,), "uint8"), there
-    host = torch.zeros(task.nbytes, dtype=torch.uint8)
+    host = torch.ones(task.nbytes, dtype=torch.uint8)  # zeros could be pages that nobody has written yet
     if task.memory == "pinned":
         host = host.pin_memory()
     return (there, host) if task.direction == "to device" else (host, there)

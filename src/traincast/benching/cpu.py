@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from traincast.benching.device import Identity, Seconds
 
 _FLUSHED_BYTES = 64 << 20  # twice the largest last-level cache slice that one core of a server sees
 _KEEP = {-1: -1, -4: 0, -2: 64 << 20}  # M_TRIM_THRESHOLD: never, M_MMAP_MAX: none, M_TOP_PAD: 64 MB at a time
-_CPUINFO = Path("/proc/cpuinfo")
+_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 _BLOCK = 1 << 18  # numbers
 _INTEGER_RANGE = 1024  # values of integer tensors: any small range does
 
@@ -77,6 +78,9 @@ class CpuDevice:
     def synchronise(self) -> None:
         """Nothing is ever under way."""
 
+    def lead(self) -> None:
+        """A call runs on the host: there is nothing to leave out."""
+
     def flush(self, nbytes: int | None = None) -> None:
         """Writes so much of a buffer, by default more than the caches hold."""
         wanted = (_FLUSHED_BYTES if nbytes is None else nbytes) // 4
@@ -90,6 +94,23 @@ class CpuDevice:
             return float(_cpu_field("cpu MHz") or 0.0)
         except ValueError:
             return 0.0
+
+    def free_bytes(self) -> int:
+        """Memory that the system can give without swapping."""
+        return free_memory_bytes()
+
+    def neighbours(self) -> str:
+        """Its two clocks tell during a run."""
+        return ""
+
+
+def free_memory_bytes() -> int:
+    """Memory of this machine that new tensors can have without swapping; a very large number where it does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return 1 << 62
 
 
 def keep_memory() -> bool:

@@ -72,6 +72,11 @@ class Device(Protocol):
         """Waits until everything that was started is done."""
         ...
 
+    def lead(self) -> None:
+        """Keeps a device that works beside the host busy for a moment, so that what is queued meanwhile runs without
+        waiting for the host."""
+        ...
+
     def flush(self, nbytes: int | None = None) -> None:
         """Touches so many bytes of other data: with None enough to empty the caches of what earlier work left there."""
         ...
@@ -80,11 +85,24 @@ class Device(Protocol):
         """The clock it runs at now; 0 where it cannot be read."""
         ...
 
+    def free_bytes(self) -> int:
+        """Memory that new tensors can have; a very large number where nobody says."""
+        ...
 
-def run_timed(device: Device, work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> Seconds:
-    """How long the device takes for this work, from nothing queued but `prepare` to all of it done."""
+    def neighbours(self) -> str:
+        """Who else uses it, in words; "" for nobody, or where only the clocks of a run tell."""
+        ...
+
+
+def run_timed(
+    device: Device, work: Callable[[], object], prepare: Callable[[], object] = lambda: None, *, queued: bool = False
+) -> Seconds:
+    """How long the device takes for this work, from nothing queued but `prepare` to all of it done. With `queued` the
+    host's time to launch it is left out: a GPU is kept busy until the host is done."""
     device.synchronise()
     prepare()
+    if queued:
+        device.lead()
     begin = device.mark()
     work()
     end = device.mark()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,20 @@ from traincast.arrays import FloatArray
 from traincast.benching.device import Device
 from traincast.benching.plans import FAR_BYTES
 from traincast.benching.small_steps import SmallStep
-from traincast.benching.timing import Reference, run_series, summarise
+from traincast.benching.timing import Reference, Series, run_series, summarise
 from traincast.calibration.caches import operands
 from traincast.calibration.cpu_ops import VIEWS, cpu_ops
 from traincast.calibration.features import touched_bytes
 from traincast.calibration.samples import Sample
 from traincast.calibration.step import host_events, table_access
+from traincast.calibration.together import rank_plan
+from traincast.calibration.waits import plan_text
+from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.step import capture_step
 from traincast.workload.program import Program
 
-_WARM_UPS, _REPEATS, _SECONDS = 3, 15, 0.5
+_WARM_UPS, _FEWEST, _REPEATS, _SECONDS = 3, 5, 15, 0.6
+_LEAST_TIME = 1e-6  # of an op, in units of the reference: the clocks' own cost is taken off
 _MOST_OPS = 60  # of a step that are kept: those that take longest
 
 
@@ -51,38 +56,79 @@ def measure_inside(device: Device, reference: Reference, small: SmallStep) -> It
     step = small.make(small.batch_size)
     for _ in range(_WARM_UPS):
         step()
-    series = run_series(device, reference, step, repeats=_REPEATS, seconds=_SECONDS)
-    names, times = _timed(step, reference)
+    series = run_series(device, reference, step, repeats=_REPEATS, seconds=_SECONDS, prepare=step)
+    yield from inside_samples(small, series, *ops_inside(step, reference))
+
+
+def inside_samples(
+    small: SmallStep, series: Series, names: Sequence[str], times: Mapping[str, FloatArray], ranks: int = 1
+) -> Iterator[tuple[str, Sample]]:
+    """The samples of a small step that so many processes ran at once: from repetitions of the whole step, and names and
+    times of its ops as `ops_inside` gives them."""
     whole = {clock: summarise(series, clock) for clock in ("wall", "busy")}
     ratios = {clock: float(np.median(series.ratios(clock))) for clock in whole}
     kernels = np.array([name not in VIEWS for name in names])
-    rest = {clock: ratios[clock] - float(times[clock][kernels].sum()) for clock in whole}
-    program = _captured(small)
+    inside = {clock: float(times[clock][kernels].sum()) for clock in whole}
+    rest = {clock: ratios[clock] - inside[clock] for clock in whole}
+    program, title = _captured(small, ranks), inside_key(small, ranks)
 
     def sample(wall: float, busy: float, **fields: Any) -> Sample:
         return Sample(
-            wall=max(wall, 1e-6) * whole["wall"].reference, busy=max(busy, 1e-6) * whole["busy"].reference,
+            wall=wall * whole["wall"].reference, busy=busy * whole["busy"].reference,
             reference_wall=whole["wall"].reference, reference_busy=whole["busy"].reference,
-            spread=whole["busy"].spread, between=0, **fields,
+            spread=whole["busy"].spread, between=0, ranks=ranks, **fields,
         )  # fmt: skip
 
     for op, fields in _ops(program, names, times["busy"], small.access):
-        yield f"{small.name}-{op}", sample(times["wall"][op], times["busy"][op], **fields)
-    yield small.name, sample(**rest, signature=None, access="", events=tuple(host_events(program).tolist()))
+        taken = (max(float(times[clock][op]), _LEAST_TIME) for clock in ("wall", "busy"))
+        yield f"{title}-{op}", sample(*taken, **fields)
+    events = tuple(host_events(program).tolist())
+    yield title, sample(**rest, signature=None, access="", events=events, kernels=inside["wall"])
 
 
-def _captured(small: SmallStep) -> Program:
-    return capture_step(
-        small.make, batch_size=small.batch_size, name=small.name, rebatch=False, runs_on="cpu"
-    ).programs[0]
+def step_of_ranks(small: SmallStep, series: Series, ranks: int) -> tuple[str, Sample]:
+    """(name, sample) of a whole small step of several ranks: its time on the wall, what a thread of it computed, and
+    where its ranks exchange. Which op takes how long matters little there: they count alike."""
+    program = _captured(small, ranks)
+    plan = rank_plan(program, np.ones(program.num_ops))
+    wall, busy = (summarise(series, clock) for clock in ("wall", "busy"))
+    return f"{inside_key(small, ranks)}-whole", Sample(
+        signature=None, between=0, access="", wall=float(np.median(series.ratios("wall"))) * wall.reference,
+        busy=float(np.median(series.ratios("busy"))) * busy.reference, reference_wall=wall.reference,
+        reference_busy=busy.reference, spread=wall.spread, ranks=ranks, plan=plan_text(plan),
+    )  # fmt: skip
 
 
-def _timed(step: Callable[[], object], reference: Reference) -> tuple[list[str], dict[str, FloatArray]]:
-    """Names of a step's ops in order, and medians of their times in units of the reference, by clock."""
+def inside_key(small: SmallStep, ranks: int = 1) -> str:
+    """The name of a step's last sample, that of its host: once it is there, all are."""
+    return small.name if ranks == 1 else f"{small.name}-on-{ranks}"
+
+
+@lru_cache(maxsize=256)
+def _captured(small: SmallStep, ranks: int) -> Program:
+    sizes: dict[str, Any] = {"batch_size": small.batch_size, "name": small.name, "rebatch": False, "runs_on": "cpu"}
+    if ranks == 1:
+        return capture_step(small.make, **sizes).programs[0]
+    return capture_distributed(small.make, world_size=ranks, ranks=[0], **sizes).programs[0]
+
+
+def capture_first(steps: Iterable[SmallStep], ranks: int) -> None:
+    """Captures steps before they are timed: the processor is then the ranks' alone."""
+    for small in steps:
+        _captured(small, ranks)
+
+
+def ops_inside(
+    step: Callable[[], object], reference: Reference, repeats: int | None = None
+) -> tuple[list[str], dict[str, FloatArray]]:
+    """Names of a step's ops in order, and medians of their times in units of the reference, by clock. Ranks that
+    exchange in the step give the number of `repeats`; else time decides."""
     rows: dict[str, list[FloatArray]] = {"wall": [], "busy": []}
+    least, most = (_FEWEST, _REPEATS) if repeats is None else (repeats, repeats)
     begin, names = time.monotonic(), list[str]()
-    while len(rows["wall"]) < 5 or (len(rows["wall"]) < _REPEATS and time.monotonic() - begin < _SECONDS):
+    while len(rows["wall"]) < least or (len(rows["wall"]) < most and time.monotonic() - begin < _SECONDS):
         before, timed = reference.seconds(), _OpTimes()
+        step()  # a step follows a step, not the reference, which would have taken its place in the caches
         with timed:
             step()
         after = reference.seconds()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.benching.device import Device, Identity
+from traincast.benching.device import Device, Identity, run_timed
 from traincast.benching.timing import Reference, Series, Summary, run_series, summarise
 from traincast.errors import TraincastError
 from traincast.files.writing import write_bytes
@@ -19,6 +20,7 @@ from traincast.results import Records, Result
 
 Step = Callable[[], object]
 MOST_REPEATS = 10_000
+_BLOCK_SECONDS, _MOST_IN_A_BLOCK = 0.05, 20  # as of ranks that work together
 _WARM_UPS = 2  # the first step makes optimizer state and loads kernels, the second fills the allocator's cache
 
 
@@ -101,57 +103,100 @@ def measure_step(
     """
     if not 3 <= repeats <= MOST_REPEATS:
         raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
-    with _readable(name):
+    with _readable(name, device):
+        before = _on_gpus()
         step = make_step()
+        if not callable(step):
+            raise TraincastError(f"{name} gave a {type(step).__name__}, no step: let it return a function to call")
         for _ in range(_WARM_UPS):
             step()
-    device.synchronise()
-    series = run_series(device, Reference(device), step, repeats=repeats, seconds=seconds, progress=progress)
-    if trace is not None:
-        record_trace(step, device, trace)
+        device.synchronise()
+        _check_place(name, device, before)
+        many = _steps_of_a_block(step, device)
+        series = run_series(
+            device, Reference(device), _block(step, many), repeats=repeats, seconds=seconds, progress=progress
+        ).of_each(many)
+        if trace is not None:
+            record_trace(step, device, trace)
     return Measured(
         workload=name, batch_size=batch_size, seq_len=seq_len, identity=device.identity(), clock=clock,
-        summary=summarise(series, clock, nominal), series=series, notes=series.notes(),
+        summary=summarise(series, clock, nominal), series=series,
+        notes=(*series.notes(), *filter(None, [device.neighbours()])),
         trace="" if trace is None else str(trace),
     )  # fmt: skip
 
 
+def _check_place(name: str, device: Device, before: int) -> None:
+    """Refuses a step that ran elsewhere than where it is timed: its time would be that of something else."""
+    after = _on_gpus()
+    if device.kind == "cuda" and 0 < after == before:
+        raise TraincastError(f"{name} put nothing on the GPU; let it make its tensors there, or give `device='cpu'`")
+    if device.kind == "cpu" and after > before:
+        raise TraincastError(f"{name} runs on a GPU, and this would time its launches alone; give `device='cuda'`")
+
+
+def _on_gpus() -> int:
+    """How many tensors this process has put on its current GPU so far; 0 where the allocator does not say."""
+    import torch
+
+    started: Any = torch.cuda.is_initialized
+    return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0)) if started() else 0
+
+
+def _steps_of_a_block(step: Step, device: Device) -> int:
+    """On a GPU so many steps run without waiting in between, as in training: the host is ahead of the GPU there."""
+    if device.kind == "cpu":
+        return 1
+    once = run_timed(device, step).wall
+    return max(1, min(_MOST_IN_A_BLOCK, math.ceil(_BLOCK_SECONDS / max(once, 1e-6))))
+
+
+def _block(step: Step, many: int) -> Step:
+    def run() -> None:
+        for _ in range(many):
+            step()
+
+    return step if many == 1 else run
+
+
 def record_trace(step: Step, device: Device, path: Path) -> None:
-    """One step under PyTorch's profiler, written as the Chrome trace that `traincast trace` reads."""
-    from torch.profiler import ProfilerActivity, profile
+    """One step under PyTorch's profiler, written as the Chrome trace that `traincast trace` reads. A step before it
+    lets the profiler begin: on a GPU its first moments take long, and kernels may be missing."""
+    from torch.profiler import ProfilerActivity, profile, schedule
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
-    with profile(activities=activities, record_shapes=True) as recorded:
-        step()
-        device.synchronise()
-        recorded.step()
     with TemporaryDirectory() as folder:  # the profiler writes in place, and to plain names only
         draft = Path(folder) / "trace.json"
-        recorded.export_chrome_trace(str(draft))
+
+        def keep(recorded: Any) -> None:
+            recorded.export_chrome_trace(str(draft))
+
+        once = schedule(wait=0, warmup=1, active=1, repeat=1)
+        with profile(activities=activities, record_shapes=True, schedule=once, on_trace_ready=keep) as recorder:
+            for _ in range(2):
+                step()
+                device.synchronise()
+                recorder.step()
         write_bytes(path, draft.read_bytes())
 
 
 @contextmanager
-def _readable(name: str) -> Any:
+def _readable(name: str, device: Device) -> Any:
     """What goes wrong in a step of a stranger, in one line."""
+    import torch
+
     try:
         yield
     except TraincastError:
         raise
-    except MemoryError:
-        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        said = " ".join(str(error).split())[:120]
+        raise TraincastError(
+            f"{name} needs more memory than the {device.kind} has ({said}); give a smaller `batch_size`"
+        ) from error
     except Exception as error:
         said = " ".join(str(error).split())[:300]
-        remedy = "; this machine has no GPU: let the step take its device from torch.cuda.is_available()" * (
-            "CUDA" in said or "cuda" in said
+        remedy = "; this runs on a CPU: let the step take its device from torch.cuda.is_available()" * (
+            device.kind == "cpu" and "cuda" in said.lower()
         )
         raise TraincastError(f"{name} does not run here: {type(error).__name__}: {said}{remedy}") from error
-
-
-def free_memory_bytes() -> int:
-    """Memory that new tensors can have without swapping; a very large number where the system does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return 1 << 62

@@ -1,8 +1,9 @@
-"""Which microbenchmarks a given step needs: its own ops, each in the state in which the step finds its operands."""
+"""Which microbenchmarks a given step needs: its own ops, each in the state in which the step finds its operands, first
+those that narrow the interval of its predicted time most."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import exp, log
 
@@ -10,34 +11,65 @@ from traincast.benching.plans import FAR_BYTES, Task
 from traincast.calibration.caches import Operand, operands
 from traincast.calibration.cpu_ops import cpu_ops
 from traincast.calibration.features import TABLE_KINDS, kind_of, touched_bytes
-from traincast.calibration.step import rough_seconds, table_access
+from traincast.calibration.profile import Profile
+from traincast.calibration.step import priced_ops, rough_seconds, table_access
+from traincast.narrowing import Part, in_turn, ranked
 from traincast.workload.ops import Signature
 from traincast.workload.program import Program
 
 _CODE_NEAR = 1 << 20  # bytes ago that an op of the same name ran, its code is still in an L2
 _STATES = (0, 1 << 20, 4 << 20, 16 << 20, FAR_BYTES)  # bytes between two calls
+_UNKNOWN = 0.5  # log-sigma of an op before anything was fitted: the same for all
 
 
 class Coverage:
-    """The ops of a step as tasks, and how much of its time those take that were measured."""
+    """The ops of a step as tasks, and how much of its time those take that were measured. A `profile` of the machine
+    knows how long each should take and how sure that is; without one bytes and flops say the former, and all are as
+    unsure."""
 
-    def __init__(self, program: Program, access: Sequence[str] = ()) -> None:
+    def __init__(self, program: Program, access: Sequence[str] = (), profile: Profile | None = None) -> None:
         laws = table_access(program, access)
         found = operands(program, 2.0 * FAR_BYTES, lambda op, one: touched_bytes(one, laws.get(op, "")))
         self._calls: Counter[Task] = Counter()
+        seconds: dict[Task, float] = defaultdict(float)
+        errors: dict[Task, float] = defaultdict(float)
+        priced = iter(() if profile is None else priced_ops(program, profile, access))
         for op in program.ops:
             for signature in cpu_ops(op.signature):
                 row, code = found[op.index]
                 between = _state(signature, row)
                 far = bool(between) and code > _CODE_NEAR
-                self._calls[Task(signature, between, far, laws.get(op.index, ""))] += 1
+                task = Task(signature, between, far, laws.get(op.index, ""))
+                self._calls[task] += 1
+                price = next(priced, None)
+                known = rough_seconds(signature) if price is None else price.seconds
+                seconds[task] += known
+                errors[task] += known * (_UNKNOWN if price is None else price.sigma)
+        total = sum(seconds.values()) or 1.0
+        self._parts = {
+            task: Part(took / total, errors[task] / took, kind_of(task.signature))
+            for task, took in seconds.items()
+            if took > 0
+        }
         self._rough = {task: calls * rough_seconds(task.signature) for task, calls in self._calls.items()}
         self._measured: dict[Task, float] = {}
 
     @property
     def tasks(self) -> list[Task]:
-        """All of them, the most valuable first."""
-        return sorted(self._rough, key=lambda task: -self._rough[task])
+        """All of them, what narrows the interval of the step most first."""
+        order = in_turn(self._parts)
+        return [*order, *(task for task in self._calls if task not in order)]
+
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """Half the 90 % interval of the step's kernels that is left when all ops of a kind are measured, as a share of
+        their time; what narrows it most first."""
+        shares: dict[str, float] = defaultdict(float)
+        errors: dict[str, float] = defaultdict(float)
+        for task, part in self._parts.items():
+            shares[kind_of(task.signature)] += part.share
+            errors[kind_of(task.signature)] += part.error
+        return ranked({kind: Part(share, errors[kind] / share) for kind, share in shares.items()})
 
     def add(self, task: Task, seconds: float) -> None:
         """A task was measured: seconds of one call."""

@@ -15,7 +15,7 @@ from traincast.benching.copies import copy_plan
 from traincast.benching.device import Device
 from traincast.benching.ranks import run_ranks
 from traincast.benching.store import Store
-from traincast.benching.timing import Reference
+from traincast.benching.timing import Reference, Series
 from traincast.calibration.exchanges import Exchange, exchange_signature
 from traincast.calibration.samples import Sample
 from traincast.errors import TraincastError
@@ -27,52 +27,104 @@ EXCHANGE_SECONDS = 0.4
 """Of repetitions of one collective."""
 _JOB_SECONDS = 0.7  # with buffers, warm-up and the reference beside them
 _STEP_SECONDS, _COPY_SECONDS = 0.5, 0.15  # of a tiny step with its capture, of a copy
+_TOGETHER_SECONDS = 1.5  # of a small step on all cores, with its capture
 _START_SECONDS = 15.0  # that ranks may take to find each other
-_MOST_STEPS, _MOST_COPIES, _MOST_EXCHANGES = 60, 60, 280  # more say nothing new of a dozen curves
+_MOST_TRACES = 12  # of small steps on a GPU: their ops are the same few
+_MOST_STEPS, _MOST_COPIES, _MOST_EXCHANGES = 120, 60, 280  # more say nothing new of a dozen curves
 
 
-def possible_ranks(device: Device) -> int:
-    """How many processes of one thread each this machine can measure together: two, where there are two cores or GPUs
-    for them; else one, which exchanges nothing."""
+def possible_ranks(device: Device, most: int | None = None) -> int:
+    """How many processes of one thread each this machine can measure together, at `most` so many (None: eight GPUs,
+    two cores); one exchanges nothing."""
     if device.kind == "cuda":
         import torch
 
-        return min(torch.cuda.device_count(), 8)
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2)
+        return min(torch.cuda.device_count(), most or 8)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, most or 2)
 
 
-def planned_parts(kind: str, host: float, copies: float, exchanges: float) -> dict[str, int]:
-    """How many measurements a kind of device gets in so many seconds of each part; of collectives, where it has two
-    cores or GPUs."""
+def planned_parts(kind: str, host: float, together: float, copies: float, exchanges: float) -> dict[str, int]:
+    """How many measurements a kind of device gets in so many seconds of each part; together and of collectives, where
+    it has two cores or GPUs."""
     parts = {
-        "host steps": min(24, round(host / _STEP_SECONDS)) if kind == "cpu" else 0,
+        "host steps": min(_MOST_STEPS if kind == "cpu" else _MOST_TRACES, round(host / _STEP_SECONDS)),
+        "small steps together": min(_MOST_STEPS, round(together / _TOGETHER_SECONDS)) if kind == "cpu" else 0,
         "copies": min(_MOST_COPIES, round(copies / _COPY_SECONDS)),
         "collectives": min(_MOST_EXCHANGES, round(exchanges / _JOB_SECONDS)),
     }
     return {name: number for name, number in parts.items() if number}
 
 
-def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> None:
-    """Small steps: their ops inside, and what the host takes beside them; on a GPU kernels hide it, so there are
-    none."""
-    if device.kind != "cpu":
-        return
+def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> list[str]:
+    """Small steps: on a CPU their ops inside, and what the host takes beside them; on a GPU its overheads, traced. What
+    to say where that cannot be done."""
+    from traincast.benching.host_overheads import traced_overheads
     from traincast.benching.inside import measure_inside
     from traincast.benching.small_steps import small_steps
 
     reference, end = Reference(device), time.monotonic() + seconds
-    for small in islice(small_steps(seed), _MOST_STEPS):
+    drawn = (small for small in small_steps(seed) if device.kind == "cpu" or not small.tables)
+    for small in islice(drawn, _MOST_STEPS if device.kind == "cpu" else _MOST_TRACES):
         if time.monotonic() > end:
             break
         if small.name not in store:  # that of the host comes last: a step that was interrupted is run again
-            for key, sample in measure_inside(device, reference, small):
+            measured = measure_inside if device.kind == "cpu" else traced_overheads
+            try:
+                rows = list(measured(device, reference, small))
+            except (RuntimeError, TraincastError) as error:  # a GPU whose profiler sees nothing has its kernels still
+                return [f"the host's overheads could not be measured: {' '.join(str(error).split())[:160]}"]
+            for key, sample in rows:
                 if key not in store:
                     store.append(key, sample)
         progress()
+    return []
 
 
-def measure_copies(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> None:
-    """Copies between host and device, until the time is over."""
+def measure_together(
+    device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]
+) -> list[str]:
+    """The first small steps once more, on all cores at once under DDP: what ops lose to neighbours that want the same
+    caches and memory, and what the host takes for DDP and for calling collectives. On GPUs kernels hide it."""
+    ranks = possible_ranks(device)
+    if device.kind != "cpu" or ranks < 2:
+        return []
+    from traincast.benching.inside import capture_first, inside_key, inside_samples, step_of_ranks
+    from traincast.benching.small_steps import small_steps
+
+    first = list(islice(small_steps(seed), min(_MOST_STEPS, round(seconds / _TOGETHER_SECONDS))))
+    steps = {small.name: small for small in first if inside_key(small, ranks) not in store}
+
+    def hear(result: dict[str, Any]) -> None:
+        series = Series(*(np.array(result[name]) for name in ("thread", "thread", "beside", "beside")))
+        times = {clock: np.array(result[f"op_{clock}"]) for clock in ("wall", "busy")}
+        small = steps[result["small_step"]["name"]]
+        walls = Series(*(np.array(result[name]) for name in ("together", "thread", "beside_wall", "beside")))
+        samples = inside_samples(small, series, result["names"], times, ranks)
+        for key, sample in (step_of_ranks(small, walls, ranks), *samples):
+            if key not in store:
+                store.append(key, sample)
+        progress()
+
+    capture_first(steps.values(), ranks)
+    jobs = [{"small_step": small.to_dict(), "seconds": 0.0, "most": 1} for small in steps.values()]
+    return _together(jobs, ranks, hear, seconds, device) if jobs else []
+
+
+def _together(
+    jobs: list[dict[str, Any]], ranks: int, hear: Callable[[dict[str, Any]], None], seconds: float, device: Device
+) -> list[str]:
+    """Jobs of several ranks; what to say where they cannot be run: a cluster's rules may forbid sockets, and single ops
+    can be measured all the same."""
+    try:
+        run_ranks(jobs, ranks, each=hear, seconds=seconds + _START_SECONDS, device=device.kind)
+    except TraincastError as error:
+        return [f"not all that ranks do together could be measured: {error}"]
+    return []
+
+
+def measure_copies(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> list[str]:
+    """Copies between host and device, until the time is over; what to say of those that could not be made."""
     from traincast.benching.bench import measure_copy
 
     reference, end = Reference(device), time.monotonic() + seconds
@@ -80,8 +132,13 @@ def measure_copies(device: Device, store: Store, seed: int, seconds: float, prog
         if time.monotonic() > end:
             break
         if task.key not in store:
-            store.append(task.key, measure_copy(device, reference, task))
+            try:
+                sample = measure_copy(device, reference, task)
+            except (RuntimeError, TraincastError) as error:  # containers limit memory that is pinned
+                return [f"a copy {task.direction}, {task.memory}, failed: {' '.join(str(error).split())[:120]}"]
+            store.append(task.key, sample)
         progress()
+    return []
 
 
 def _first_copies(kind: str, seed: int) -> Iterator[CopyTask]:
@@ -103,12 +160,7 @@ def measure_exchanges(
         store.append(exchange_key(exchanges), exchange_sample(result, exchanges))
         progress()
 
-    if jobs:
-        try:
-            run_ranks(jobs, ranks, each=hear, seconds=seconds + _START_SECONDS, device=device.kind)
-        except TraincastError as error:  # a cluster's rules may forbid sockets; single ops can be measured all the same
-            return [f"collectives could not all be measured: {error}"]
-    return []
+    return _together(jobs, ranks, hear, seconds, device) if jobs else []
 
 
 def _jobs(store: Store, ranks: int, seed: int, number: int) -> list[dict[str, Any]]:

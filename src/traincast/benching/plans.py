@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -201,6 +202,10 @@ def _sum(random: Random) -> Signature:
               dim=(dim,), keepdim=True)  # fmt: skip
 
 
+def _mean(random: Random) -> Signature:
+    return op("mean", [("self", spec(*_matrix(random)))], [spec()], "", dtype=None)
+
+
 def _softmax(name: str, backward: bool = False) -> Callable[[Random], Signature]:
     def make(random: Random) -> Signature:
         rows, width = _matrix(random, 4e6)
@@ -225,6 +230,27 @@ def _layer_norm_backward(random: Random) -> Signature:
                ("rstd", spec(rows, 1)), ("weight", spec(width)), ("bias", spec(width))]  # fmt: skip
     return op("native_layer_norm_backward", tensors, [spec(rows, width), spec(width), spec(width)],
               normalized_shape=(width,), output_mask=(True, True, True))  # fmt: skip
+
+
+def _nll(random: Random, *, backward: bool = False) -> Signature:
+    """The negative log likelihood of classes, or its gradient."""
+    rows, classes = _matrix(random, 4e6)
+    table, wanted, weight = spec(rows, classes), spec(rows, dtype="int64"), spec()
+    scalars: dict[str, Scalar] = {"weight": None, "reduction": 1, "ignore_index": -100}
+    if not backward:
+        return op("nll_loss_forward", [("self", table), ("target", wanted)], [weight, weight], "", **scalars)
+    tensors = [("grad_output", weight), ("self", table), ("target", wanted), ("total_weight", weight)]
+    return op("nll_loss_backward", tensors, [table], "", **scalars)
+
+
+def _clicks(random: Random, *, backward: bool = False) -> Signature:
+    """Binary cross entropy of one output a sample, or its gradient."""
+    samples = spec(size(random, 32, 16384), 1)
+    tensors = [("self", samples), ("target", samples)]
+    if not backward:
+        return op("binary_cross_entropy", tensors, [spec()], "", weight=None, reduction=1)
+    return op("binary_cross_entropy_backward", [("grad_output", spec()), *tensors], [samples], "", weight=None,
+              reduction=1)  # fmt: skip
 
 
 def _index(random: Random) -> Signature:
@@ -262,6 +288,7 @@ _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
     "relu": (2, _unary("relu")),
     "threshold_backward": (2, _grad("threshold_backward", "self", threshold=0)),
     "sigmoid": (1, _unary("sigmoid")),
+    "sigmoid_backward": (1, _grad("sigmoid_backward", "output")),
     "tanh": (1, _unary("tanh")),
     "tanh_backward": (1, _grad("tanh_backward", "output")),
     "gelu": (1, _unary("gelu", approximate="none")),
@@ -276,10 +303,15 @@ _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
     "copy": (2, _copy),
     "cat": (2, _cat),
     "sum": (2, _sum),
+    "mean": (1, _mean),
     "_softmax": (1, _softmax("_softmax")),
     "_softmax_backward_data": (1, _softmax("_softmax_backward_data", backward=True)),
     "_log_softmax": (1, _softmax("_log_softmax")),
     "_log_softmax_backward_data": (1, _softmax("_log_softmax_backward_data", backward=True)),
+    "nll_loss_forward": (1, _nll),
+    "nll_loss_backward": (1, partial(_nll, backward=True)),
+    "binary_cross_entropy": (1, _clicks),
+    "binary_cross_entropy_backward": (1, partial(_clicks, backward=True)),
     "native_layer_norm": (1, _layer_norm),
     "native_layer_norm_backward": (1, _layer_norm_backward),
     "native_batch_norm": (1, images.batch_norm),

@@ -14,13 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from traincast.arrays import FloatArray
 from traincast.benching.collectives import collective_work
-from traincast.benching.device import Device
+from traincast.benching.device import Device, Seconds, run_timed
 from traincast.benching.opening import open_device
-from traincast.benching.orders import JOBS, RESULTS
+from traincast.benching.orders import JOBS, LAUNCHER, RESULTS
 from traincast.benching.timing import Reference
 
 Work = Callable[[], object]
@@ -43,32 +45,39 @@ Works = Mapping[str, Callable[[dict[str, Any], int, int, Device], Work]]
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _WARM_UPS = 2  # the first step makes buckets and loads kernels, the second fills the allocator's cache
 _LEAST, _MOST = 5, 60  # repetitions
-_BLOCK_SECONDS = 0.05  # steps that are shorter run several times between two looks at the clock
+_ROUNDS = 3  # of them, at most, where neighbours disturb
+_BLOCK_SECONDS = 0.12  # steps that are shorter run several times between two references
 _MOST_STEPS = 20  # of a block
+_THREAD_STEPS = 12  # of a small step, each way; the same on all ranks, which exchange in it
+_CALLS = 10  # of a collective on GPUs, one behind the other
 _BETWEEN_BYTES = 1 << 20  # that a step touches between the last gradient of a bucket and the call
 _LOOK_SECONDS = 0.5  # between two looks at whether the launcher is still there
 
 
 def measure_together(
-    work: Work, reference: Reference, seconds: float, device: Device, most: int = _MOST
+    work: Work, reference: Reference, seconds: float, device: Device, most: int = _MOST, calm: float = math.inf
 ) -> dict[str, list[float]]:
     """Seconds of every repetition by both clocks, and of the reference beside it: of the slowest rank on the wall's
-    clock ("step"), else means over ranks ("busy" is processor time of a whole rank)."""
+    clock ("step"), else means over ranks ("busy" is processor time of a whole rank).
+
+    Where the reference took longer than `calm` seconds in more than half of them (neighbours), they are done again, up
+    to twice."""
+    if isinstance(work, Prepared) and device.kind == "cuda":
+        return _kernels_together(work, reference, seconds, device, most)
     steps, repeats = _sizes(work, seconds, device, most)
-    taken, busy, beside = [], [], []
-    for _ in range(repeats):
+    taken, busy, beside = list[float](), list[float](), list[Seconds]()
+    for turn in range(repeats * _ROUNDS):
+        if turn and turn % repeats == 0 and _calm_on_all([one.busy for one in beside], calm, device):
+            break
         dist.barrier()
         beside.append(reference.seconds())
         if isinstance(work, Prepared):
             work.prepare()
         device.synchronise()
         dist.barrier()
-        begin, used = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            work()
-        device.synchronise()
-        taken.append((time.perf_counter() - begin) / steps)
-        busy.append((time.process_time() - used) / steps)
+        lasted = _one_after_the_other(work, steps, device)
+        taken.append(lasted[0])
+        busy.append(lasted[1])
     dist.barrier()
     beside.append(reference.seconds())
     return {
@@ -77,6 +86,52 @@ def measure_together(
         "reference": _mean(_between([one.wall for one in beside]), device),
         "reference_busy": _mean(_between([one.busy for one in beside]), device),
     }
+
+
+def _one_after_the_other(work: Work, steps: int, device: Device) -> FloatArray:
+    """Medians over so many steps of their seconds on the wall's clock and of the processor, without the first, which
+    finds its place in the caches taken by the reference. Single steps that the system interrupts do not count: with a
+    rank on every core there is no other for whatever else runs on the machine."""
+    marks = [(time.perf_counter(), time.process_time())]
+    for _ in range(steps):
+        work()
+        device.synchronise()
+        marks.append((time.perf_counter(), time.process_time()))
+    lasted = np.diff(np.array(marks), axis=0)
+    return np.asarray(np.median(lasted[min(1, steps - 1) :], axis=0))
+
+
+def _calm_on_all(references: list[float], calm: float, device: Device) -> bool:
+    """Whether on every rank at least half of the references took no longer than that."""
+    longer = sum(one > calm for one in references) / len(references)
+    return _slowest([longer], device)[0] <= 0.5
+
+
+def _kernels_together(
+    work: Prepared, reference: Reference, seconds: float, device: Device, most: int
+) -> dict[str, list[float]]:
+    """As `measure_together`, of kernels alone: every GPU is kept busy until its host has launched them. Several calls
+    wait in the queue one behind the other, as in NCCL's own benchmark, whose curves this is compared with: what ranks
+    leave the barrier apart is then divided by their number."""
+    _, repeats = _sizes(work, seconds / _CALLS, device, most)
+    taken, beside = [], []
+
+    def prepare() -> None:
+        work.prepare()
+        device.synchronise()
+        dist.barrier()
+
+    def calls() -> None:
+        for _ in range(_CALLS):
+            work()
+
+    for _ in range(repeats):
+        beside.append(reference.seconds())
+        taken.append(run_timed(device, calls, prepare, queued=True).wall / _CALLS)
+    beside.append(reference.seconds())
+    lasted = _slowest(taken, device)
+    references = _mean(_between([one.wall for one in beside]), device)
+    return {"step": lasted, "busy": lasted, "reference": references, "reference_busy": references}
 
 
 def _between(values: list[float]) -> list[float]:
@@ -126,7 +181,7 @@ def _own_core(rank: int, ranks: int) -> None:
 
 def _end_with_launcher() -> None:
     """Ends this rank when the process that started it is gone: nobody would hear its results."""
-    launcher = os.getppid()
+    launcher = int(os.environ.get(LAUNCHER, os.getppid()))  # told, since it may be gone before this is read
 
     def watch() -> None:
         while os.getppid() == launcher:
@@ -155,7 +210,8 @@ def serve(
             make = next(make for field, make in works.items() if field in job)
             work = make(job, rank, ranks, device)
             most = int(job.get("most", _MOST))
-            taken: dict[str, Any] = measure_together(work, reference, float(job["seconds"]), device, most)
+            calm = float(job.get("calm", math.inf))
+            taken: dict[str, Any] = measure_together(work, reference, float(job["seconds"]), device, most, calm)
             taken |= after(job, work, reference)
             if rank == 0:
                 results.write(json.dumps({**job, **taken}) + "\n")
@@ -176,5 +232,38 @@ def exchange_work(job: dict[str, Any], rank: int, ranks: int, device: Device) ->
     return Prepared(work, prepare)
 
 
+def small_step_work(job: dict[str, Any], rank: int, ranks: int, _: Device) -> Work:
+    """The small step of a job."""
+    from traincast.benching.small_steps import SmallStep
+
+    small = SmallStep.from_dict(job["small_step"])
+    return small.make(small.batch_size, rank=rank, world_size=ranks)
+
+
+def ops_together(job: dict[str, Any], work: Work, reference: Reference) -> dict[str, Any]:
+    """Of a small step, what its own thread takes of the processor ("thread", seconds, and "beside", the reference), how
+    long it took on the wall's clock until the last rank was done ("together", and "beside_wall"), and its ops timed on
+    all ranks at once: names, and times in units of the reference."""
+    if "small_step" not in job:
+        return {}
+    from traincast.benching.inside import ops_inside
+
+    taken, walls, beside = list[float](), list[float](), list[Seconds]()
+    for _ in range(_THREAD_STEPS):
+        dist.barrier()
+        beside.append(reference.seconds())
+        work()
+        began, begin = time.perf_counter(), time.thread_time()
+        work()
+        taken.append(time.thread_time() - begin)
+        walls.append(time.perf_counter() - began)
+    walls, beside_wall = (_slowest(some, reference.device) for some in (walls, [one.wall for one in beside]))
+    names, times = ops_inside(work, reference, repeats=_THREAD_STEPS)
+    return {
+        "thread": taken, "beside": [one.busy for one in beside], "together": walls, "beside_wall": beside_wall,
+        "names": names, "op_wall": times["wall"].tolist(), "op_busy": times["busy"].tolist(),
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), {"collective": exchange_work})
+    serve(Path(sys.argv[1]), {"collective": exchange_work, "small_step": small_step_work}, ops_together)

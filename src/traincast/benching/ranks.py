@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from traincast.benching.orders import JOBS, RESULTS
+from traincast.benching.orders import JOBS, LAUNCHER, RESULTS
 from traincast.errors import TraincastError
 
 _LOOK_SECONDS = 0.2  # between two looks at the ranks' results, which take time of a core that ranks are measured on
@@ -36,10 +37,7 @@ def run_ranks(
 ) -> None:
     """Lets `ranks` processes do the jobs one after the other; `each` hears the result of every job as it comes. After
     `seconds` no further job is waited for. A rank runs `module`, see `benching.rank.serve`."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / JOBS).write_text(json.dumps({"device": device, "jobs": list(jobs)}), encoding="utf-8")
-        (folder / RESULTS).touch()
+    with _folder_of(jobs, device) as folder:
         port = _free_port()
         processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -49,6 +47,23 @@ def run_ranks(
             _end(processes, _END_SECONDS if complete else 0.0)
         finally:
             _end(processes, 0.0)
+
+
+@contextmanager
+def _folder_of(jobs: Sequence[Mapping[str, Any]], device: str) -> Iterator[Path]:
+    """A folder with the jobs in it, while ranks work."""
+    try:
+        made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        folder = Path(made.name)
+        (folder / JOBS).write_text(json.dumps({"device": device, "jobs": list(jobs)}), encoding="utf-8")
+        (folder / RESULTS).touch()
+    except OSError as error:
+        where = tempfile.gettempdir()
+        raise TraincastError(
+            f"ranks cannot be started: nothing can be written to '{where}' ({error.strerror}); make room there"
+        ) from None
+    with made:
+        yield folder
 
 
 def _start(rank: int, ranks: int, port: int, folder: Path, module: str) -> subprocess.Popen[bytes]:
@@ -62,6 +77,7 @@ def _start(rank: int, ranks: int, port: int, folder: Path, module: str) -> subpr
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        LAUNCHER: str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     command = [sys.executable, "-m", module, str(folder)]

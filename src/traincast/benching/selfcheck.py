@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -11,10 +12,14 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from traincast.benching.device import Device, run_timed
 from traincast.results import Records, Result
 
 _RANKS_SECONDS = 60.0  # that ranks may take to find each other and answer
+_TYPES = ("float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+_TIMED_SECONDS, _MOST_PRODUCTS = 0.05, 2000  # of matrix products
 _STEADY = 0.25  # relative spread of the reference that a usable device stays below
 
 
@@ -60,8 +65,9 @@ def check_device(open_it: Callable[[], Device], kind: str) -> SelfCheck:
     if part("open", lambda: opened.append(open_it()) or "done"):  # type: ignore[func-returns-value]
         device = opened[0]
         part("identity", lambda: ", ".join(f"{k} {v}" for k, v in device.identity().to_dict().items()))
-        part("clock", lambda: f"{device.clock_mhz():.0f} MHz now")
-        part("allocate", lambda: f"{tuple(device.allocate((256, 256)).shape)}")
+        part("clock", lambda: _clock(device))
+        part("memory", lambda: _memory(device))
+        part("timer", lambda: _timer(device))
         part("flush", lambda: f"{1e3 * run_timed(device, device.flush).wall:.2f} ms")
         part("reference", lambda: _reference(device))
         for name, work in [*_copies(device), ("profiler", lambda: _profiler(device)), *_ops(device)]:
@@ -69,6 +75,53 @@ def check_device(open_it: Callable[[], Device], kind: str) -> SelfCheck:
         part("collectives", lambda: _collectives(device))
         part("store", lambda: _store(device))
     return SelfCheck(kind, tuple(parts))
+
+
+def _clock(device: Device) -> str:
+    from traincast.benching.timing import Reference
+
+    now = Reference(device).clock_mhz()
+    return f"{now:.0f} MHz under load" if now else "cannot be read (on NVIDIA: pip install nvidia-ml-py)"
+
+
+def _memory(device: Device) -> str:
+    made = [device.allocate((256, 256), dtype) for dtype in _TYPES]
+    right = all(tensor.dtype is getattr(torch, dtype) for tensor, dtype in zip(made, _TYPES, strict=True))
+    if not right or bool(made[0].isnan().any()):
+        raise RuntimeError("tensors are not what was asked for")
+    return ", ".join(filter(None, [f"{device.free_bytes() / 1e9:.1f} GB free", device.neighbours()]))
+
+
+def _timer(device: Device) -> str:
+    """The device's own clock against the host's, over work that is long enough for both."""
+    from traincast.benching.timing import Reference
+
+    once = Reference(device).seconds().wall
+    left, right = (device.allocate((1024, 1024)) for _ in range(2))
+    many = max(1, min(_MOST_PRODUCTS, round(_TIMED_SECONDS / max(once, 1e-6))))
+
+    def work() -> None:
+        for _ in range(many):
+            torch.mm(left, right)
+
+    run_timed(device, work)
+    begin = time.perf_counter()
+    taken = run_timed(device, work).wall
+    passed = time.perf_counter() - begin
+    if not 0.5 * passed < taken < 1.05 * passed:
+        raise RuntimeError(f"{1e3 * taken:.2f} ms by the device's clock, {1e3 * passed:.2f} by the host's")
+    return f"{1e3 * taken:.2f} ms, by the host's clock {1e3 * passed:.2f}; nothing at all {_nothing(device)}"
+
+
+def _nothing(device: Device) -> str:
+    """What two marks with nothing between are apart, and a small op whose launch is left out and counted."""
+    small = device.allocate((256, 256))
+    empty = min(run_timed(device, lambda: None, queued=True).wall for _ in range(5))
+    alone, launched = (
+        min(run_timed(device, lambda: torch.relu(small), queued=queued).wall for _ in range(5))
+        for queued in (True, False)
+    )
+    return f"{1e6 * empty:.1f} us, a small op {1e6 * alone:.1f} (with its launch {1e6 * launched:.1f})"
 
 
 def _reference(device: Device) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -21,47 +22,97 @@ from traincast.benching.device import Device, Seconds, run_timed
 from traincast.errors import TraincastError
 
 CLOCKS = ("wall", "busy")
-_REFERENCE_SIDE = {"cpu": 384, "cuda": 4096}  # about a millisecond of matrix product on a core, and on a GPU
+_REFERENCE_SIDE = {"cpu": 384, "cuda": 2048}  # about a millisecond of fp32 product on a core, and on a GPU (V100, A100)
 BUSY_NEIGHBOURS = 1.05  # the wall's clock this far ahead of the thread's: someone else had the processor
 DRIFTED = 1.10  # the reference in one quarter of the run against another
-_WARMING = 20  # references before a clock is read: an idle device rests below its clock
+_WARMING_SECONDS = 0.2  # of references before a clock is read: an idle device rests below its clock
+_MOST_WARMING = 1000
 _CLOCK_TOLERANCE = 0.03
 _FEWEST_FOR_DRIFT = 8  # repetitions
 _Z90 = NormalDist().inv_cdf(0.95)
 
 
 class Reference:
-    """One fp32 matrix product on operands of its own: the yardstick of this device."""
+    """One fp32 matrix product on operands of its own: the yardstick of its `device`."""
 
     def __init__(self, device: Device) -> None:
         import torch
 
         side = _REFERENCE_SIDE[device.kind]
         left, right, out = (device.allocate((side, side)) for _ in range(3))
-        self._device = device
+        self.device = device
         self._work: Callable[[], Any] = lambda: torch.mm(left, right, out=out)
-        for _ in range(3):  # libraries choose and load their kernels at the first calls
-            self._work()
+        with full_precision():
+            for _ in range(3):  # libraries choose and load their kernels at the first calls
+                self._work()
 
     def seconds(self) -> Seconds:
         """The product once more, its operands in the cache: run twice, timed the second time."""
-        self._work()
-        return run_timed(self._device, self._work)
+        with full_precision():
+            self._work()
+            return run_timed(self.device, self._work, queued=True)
+
+    def clock_mhz(self) -> float:
+        """The device's clock while it works, after it has warmed up; 0 where it cannot be read."""
+        if not self.device.clock_mhz():
+            return 0.0
+        many = math.ceil(_WARMING_SECONDS / max(self.seconds().wall, 1e-6))
+        with full_precision():
+            for _ in range(min(many, _MOST_WARMING)):
+                self._work()
+            now = self.device.clock_mhz()  # before waiting: products are still under way
+        self.device.synchronise()
+        return now
 
 
-def check_locked(device: Device, reference: Reference) -> None:
-    """Refuses a device that runs at another clock than the one it is said to be locked to."""
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """fp32 products in fp32, whatever the step beside them has chosen (TF32 on a GPU, bf16 on a CPU)."""
+    import torch
+
+    settings = _precisions()
+    if not settings:  # before PyTorch 2.9, which warns of the older switch and refuses to read it beside its own
+        chosen = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(chosen)
+        return
+    held = [one.fp32_precision for one in settings]
+    try:
+        for one in settings:
+            one.fp32_precision = "ieee"
+        yield
+    finally:
+        for one, chosen in zip(settings, held, strict=True):
+            one.fp32_precision = chosen
+
+
+def _precisions() -> list[Any]:
+    """Where libraries are told how to multiply fp32 numbers; none where PyTorch has one switch for all."""
+    import torch
+
+    places = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+    return [place for place in places if hasattr(place, "fp32_precision")]
+
+
+def check_locked(device: Device, now: float) -> list[str]:
+    """Refuses a device that runs at another clock (`now`, MHz) than the one it is said to be locked to; what to say
+    where nobody can tell."""
     locked = device.identity().locked_clock_mhz
     if not locked:
-        return
-    for _ in range(_WARMING):
-        reference.seconds()
-    now = device.clock_mhz()
-    if now and abs(now / locked - 1.0) > _CLOCK_TOLERANCE:
+        return []
+    if not now:
+        return [
+            f"nobody here can be asked for the clock (pip install nvidia-ml-py): {locked:.0f} MHz is taken on trust"
+        ]
+    if abs(now / locked - 1.0) > _CLOCK_TOLERANCE:
         raise TraincastError(
             f"the device runs at {now:.0f} MHz, not at {locked:.0f}; lock it (nvidia-smi -lgc {locked:.0f}) or leave "
             "out `clock_mhz`"
         )
+    return []
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -85,9 +136,14 @@ class Series:
         """Each repetition in units of its reference."""
         return self.seconds(clock) / self.reference(clock)
 
+    def of_each(self, many: int) -> Series:
+        """The same of one step, where so many were timed together."""
+        return Series(self.wall / many, self.busy / many, self.reference_wall, self.reference_busy)
+
     def notes(self) -> tuple[str, ...]:
         """What disturbed the run: neighbours on the processor, a clock that moved."""
-        waited = float(np.median(self.wall / np.maximum(self.busy, 1e-12)))
+        pairs = ((self.wall, self.busy), (self.reference_wall, self.reference_busy))  # short steps are seldom cut off
+        waited = max(float(np.median(wall / np.maximum(busy, 1e-12))) for wall, busy in pairs)
         if waited <= BUSY_NEIGHBOURS:
             return self.drift()
         return (f"other programs had the processor for {1 - 1 / waited:.0%} of the time; end them", *self.drift())
@@ -120,15 +176,16 @@ def run_series(
     seconds: float = math.inf,
     least: int = 3,
     prepare: Callable[[], object] = lambda: None,
+    queued: bool = False,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Series:
     """Times `work` up to `repeats` times (at least `least`), each after `prepare`, which is not timed; ends early once
-    `seconds` have passed."""
+    `seconds` have passed. `queued` is for kernels alone, see `run_timed`."""
     rows: list[tuple[float, float, float, float]] = []
     start = time.monotonic()
     before = reference.seconds()
     while len(rows) < repeats and (len(rows) < least or time.monotonic() - start < seconds):
-        taken = run_timed(device, work, prepare)
+        taken = run_timed(device, work, prepare, queued=queued)
         after = reference.seconds()
         rows.append((taken.wall, taken.busy, math.sqrt(before.wall * after.wall), math.sqrt(before.busy * after.busy)))
         before = after

@@ -14,20 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from traincast.arrays import FloatArray
+from traincast.arrays import BoolArray, FloatArray
 
 _SWEEPS = 400  # of coordinate descent, at most
 _SETTLED = 1e-4  # of the largest coefficient: moves that change no prediction
 _ROUNDS = 4  # of least squares around the last guess
-_LENGTHS = (0.5, 1.5, 4.0, 12.0, 64.0)  # in factors of two of a size; the last: it does not matter
+_LENGTHS = (1.0, 2.0, 4.0, 8.0, 16.0, 64.0)  # in factors of two of a size; the last: it does not matter
 _START = 4.0
 _STEPS = (0.5, 0.7, 1.4, 2.0)  # tried on amplitude and noise
 _NOISE = (0.01, 0.06, 0.4)  # relative: least, first tried, most
 _SEARCHES = 2  # over all parameters in turn
-_SEARCHED = 120  # samples that are enough to tell how alike shapes are
+_SEARCHED = 250  # samples that are enough to tell how alike shapes are
 _LEAST_SIGMA = 0.01
+_LEAST_TERM = 1e-3  # of a call, a byte or a flop
 _RESIDUAL_SIGMA = 0.5  # what is assumed of a kind with fewer than two samples
 _MOST_POINTS = 1000
+_OUTLIER = 3.0  # deviations between a sample and what all others say of it, beyond which it is left out
+_FEWEST_STEADY = 8  # samples that must remain
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,12 +89,13 @@ def fit_kind(
 ) -> KindModel:
     """The model of samples with these terms (n x t), places (n x p) and seconds (n); `coefficients` of the terms where
     they are known already."""
-    keep = np.arange(len(seconds))[-_MOST_POINTS:]
+    keep = np.linspace(0, len(seconds) - 1, min(len(seconds), _MOST_POINTS)).astype(int)
     terms, places, seconds = terms[keep], places[keep], seconds[keep]
     if coefficients is None:
         coefficients = fit_terms(terms, seconds)
-    base = np.maximum(terms @ coefficients, 1e-9)
-    residuals = np.log(seconds / base)
+    residuals = np.log(seconds / np.maximum(terms @ coefficients, 1e-9))
+    steady = _steady(places, residuals)
+    places, residuals = places[steady], residuals[steady]
     lengths, amplitude, noise = _hyperparameters(places, residuals)
     inverse, weights = _solved(places, residuals, lengths, amplitude, noise)
     return KindModel(
@@ -100,9 +104,19 @@ def fit_kind(
     )  # fmt: skip
 
 
+def _steady(places: FloatArray, residuals: FloatArray) -> BoolArray:
+    """Which samples agree with what all others say of them: those that something disturbed would bend the rest."""
+    inverse, weights = _solved(places, residuals, *_hyperparameters(places, residuals))
+    own = np.diag(inverse)
+    agree = np.abs(weights) < _OUTLIER * np.sqrt(own)  # left out, a sample is off by weights / own, +- 1 / sqrt(own)
+    return agree if agree.sum() >= _FEWEST_STEADY else np.ones(len(residuals), dtype=bool)
+
+
 def fit_terms(terms: FloatArray, seconds: FloatArray, most: FloatArray | None = None) -> FloatArray:
     """Non-negative prices of terms, each at most as high as said, by least squares of logarithms: those of relative
-    errors would come out low, the more so the more the samples scatter."""
+    errors would come out low, the more so the more the samples scatter. What no sample has a unit of (bytes from a
+    memory that none came from, but for a rounding) has no price."""
+    terms = np.where(np.max(terms, axis=0, initial=0.0) < _LEAST_TERM, 0.0, terms)
     prices = non_negative(terms / seconds[:, None], np.ones(len(seconds)), most)
     for _ in range(_ROUNDS):
         guess = np.maximum(terms @ prices, 1e-9)

@@ -1,4 +1,4 @@
-"""What ranks exchange: how long a collective takes, and how much of a rank's core, fitted to what was measured.
+"""What ranks exchange: how long a collective takes, fitted to what was measured.
 
 The time of a collective is a call and bytes, with the same smooth correction as every other kind of op. A model is for
 one number of ranks.
@@ -6,22 +6,20 @@ one number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import log2
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.calibration.estimator import KindModel, fit_kind
+from traincast.calibration.samples import FIFTHS, Sample, calm_samples
 from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row, within
+from traincast.quantiles import Z90
 from traincast.workload.collectives import COLLECTIVES, UNEVEN_FORM
 from traincast.workload.ops import Scalar, Signature, TensorSpec
-
-if TYPE_CHECKING:
-    from traincast.calibration.samples import Sample
 
 NAMESPACE = "c10d::"
 FAMILY = "collectives"
@@ -41,44 +39,50 @@ class Exchange:
     sent: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """A collective: seconds from the moment the last rank called it, and seconds of each core's time in it."""
-
-    seconds: float
-    busy: float
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class ExchangeModels:
-    """By number of ranks and kind ("2 all_reduce"): seconds of a collective, and processor seconds of a rank."""
+    """By number of ranks and kind ("2 all_reduce"): seconds of a collective from the moment the last rank calls it.
+    `widened` is by how much held-out samples lay further off than their models' own spread says, `late` the seconds by
+    which a collective takes longer inside a step (`waits`)."""
 
     seconds: Mapping[str, KindModel] = field(default_factory=dict)
-    busy: Mapping[str, KindModel] = field(default_factory=dict)
+    widened: float = 1.0
+    late: float = 0.0
 
-    def cost(self, exchanges: Sequence[Exchange]) -> Cost:
-        """A collective from what its ranks call."""
-        terms, place = _features(exchanges)
-        key = self._key(exchanges)
-        seconds, _ = self.seconds[key].predict(terms, place)
-        busy, _ = self.busy[key].predict(terms, place)
-        return Cost(seconds, min(seconds, busy))
+    def cost(self, exchanges: Sequence[Exchange]) -> float:
+        """Seconds of a collective from what its ranks call."""
+        return self.seconds[self._key(exchanges)].predict(*_features(exchanges))[0]
+
+    def knows(self, exchanges: Sequence[Exchange]) -> bool:
+        """Whether this collective, or what stands for it, was measured."""
+        return self._found(exchanges) is not None
+
+    def in_step(self, exchanges: Sequence[Exchange]) -> float:
+        """Seconds of a collective inside a step."""
+        return self.cost(exchanges) + self.late
 
     def sigma(self, exchanges: Sequence[Exchange]) -> float:
         """Spread of the logarithm of a collective's time."""
-        return self.seconds[self._key(exchanges)].predict(*_features(exchanges))[1]
+        return self.widened * self.seconds[self._key(exchanges)].predict(*_features(exchanges))[1]
 
     def _key(self, exchanges: Sequence[Exchange]) -> str:
         """The model of these exchanges, or of what stands for them."""
+        found = self._found(exchanges)
+        if found is not None:
+            return found
         kind, ranks = exchanges[0].kind, len(exchanges)
-        for candidate in (kind, COLLECTIVES[kind].like if kind in COLLECTIVES else "", UNEVEN_FORM.get(kind, "")):
-            if f"{ranks} {candidate}" in self.seconds:
-                return f"{ranks} {candidate}"
         measured = ", ".join(self.seconds) or "none"
         raise TraincastError(
             f"{kind} between {ranks} ranks was not measured (measured: {measured}); measure with 'traincast bench', "
             "then fit again"
         )
+
+    def _found(self, exchanges: Sequence[Exchange]) -> str | None:
+        kind, ranks = exchanges[0].kind, len(exchanges)
+        for candidate in (kind, COLLECTIVES[kind].like if kind in COLLECTIVES else "", UNEVEN_FORM.get(kind, "")):
+            if f"{ranks} {candidate}" in self.seconds:
+                return f"{ranks} {candidate}"
+        return None
 
 
 def _features(exchanges: Sequence[Exchange]) -> tuple[FloatArray, FloatArray]:
@@ -130,40 +134,59 @@ def exchanges_of(signature: Signature, ranks: int) -> list[Exchange]:
 
 
 def fit_exchanges(samples: Sequence[Sample], reference: float) -> tuple[ExchangeModels, list[ErrorRow]]:
-    """Models of all samples, with the errors that a fit on those not held out makes on the others. Ranks wait, so that
-    the wall's clock counts."""
-    steady = [sample for sample in samples if sample.spread < _DISTURBED]
-    kept = _models([sample for sample in steady if not sample.held_out], reference)
-    points = []
-    for sample in steady:
+    """Models of all samples, with the errors that fits on four fifths of them make on the others, each fifth in turn:
+    a store has some ten of each kind. Ranks wait, so that the wall's clock counts."""
+    steady = [sample for sample in calm_samples(samples) if sample.spread < _DISTURBED]
+    points = [
+        point
+        for fifth in range(FIFTHS)
+        for point in _held_out(
+            [s for s in steady if s.fifth != fifth], [s for s in steady if s.fifth == fifth], reference
+        )
+    ]
+    models = _models(steady, reference)
+    if not points:
+        return models, []
+    guessed, measured, sigmas, fifths = (np.array(column) for column in list(zip(*points, strict=True))[:4])
+    off = np.abs(np.log(guessed / measured)) / sigmas
+    others = np.array([_widened(off[fifths != fifth]) for fifth in fifths])
+    inside = within(guessed, measured, others * sigmas)
+    row = error_row("held out", FAMILY, guessed, measured, [point[4] for point in points], inside=inside)
+    return replace(models, widened=_widened(off)), [row]
+
+
+def _held_out(
+    kept: Sequence[Sample], held: Sequence[Sample], reference: float
+) -> Iterator[tuple[float, float, float, int, str]]:
+    """Predicted and measured seconds, spread, fifth and name of samples that took no part."""
+    models = _models(kept, reference).seconds
+    for sample in held:
         met = exchanges_of(_signature(sample), sample.ranks)
         key = f"{sample.ranks} {met[0].kind}"
-        if sample.held_out and key in kept.seconds:
-            predicted, sigma = kept.seconds[key].predict(*_features(met))
+        if key in models:
+            predicted, sigma = models[key].predict(*_features(met))
             name = f"{met[0].kind} of {met[0].message_bytes:,} bytes"
-            points.append((predicted, reference * sample.ratio("wall"), sigma, name))
-    if not points:
-        return _models(steady, reference), []
-    guessed, measured, sigmas = (np.array(column) for column in list(zip(*points, strict=True))[:3])
-    row = error_row(
-        "held out", FAMILY, guessed, measured, [point[3] for point in points], inside=within(guessed, measured, sigmas)
-    )
-    return _models(steady, reference), [row]
+            yield predicted, reference * sample.ratio("wall"), sigma, sample.fifth, name
+
+
+def _widened(off: FloatArray) -> float:
+    """By which factor deviations must be larger for 90 % of what is off by so many of them to lie inside."""
+    return max(1.0, float(f"{np.quantile(off, 0.9) / Z90:.4g}")) if len(off) else 1.0
 
 
 def _models(samples: Sequence[Sample], reference: float) -> ExchangeModels:
-    kinds: dict[str, list[tuple[FloatArray, FloatArray, float, float]]] = {}
+    kinds: dict[str, list[tuple[FloatArray, FloatArray, float]]] = {}
     for sample in samples:
         met = exchanges_of(_signature(sample), sample.ranks)
-        busy = reference * sample.busy / sample.reference_wall
-        point = (*_features(met), reference * sample.ratio("wall"), max(busy, 1e-9))
+        point = (*_features(met), reference * sample.ratio("wall"))
         kinds.setdefault(f"{sample.ranks} {met[0].kind}", []).append(point)
-    seconds, used = {}, {}
-    for key, points in kinds.items():
-        if len(points) >= _FEWEST:
-            terms, places, wall, busied = (np.array(column) for column in zip(*points, strict=True))
-            seconds[key], used[key] = fit_kind(terms, places, wall), fit_kind(terms, places, busied)
-    return ExchangeModels(seconds, used)
+    return ExchangeModels(
+        {
+            key: fit_kind(*(np.array(column) for column in zip(*points, strict=True)))
+            for key, points in kinds.items()
+            if len(points) >= _FEWEST
+        }
+    )
 
 
 def _signature(sample: Sample) -> Signature:

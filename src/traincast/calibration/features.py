@@ -39,7 +39,10 @@ _REDUCTIONS = frozenset(
 )  # fmt: skip
 _TRANSLATED_BYTES = 2 << 20  # of 4 KB pages whose addresses a core keeps at hand; beyond, a row costs a page walk
 _MOST_DOUBLINGS = 5.0  # until no page is at hand any more
+# how far apart states lie, in factors of two of a size: all bytes near or all far, code near or far, alone or inside
+_STATE, _CODE_STATE, _INSIDE = 4.0, 2.0, 2.0
 _LANES = 16  # numbers that a vectorised kernel works on at once
+_RAGGED = 2.0  # how far a size that is no multiple of them lies from one that is, in factors of two of a size
 _ALIASES = {
     "clone": "copy", "_to_copy": "copy", "contiguous": "copy", "slice_backward": "copy", "cat": "cat", "stack": "cat",
     "zeros": "fill", "zeros_like": "fill", "new_zeros": "fill", "zero": "fill", "fill": "fill", "ones": "fill",
@@ -107,9 +110,16 @@ def _is_sparse(signature: Signature, argument: str) -> bool:
 
 
 def describe(
-    signature: Signature, operands: Iterable[Operand], caches: Caches, access: str = "", *, code: float = 0.0
+    signature: Signature,
+    operands: Iterable[Operand],
+    caches: Caches,
+    access: str = "",
+    *,
+    code: float = 0.0,
+    inside: bool = False,
 ) -> Features:
-    """The features of an op whose operands lie where they are said to, and its code as many bytes away."""
+    """The features of an op whose operands lie where they are said to, and its code as many bytes away; `inside` a
+    step, between other ops, or called by itself."""
     kind = kind_of(signature)
     given = tuple(operands)
     levels = by_level(given, caches.l2, caches.l3)
@@ -119,7 +129,8 @@ def describe(
     else:
         work, place = _work(kind, signature)
     fetched = by_level([Operand(CODE_BYTES, int(code))], caches.l2, caches.l3)[1:] / CODE_BYTES
-    return Features(kind, family_of(kind), np.concatenate([[1.0], levels, fetched, work]), np.array(place))
+    state = [*(_STATE * levels[1:] / max(float(levels.sum()), 1.0)), *(_CODE_STATE * fetched), _INSIDE * inside]
+    return Features(kind, family_of(kind), np.concatenate([[1.0], levels, fetched, work]), np.array([*place, *state]))
 
 
 def _work(kind: str, signature: Signature) -> tuple[list[float], list[float]]:
@@ -144,7 +155,8 @@ def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
     tiled = [2.0 * batch * _tiled(m, 8) * n * k, 2.0 * batch * m * _tiled(n, _LANES) * k]
     packed = [float(batch * m * k), float(batch * n * k), float(batch * m * n)]
     last = log2(max(_tiled(n, _LANES) / max(n, 1), 1.0))
-    return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1))]
+    ragged = [_RAGGED * (length % _LANES > 0) for length in (m, n, k)]
+    return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1)), *ragged]
 
 
 def _tiled(size: int, tile: int) -> int:

@@ -11,12 +11,14 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.calibration.copies import fit_copies, is_copy
+from traincast.calibration.crowding import fit_crowding
 from traincast.calibration.estimator import KindModel, fit_kind, fit_terms, non_negative
 from traincast.calibration.exchanges import fit_exchanges, is_exchange
-from traincast.calibration.features import OTHER, Caches, Features, family_of
+from traincast.calibration.features import OTHER, Caches, Features, family_of, kind_of
 from traincast.calibration.profile import Profile
-from traincast.calibration.samples import Sample
+from traincast.calibration.samples import Sample, calm_samples, signature_text
 from traincast.calibration.step import HOST_EVENTS
+from traincast.calibration.waits import with_late
 from traincast.errors import TraincastError
 from traincast.measurements.metrics import ErrorRow, error_row, within
 
@@ -27,44 +29,49 @@ _OWN_TERMS = [0, 4, 5, 6, 7]  # of a kind that streams: a call, its code, elemen
 _OWN = len(_OWN_TERMS)
 _CODE_TERMS = slice(4, 6)  # code from the L3 and from memory
 _MOST_CODE = (40e-6, 150e-6)  # seconds
-_ARITHMETIC = ("gemm", "conv")
-_INSIDE_PRIOR = 8  # ops inside steps that weigh as much as no difference
-_INSIDE_LIMITS = (-0.5, 0.5)  # of the logarithm: beyond, something else is wrong
 _FEWEST = 4  # samples of a kind
 STREAMING = ("elementwise", "reduction")
 """Families whose kinds share the price of a byte."""
 _DISTURBED = 0.25  # relative spread beyond which a sample says too little
 _HOST_SPREAD = 0.25
 # seconds per host event on a server core (host/data, eager PyTorch 2): what small steps cannot tell apart stays near it
-_HOST_PRIOR = np.array([60e-6, 8e-6, 2e-6, 8e-6, 3e-6, 4e-6])
-_LEAST_HOST = 5e-6
-_HOST_WEIGHT = 0.1  # of that, against one for a small step
+_HOST_PRIOR = np.array([60e-6, 8e-6, 2e-6, 8e-6, 3e-6, 4e-6, 15e-6, 150e-6])
+_HOST_WEIGHT = 0.5  # of that, against one for a small step
+# how far what is left of a small step may be off: a share of the usual host time, and one of its kernels, which were
+# timed in other repetitions
+_HOST_OFF, _KERNELS_OFF = 0.2, 0.03
 
 
 def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
     """The profile of all samples, with the errors that a fit on four fifths of them makes on the others."""
     every = list(samples)
-    steady = [sample for sample in every if sample.spread < _DISTURBED and not is_exchange(sample.signature)]
+    single = [sample for sample in every if not is_exchange(sample.signature)]
+    calm = calm_samples(single)
+    together = [sample for sample in calm if sample.plan]
+    steady = [sample for sample in calm if sample.spread < _DISTURBED and not sample.plan]
+    crowding, steps = fit_crowding(steady, clock), [sample for sample in steady if sample.signature is None]
+    steady = [sample for sample in steady if sample.ranks == 1]
     ops = [sample for sample in steady if sample.signature is not None and not is_copy(sample.signature)]
     if len(ops) < 2 * _FEWEST:
         raise TraincastError(f"the store holds {len(ops)} steady samples; measure for longer with 'traincast bench'")
     reference = float(np.median([s.reference_busy if clock == "busy" else s.reference_wall for s in steady]))
-    inside, alone = [s for s in ops if s.found], [s for s in ops if not s.found]
-    kept, held = [s for s in alone if not s.held_out], [s for s in alone if s.held_out]
-    caches = _best_caches(kept, reference, clock)
+    alone = [s for s in ops if not s.found]
+    kept, held = [s for s in ops if not s.held_out], [s for s in ops if s.held_out]
+    caches = _best_caches([s for s in kept if not s.found], reference, clock)
     tried = _models(kept, caches, reference, clock)
-    errors = _errors(tried, held, caches, reference, clock)
-    tried = _in_steps(tried, [s for s in inside if not s.held_out], caches, reference, clock)
-    errors += _errors(tried, [s for s in inside if s.held_out], caches, reference, clock, "in steps: ")
-    models = _in_steps(_models(alone, caches, reference, clock), inside, caches, reference, clock)
-    steps = [sample for sample in steady if sample.signature is None]
+    parts = {"": held, "alone: ": [s for s in held if not s.found], "in steps: ": [s for s in held if s.found]}
+    errors = [row for where, some in parts.items() for row in _errors(tried, some, caches, reference, clock, where)]
+    errors += _repeated(alone, clock)
+    models = _models(ops, caches, reference, clock)
     exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
+    jitter = _jitter(steps)
+    exchanges = with_late(exchanges, together, reference, jitter)
     copies, copy_errors = fit_copies([s for s in steady if is_copy(s.signature)], reference, clock)
     errors = [*errors, *exchange_errors, *copy_errors]
     profile = Profile(
         identity=identity, clock=clock, reference=reference, caches=caches, models=models, host={},
         host_spread=_HOST_SPREAD, errors=tuple(_row(error) for error in errors), samples=len(every),
-        exchanges=exchanges, copies=copies,
+        exchanges=exchanges, copies=copies, crowding=crowding, jitter=jitter,
     )  # fmt: skip
     return _with_host(profile, steps), errors
 
@@ -186,37 +193,45 @@ def _errors(
     return errors
 
 
+def _jitter(steps: Sequence[Sample]) -> float:
+    """How far what a rank computes deviates from step to step, in the median of the small steps of several ranks."""
+    spreads = [step.spread for step in steps if step.ranks > 1]
+    return float(f"{np.median(spreads):.4g}") if spreads else 0.0
+
+
+def _repeated(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
+    """How far a second measurement of the same lies from the first: what no model can be better than."""
+    first: dict[tuple[object, ...], Sample] = {}
+    families: dict[str, list[tuple[float, float, str]]] = {}
+    for sample in samples:
+        assert sample.signature is not None
+        same = (signature_text(sample.signature), sample.between, sample.code_far, sample.access)
+        if same in first:
+            kind = kind_of(sample.signature)
+            families.setdefault(family_of(kind), []).append((first[same].ratio(clock), sample.ratio(clock), kind))
+        first.setdefault(same, sample)
+    rows = []
+    for family, pairs in sorted(families.items()):
+        once, again, names = zip(*pairs, strict=True)
+        rows.append(error_row("held out", f"measured again: {family}", once, again, names))
+    return rows
+
+
 def _with_host(profile: Profile, steps: Sequence[Sample]) -> Profile:
-    """Host seconds per event, from what small steps take beyond their ops."""
-    columns, left = [np.zeros(len(HOST_EVENTS))], [0.0]
+    """Host seconds per event, and by how much kernels take longer than their medians add up to (the median of a sum of
+    times with long tails is more than the sum of their medians), from what small steps take beyond their ops."""
+    rows, left = list[FloatArray](), list[float]()
     for step in steps:
-        if profile.reference * step.ratio(profile.clock) < _LEAST_HOST:
-            continue  # timing its ops took longer than its host: it says nothing
-        usual = float(np.array(step.events) @ _HOST_PRIOR)  # not its own time, which may be little beside its ops
-        columns.append(np.array(step.events) / usual)
-        left.append(profile.reference * step.ratio(profile.clock) / usual)
-    prior = np.diag(_HOST_WEIGHT / _HOST_PRIOR)
-    per_event: FloatArray = non_negative(
-        np.concatenate([np.array(columns), prior]), np.concatenate([left, np.full(len(_HOST_PRIOR), _HOST_WEIGHT)])
+        events = np.zeros(len(HOST_EVENTS))  # stores of earlier versions have fewer
+        events[: len(step.events)] = step.events
+        kernels = profile.reference * step.kernels
+        off = float(np.hypot(_HOST_OFF * (events @ _HOST_PRIOR), _KERNELS_OFF * kernels))
+        rows.append(np.append(events, kernels) / off)
+        left.append(profile.reference * step.ratio(profile.clock) / off)
+    prior = np.hstack([np.diag(_HOST_WEIGHT / _HOST_PRIOR), np.zeros((len(_HOST_PRIOR), 1))])
+    *per_event, longer = non_negative(
+        np.concatenate([np.array(rows).reshape(-1, len(HOST_EVENTS) + 1), prior]),
+        np.concatenate([left, np.full(len(_HOST_PRIOR), _HOST_WEIGHT)]),
     )
-    return replace(profile, host=dict(zip(HOST_EVENTS, (float(f"{value:.4g}") for value in per_event), strict=True)))
-
-
-def _in_steps(
-    models: Mapping[str, KindModel], inside: Sequence[Sample], caches: Caches, reference: float, clock: str
-) -> dict[str, KindModel]:
-    """The models with the price of all that moves data raised or lowered to what it took inside small steps, as far as
-    there were enough ops to say. Products and convolutions take as long there as alone."""
-    taken: dict[str, list[tuple[float, float]]] = {}
-    for sample in inside:
-        features = sample.features(caches)
-        if features.kind in models and features.family not in _ARITHMETIC:
-            alone = models[features.kind].predict(features.terms, features.place)[0]
-            taken.setdefault(features.kind, []).append((alone, reference * sample.ratio(clock)))
-    priced = dict(models)
-    for kind, pairs in taken.items():
-        alone, within_step = (sum(column) for column in zip(*pairs, strict=True))
-        trust = len(pairs) / (len(pairs) + _INSIDE_PRIOR)
-        factor = float(np.exp(np.clip(trust * np.log(within_step / alone), *_INSIDE_LIMITS)))
-        priced[kind] = replace(models[kind], coefficients=factor * models[kind].coefficients)
-    return priced
+    host = dict(zip(HOST_EVENTS, (float(f"{value:.4g}") for value in per_event), strict=True))
+    return replace(profile, host=host, longer=float(f"{longer:.4g}"))

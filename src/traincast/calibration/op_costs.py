@@ -21,10 +21,14 @@ class OpCosts:
     deviation: float
 
 
-def op_costs(program: Program, profile: Profile, access: Sequence[str] = ()) -> OpCosts:
-    """Every op with an equal share of the host's time; collectives and waits have nothing else. `access` as in
-    `predict_serial`."""
-    priced = priced_ops(program, profile, access)
+def op_costs(program: Program, profile: Profile, access: Sequence[str] = (), *, ranks: int = 1) -> OpCosts:
+    """Every op with an equal share of the host's time, while so many ranks compute; collectives and waits have nothing
+    else. `access` as in `predict_serial`."""
+    crowding = profile.crowding
+    priced = [
+        one._replace(seconds=one.seconds * crowding.factor(ranks, one.kind))
+        for one in priced_ops(program, profile, access)
+    ]
     host = host_seconds(program, profile)
     seconds = np.full(program.num_ops, host / max(program.num_ops, 1))
     for one in priced:

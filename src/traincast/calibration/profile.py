@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from traincast.calibration.crowding import Crowding
 from traincast.calibration.estimator import KindModel
 from traincast.calibration.exchanges import ExchangeModels
 from traincast.calibration.features import OTHER, Caches, Features
@@ -18,13 +19,16 @@ from traincast.files.writing import write_bytes
 KIND = "calibrated"
 """What `kind` says in the file of such a profile."""
 _MOST_BYTES = 32 << 20
+_FORM = 3  # of the features that models are fitted to; those of another form mean something else
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Profile:
     """Seconds on one machine. `reference` is how long its reference kernel took, by `clock`; `host` are seconds per
     event of the host (`host_events`); `identity` is what was measured, `errors` what was held out said. `exchanges` are
-    between ranks, `copies` between host and device by direction and memory."""
+    between ranks, `copies` between host and device by direction and memory, `crowding` is what ops lose while all ranks
+    compute, `jitter` the relative deviation of what a rank computes from step to step; `longer` is by how much the
+    ops of a step take longer than the medians of their times add up to (0.03: three percent)."""
 
     identity: Mapping[str, Any]
     clock: str
@@ -37,6 +41,9 @@ class Profile:
     samples: int
     exchanges: ExchangeModels = field(default_factory=ExchangeModels)
     copies: Mapping[str, KindModel] = field(default_factory=dict)
+    crowding: Crowding = field(default_factory=Crowding)
+    jitter: float = 0.0
+    longer: float = 0.0
 
     def seconds(self, features: Features) -> tuple[float, float, bool]:
         """Seconds of an op, the deviation of their logarithm, and whether its kind was measured."""
@@ -51,14 +58,16 @@ def save_profile(profile: Profile, path: str | Path) -> None:
     """Writes the profile as TOML."""
     tables = {
         "": {
-            "kind": KIND, "clock": profile.clock, "reference_seconds": profile.reference, "l2_bytes": profile.caches.l2,
-            "l3_bytes": profile.caches.l3, "host_spread": profile.host_spread, "samples": profile.samples,
+            "kind": KIND, "form": _FORM, "clock": profile.clock, "reference_seconds": profile.reference,
+            "l2_bytes": profile.caches.l2, "l3_bytes": profile.caches.l3, "host_spread": profile.host_spread,
+            "samples": profile.samples, "jitter": profile.jitter, "longer": profile.longer,
+            "exchanges_widened": profile.exchanges.widened, "exchanges_late": profile.exchanges.late,
         },
         "identity": dict(profile.identity),
         "host_seconds": dict(profile.host),
+        "crowding": {json.dumps(name): factor for name, factor in profile.crowding.factors.items()},
         **_tables("models", profile.models),
         **_tables("exchanges", profile.exchanges.seconds),
-        **_tables("exchanges_busy", profile.exchanges.busy),
         **_tables("copies", profile.copies),
     }  # fmt: skip
     lines = ["# Fitted from microbenchmarks of one machine by 'traincast fit'; see identity."]
@@ -94,6 +103,10 @@ def load_profile(path: str | Path) -> Profile:
     """Reads a profile; a damaged one is named with what is wrong in it."""
     where = f"profile '{shown_path(path)}'"
     table = parse_toml(read_text(str(path), most=_MOST_BYTES), where)
+    if table.get("kind") == KIND and table.get("form", 1) != _FORM:
+        raise TraincastError(
+            f"{where} was fitted by another version of traincast; fit its store again: 'traincast fit'"
+        )
     try:
         return Profile(
             identity=table["identity"],
@@ -105,8 +118,15 @@ def load_profile(path: str | Path) -> Profile:
             host_spread=float(table["host_spread"]),
             errors=tuple(table.get("errors", ())),
             samples=int(table["samples"]),
-            exchanges=ExchangeModels(_models(table, "exchanges"), _models(table, "exchanges_busy")),
+            exchanges=ExchangeModels(
+                _models(table, "exchanges"),
+                widened=float(table.get("exchanges_widened", 1.0)),
+                late=float(table.get("exchanges_late", 0.0)),
+            ),
             copies=_models(table, "copies"),
+            crowding=Crowding({name: float(value) for name, value in table.get("crowding", {}).items()}),
+            jitter=float(table.get("jitter", 0.0)),
+            longer=float(table.get("longer", 0.0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise TraincastError(f"{where} is damaged ({error!r}); fit it again with 'traincast fit'") from None

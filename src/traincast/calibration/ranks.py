@@ -83,9 +83,9 @@ def predict_ranks(workload: Workload, profile: Profile, access: Sequence[Sequenc
     `predict_serial`."""
     programs = [workload.programs[number] for number in workload.ranks]
     laws = access or [()] * len(programs)
-    costs = [op_costs(program, profile, law) for program, law in zip(programs, laws, strict=True)]
+    costs = [op_costs(program, profile, law, ranks=len(programs)) for program, law in zip(programs, laws, strict=True)]
     plans = [rank_plan(program, cost.seconds) for program, cost in zip(programs, costs, strict=True)]
-    seconds = step_seconds(plans, profile.exchanges.cost)
+    seconds = step_seconds(plans, profile.exchanges.in_step, profile.jitter)
     factor = math.exp(Z90 * _spread(profile, costs, plans, seconds))
     return RanksPrediction(
         workload=workload.name, batch_size=programs[0].batch_size, profile=profile, iteration=seconds,
@@ -95,12 +95,13 @@ def predict_ranks(workload: Workload, profile: Profile, access: Sequence[Sequenc
 
 
 def _spread(profile: Profile, costs: Sequence[OpCosts], plans: Sequence[RankPlan], seconds: float) -> float:
-    """Relative deviation of a step: that of the busiest rank's ops, and of what is exchanged. Collectives of one kind
-    err alike, kinds apart."""
+    """Relative deviation of a step: that of the busiest rank's ops, of what is exchanged, and of ranks from step to
+    step. Collectives of one kind err alike, kinds apart."""
     errors = totals(
-        (met[0].kind, profile.exchanges.sigma(met) * profile.exchanges.cost(met).seconds) for met in _meetings(plans)
+        (met[0].kind, profile.exchanges.sigma(met) * profile.exchanges.in_step(met)) for met in _meetings(plans)
     )
-    return math.hypot(max(cost.deviation for cost in costs), *errors.values()) / seconds
+    computing = max(cost.deviation for cost in costs)
+    return math.hypot(computing / seconds, profile.jitter, *(error / seconds for error in errors.values()))
 
 
 def _exchanged(profile: Profile, plans: Sequence[RankPlan]) -> dict[str, tuple[int, int, float]]:
@@ -108,7 +109,7 @@ def _exchanged(profile: Profile, plans: Sequence[RankPlan]) -> dict[str, tuple[i
     for met in _meetings(plans):
         calls, nbytes, seconds = found.get(met[0].kind, (0, 0, 0.0))
         message = max(exchange.message_bytes for exchange in met)
-        found[met[0].kind] = (calls + 1, nbytes + message, seconds + profile.exchanges.cost(met).seconds)
+        found[met[0].kind] = (calls + 1, nbytes + message, seconds + profile.exchanges.in_step(met))
     return found
 
 

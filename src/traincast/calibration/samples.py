@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
+
+import numpy as np
 
 from traincast.calibration.caches import Operand
 from traincast.calibration.features import Caches, Features, describe, touched_bytes
 from traincast.errors import TraincastError
 from traincast.workload.ops import Scalar, Signature, TensorSpec
 
-_HELD_OUT = 5  # one sample in so many takes no part in the fit that is reported
+CALM = 1.12
+"""A reference this many times as long as on the calm machine: neighbours slow what moves data far more than it."""
+_CALM_SHARE, _LEAST_CALM = 0.3, 0.5  # of samples: how many of the lowest references are calm; fewest that must remain
+_FEWEST = 40  # samples that tell how fast the calm machine is
+FIFTHS = 5
+"""Parts of the samples: one takes no part in the fit that is reported, or each in turn where there are few."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """Seconds of one call by two clocks, and the reference beside it. `between` are the bytes of other data touched
     since the call before on the same operands (0: none), and with `code_far` since the op ran at all. `signature` is
-    None for the host's time of a small step, whose `events` count what its host did; it is of no op where it is a
-    collective's or a copy's. An op that was timed inside a step has `found`: the bytes touched since each of its inputs
-    and outputs was, and since its code was. As many as `ranks` processes ran it at the same time."""
+    None for the host's time of a small step, whose `events` count what its host did: what is left of the step beside
+    `kernels` (in units of the reference), at times less than nothing. It is of no op where it is a collective's or a
+    copy's. An op that was timed inside a step has `found`: the bytes touched since each of its inputs and outputs was,
+    and since its code was. As many as `ranks` processes ran it at the same time. Of a whole step of ranks, `plan` says
+    where they exchange (`waits.plan_text`), and "busy" is what the rank's own thread computed."""
 
     signature: Signature | None
     between: int
@@ -36,6 +45,8 @@ class Sample:
     events: tuple[float, ...] = ()
     found: tuple[float, ...] = ()
     ranks: int = 1
+    kernels: float = 0.0
+    plan: str = ""
 
     def ratio(self, clock: str) -> float:
         """Seconds in units of the reference."""
@@ -47,16 +58,33 @@ class Sample:
         if self.found:
             sizes = touched_bytes(self.signature, self.access)
             inside = [Operand(int(size), int(away)) for size, away in zip(sizes, self.found, strict=False)]
-            return describe(self.signature, inside, caches, self.access, code=self.found[-1])
+            return describe(self.signature, inside, caches, self.access, code=self.found[-1], inside=True)
         operands = call_operands(self.signature, self.access, self.between, code_far=self.code_far)
         code = sum(operand.nbytes for operand in operands) + (self.between if self.code_far else 0)
         return describe(self.signature, operands, caches, self.access, code=code)
 
     @property
-    def held_out(self) -> bool:
-        """Whether it is kept from the fit that is reported: a fifth, by what was run."""
+    def fifth(self) -> int:
+        """Which fifth of the samples it belongs to (0 to 4), by what was run: all samples of one op are in one."""
         text = signature_text(self.signature) if self.signature else repr(self.events)
-        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % _HELD_OUT == 0
+        return int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "big") % FIFTHS
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is kept from the fit that is reported."""
+        return self.fifth == 0
+
+
+def calm_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """Those taken while the reference was as fast as on the calm machine; all, where there are
+    few or the machine was hardly ever so."""
+    if len(samples) < _FEWEST:
+        return list(samples)
+    references = np.array([sample.reference_busy for sample in samples])
+    calm = references <= CALM * np.quantile(references, _CALM_SHARE)
+    if calm.mean() < _LEAST_CALM:
+        return list(samples)
+    return [sample for sample, kept in zip(samples, calm, strict=True) if kept]
 
 
 def call_operands(signature: Signature, access: str, between: int, *, code_far: bool = False) -> tuple[Operand, ...]:
@@ -119,6 +147,8 @@ def sample_row(sample: Sample) -> dict[str, Any]:
         "events": json.dumps(sample.events),
         "found": json.dumps(sample.found),
         "ranks": sample.ranks,
+        "kernels": sample.kernels,
+        "plan": sample.plan,
     }
 
 
@@ -133,7 +163,9 @@ def parse_row(row: Mapping[str, Any]) -> Sample:
             **{name: float(row[name]) for name in ("wall", "busy", "reference_wall", "reference_busy", "spread")},
             events=tuple(float(value) for value in json.loads(row["events"])),
             found=tuple(float(value) for value in json.loads(row["found"])),
-            ranks=int(row.get("ranks") or 1),  # stores of earlier versions have no such column
+            ranks=int(row.get("ranks") or 1),  # stores of earlier versions have no such columns
+            kernels=float(row.get("kernels") or 0.0),
+            plan=str(row.get("plan") or ""),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TraincastError(f"a sample of the store is damaged: {error!r}; measure it again") from None

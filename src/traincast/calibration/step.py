@@ -18,13 +18,15 @@ from traincast.calibration.profile import Profile
 from traincast.quantiles import Z90
 from traincast.results import Records, Result
 from traincast.totals import totals
+from traincast.workload.collectives import COLLECTIVE_OPS
 from traincast.workload.ops import Op, Phase, Signature
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
 
-HOST_EVENTS = ("step", "op", "view", "backward", "accumulate", "optimizer")
+HOST_EVENTS = ("step", "op", "view", "backward", "accumulate", "optimizer", "reduced", "collective")
 """What the host pays for beside kernels: a step, a top-level op outside backward, a view, an autograd node, a gradient
-that is accumulated, an op of the optimizer."""
+that is accumulated, an op of the optimizer; and of several ranks, a gradient that DDP has all-reduced, and a collective
+that is called."""
 _STEP_SIGMA = 0.03  # of a whole step: what no sum of parts explains (repeated calibrations of one machine differ so)
 
 
@@ -32,7 +34,9 @@ def host_events(program: Program) -> FloatArray:
     """How often each of `HOST_EVENTS` occurs in a step."""
     counts = Counter({"step": 1})
     for op in program.ops:
-        if op.name in VIEWS:
+        if op.name in COLLECTIVE_OPS:
+            counts["collective"] += 1
+        elif op.name in VIEWS:
             counts["view"] += 1
         elif op.phase is Phase.OPTIMIZER or "Optimizer." in program.scopes[op.scope].name:
             counts["optimizer"] += len(cpu_ops(op.signature))
@@ -43,6 +47,8 @@ def host_events(program: Program) -> FloatArray:
             counts["op"] += 1
         else:
             counts["accumulate" if "AccumulateGrad" in scope.name else "backward"] += 1
+    if any(op.signature.scalar("collective") == "all_reduce" for op in program.ops):
+        counts["reduced"] = counts["accumulate"]
     return np.array([float(counts[name]) for name in HOST_EVENTS])
 
 
@@ -186,7 +192,8 @@ def _priced(
     if len(whole.inputs) != len(signature.inputs):
         farthest = max((operand.distance for operand in row), default=0)
         row = tuple(Operand(spec.nbytes, farthest) for spec in (*signature.inputs, *signature.outputs))
-    return profile.seconds(describe(signature, row, profile.caches, law, code=code))
+    seconds, sigma, known = profile.seconds(describe(signature, row, profile.caches, law, code=code, inside=True))
+    return (1.0 + profile.longer) * seconds, sigma, known
 
 
 def rough_seconds(signature: Signature) -> float:

@@ -25,6 +25,8 @@ from traincast.trials.plans import BALANCED
 
 Progress = Callable[[float], None]
 _MOST_MINUTES = 24 * 60.0
+VISITS = {"here": 3, "sharding": 2}
+"""How often a step is built and measured, all others in between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,12 +109,15 @@ def _run(
         nominal=here.nominal,
         minutes=float("inf") if options.minutes is None else options.minutes,
         clock=here.clock,
+        visits=VISITS[name],
     )
     outcomes, left_out = runs.outcomes(progress)
     if not outcomes:
         reason = f", for the first one: {left_out[0].reason}" if left_out else "; give more minutes"
         raise TraincastError(f"evaluate {name}: no step was measured{reason}")
-    notes = [f"{len(outcomes)} of {len(trials)} steps measured; predictions in '{runs.record.predictions_path}'"]
+    visits = sum(one.visits for one in runs.record.measurements().values()) / len(outcomes)
+    times = f"{len(outcomes)} of {len(trials)} steps measured, {visits:.1f} times each"
+    notes = [f"{times}; predictions in '{runs.record.predictions_path}'"]
     return tuple(outcomes), tuple(left_out), (*notes, *here.notes)
 
 

@@ -33,13 +33,23 @@ class Predicted:
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A measured step: seconds of every repetition and of the reference beside it, by the wall's clock and in processor
-    time. `isolated` are its ops one by one, in units of the reference (0: not measured)."""
+    time. `isolated` are its ops one by one, in units of the reference (0: not measured). It was built and measured
+    `visits` times, with other steps in between."""
 
     step: tuple[float, ...]
     reference: tuple[float, ...]
     busy: tuple[float, ...]
     reference_busy: tuple[float, ...]
     isolated: float = 0.0
+    visits: int = 1
+
+    def __add__(self, later: Measured) -> Measured:
+        """Both together."""
+        return Measured(
+            step=self.step + later.step, reference=self.reference + later.reference, busy=self.busy + later.busy,
+            reference_busy=self.reference_busy + later.reference_busy, isolated=self.isolated or later.isolated,
+            visits=self.visits + later.visits,
+        )  # fmt: skip
 
     def ratios(self, clock: str) -> FloatArray:
         """Every repetition in units of its reference."""
@@ -49,8 +59,10 @@ class Measured:
     @staticmethod
     def of(result: Mapping[str, Any]) -> Measured:
         """From what a rank wrote, or from a line of the record."""
-        series = {name: tuple(result[name]) for name in ("step", "reference", "busy", "reference_busy")}
-        return Measured(**series, isolated=float(result.get("isolated") or 0.0))
+        return Measured(
+            step=tuple(result["step"]), reference=tuple(result["reference"]), busy=tuple(result["busy"]),
+            reference_busy=tuple(result["reference_busy"]), isolated=float(result.get("isolated") or 0.0),
+        )  # fmt: skip
 
 
 class Record:
@@ -82,13 +94,17 @@ class Record:
         write_json(self.predictions_path, content)
 
     def measurements(self) -> dict[str, Measured]:
-        """By key of the trial; a last line that was cut off is left out."""
+        """By key of the trial, all its visits together; a last line that was cut off is left out."""
         if not self.measurements_path.exists():
             return {}
         lines = read_text(self.measurements_path).split("\n")[:-1]
         rows = [parse_json(line, shown_path(self.measurements_path)) for line in lines]
         with _damaged(self.measurements_path):
-            return {row["key"]: Measured.of(row) for row in rows}
+            found: dict[str, Measured] = {}
+            for row in rows:
+                one = Measured.of(row)
+                found[row["key"]] = found[row["key"]] + one if row["key"] in found else one
+            return found
 
     def add(self, key: str, measured: Measured) -> None:
         """One more measurement, on the disk when this returns."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from traincast.arrays import IntArray
 from traincast.benching.ranks import run_ranks
+from traincast.calibration.samples import CALM
 from traincast.errors import TraincastError
 from traincast.evaluation.cases import Case, LeftOut, Outcome
 from traincast.evaluation.here_files import Measured, Predicted, Record
@@ -19,7 +21,8 @@ from traincast.trials.catalog import Trial
 
 Progress = Callable[[float], None]
 Predict = Callable[[Trial], Predicted]
-_STEP_SECONDS = 1.5  # spent on the repetitions of one step
+_STEP_SECONDS = 1.5  # spent on the repetitions of one step, at each visit
+_FEWEST_CALM = 3  # repetitions
 RANK_MODULE = "traincast.trials.rank"
 """What a rank runs."""
 ISOLATED = "isolated ops summed"
@@ -30,6 +33,8 @@ ISOLATED = "isolated ops summed"
 class Runs:
     """Trials of one evaluation: all are predicted by `predict`, and as many run as `minutes` allow, in their order.
 
+    Each is built and measured up to `visits` times, all others in between: the same step, built anew minutes later,
+    lies in other pages of memory and beside other neighbours, and takes some percent more or less.
     `basis` is what the predictions follow from, `nominal` the seconds of the reference kernel behind them. `clock` is
     "wall", or "busy" (processor time) where neighbours disturb the machine; ranks that wait are timed on the wall.
     """
@@ -42,6 +47,7 @@ class Runs:
     nominal: float
     minutes: float = float("inf")
     clock: str = "wall"
+    visits: int = 3
 
     @property
     def record(self) -> Record:
@@ -77,24 +83,29 @@ class Runs:
         return known, left_out
 
     def _measure(self, record: Record, predictions: dict[str, Predicted], begin: float, progress: Progress) -> None:
-        """Trials that were not measured yet, those of one process and of several by turns, until the time is over."""
-        done = record.measurements()
-        missing = [trial for trial in self.trials if trial.key in predictions and trial.key not in done]
-        count = len(predictions)
-        for ranks in sorted({trial.ranks for trial in missing}):
-            left = 60 * self.minutes - (time.monotonic() - begin)
-            share = left * sum(t.ranks == ranks for t in missing) / sum(t.ranks >= ranks for t in missing)
-            jobs = [self._job(trial) for trial in missing if trial.ranks == ranks]
+        """Trials that were not visited as often as wanted, visit after visit, until the time is over; in each, those
+        of one process and of several by turns."""
+        counts = {key: one.visits for key, one in record.measurements().items()}
+        wanted = [trial for trial in self.trials if trial.key in predictions]
 
-            def hear(result: dict[str, Any]) -> None:
-                record.add(Trial.from_dict(result["trial"]).key, Measured.of(result))
-                progress(0.3 + 0.7 * len(record.measurements()) / count)
+        def hear(result: dict[str, Any]) -> None:
+            key = Trial.from_dict(result["trial"]).key
+            record.add(key, Measured.of(result))
+            counts[key] = counts.get(key, 0) + 1
+            progress(0.3 + 0.7 * sum(counts.values()) / (self.visits * len(wanted)))
 
-            if share > 0:
-                run_ranks(jobs, ranks, each=hear, seconds=share, module=RANK_MODULE)
+        for visit in range(self.visits):
+            missing = [trial for trial in wanted if counts.get(trial.key, 0) <= visit]
+            for ranks in sorted({trial.ranks for trial in missing}):
+                left = 60 * self.minutes - (time.monotonic() - begin)
+                share = left * sum(t.ranks == ranks for t in missing) / sum(t.ranks >= ranks for t in missing)
+                jobs = [self._job(trial, isolated=visit == 0) for trial in missing if trial.ranks == ranks]
+                if share > 0:
+                    run_ranks(jobs, ranks, each=hear, seconds=share, module=RANK_MODULE)
 
-    def _job(self, trial: Trial) -> dict[str, Any]:
-        return {"trial": trial.to_dict(), "seconds": _STEP_SECONDS, "isolated": trial.ranks == 1}
+    def _job(self, trial: Trial, *, isolated: bool) -> dict[str, Any]:
+        job = {"trial": trial.to_dict(), "seconds": _STEP_SECONDS, "isolated": isolated and trial.ranks == 1}
+        return {**job, "calm": CALM * self.nominal}
 
 
 def group_of(trial: Trial) -> str:
@@ -104,7 +115,7 @@ def group_of(trial: Trial) -> str:
 
 def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: float, clock: str) -> Outcome:
     """A trial's prediction beside its measurement, for a reference that takes `nominal` seconds."""
-    ratios = measured.ratios(clock if trial.ranks == 1 else "wall")
+    ratios = measured.ratios(clock if trial.ranks == 1 else "wall")[_calm(measured, nominal, clock)]
     middle = float(np.median(ratios))
     others = {ISOLATED: 100 * (measured.isolated / middle - 1)} if measured.isolated > 0 else {}
     case = Case(
@@ -122,3 +133,11 @@ def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: 
         high_ms=1e3 * predicted.high,
         active_ms=1e3 * predicted.seconds,
     )
+
+
+def _calm(measured: Measured, nominal: float, clock: str) -> IntArray:
+    """The repetitions beside which the reference was as fast as on the calm machine, by number; where there are few,
+    the calmest third."""
+    beside = np.array(measured.reference_busy if clock == "busy" else measured.reference)
+    fewest = max(_FEWEST_CALM, len(beside) // 3)
+    return np.flatnonzero(beside <= max(CALM * nominal, np.sort(beside)[min(fewest, len(beside)) - 1]))

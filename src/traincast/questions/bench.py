@@ -6,13 +6,14 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traincast.calibration.profile import load_profile
 from traincast.errors import TraincastError, shown
-from traincast.questions.here import captured_here, store_folder
+from traincast.questions.here import captured_here, profile_file, store_folder
 from traincast.questions.measure import Source
 from traincast.questions.variant import Variant
 from traincast.results import Records, Result
@@ -26,14 +27,18 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
 _MOST_MHZ = 1e5
-_HOST_SHARE, _COPY_SHARE, _EXCHANGE_SHARE = 0.15, 0.03, 0.17  # of the time; single ops have the rest
+_SHARES = {"host": 0.25, "together": 0.09, "copies": 0.02, "exchanges": 0.14}  # of the time; single ops have the rest
+_AGAIN_SHARE = 0.04  # of the time, at its end: some ops once more
+_AGAIN, _EVERY = "-again", 13  # every 13th, which takes all kinds in turn
+_SHOWN = 5  # kinds of ops that would narrow the interval most
 _SECONDS_PER_SAMPLE = 0.08  # allocation, nine repetitions and the reference beside them, on one core
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Benched(Result):
     """A run of microbenchmarks: how many were added to the store, and for a workload how much of its predicted time
-    the measured shapes cover, minute by minute."""
+    the measured shapes cover, minute by minute. `half_width_if_measured` says, for a workload, what is left of half the
+    interval of its predicted kernel time when all ops of a kind are measured: the order that is followed."""
 
     store: Path
     identity: Identity | None
@@ -41,6 +46,7 @@ class Benched(Result):
     total: int
     seconds: float
     planned: dict[str, int] = field(default_factory=dict)
+    half_width_if_measured: dict[str, float] = field(default_factory=dict)
     coverage: tuple[tuple[float, float], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -53,6 +59,7 @@ class Benched(Result):
             "total": self.total,
             "seconds": self.seconds,
             "planned": self.planned,
+            "half_width_if_measured": self.half_width_if_measured,
             "coverage": [{"minutes": minutes, "share": share} for minutes, share in self.coverage],
             "notes": list(self.notes),
         }
@@ -61,11 +68,13 @@ class Benched(Result):
         """What was done, or would be."""
         if self.planned:
             kinds = ", ".join(f"{kind} {number}" for kind, number in self.planned.items())
-            return f"would make {sum(self.planned.values())} measurements in about {self.seconds:.0f} s: {kinds}"
+            made = f"would make {sum(self.planned.values())} measurements in about {self.seconds:.0f} s"
+            first = f"{made}, into {self.store}: {kinds}"
+            best = list(self.half_width_if_measured.items())[:_SHOWN]
+            narrowed = ", ".join(f"{kind} ±{width:.0%}" for kind, width in best)
+            return f"{first}\nhalf the interval of its kernels when measured: {narrowed}" if best else first
         lines = [f"{self.store}: {self.measured} measured in {self.seconds:.0f} s, {self.total} in all"]
-        lines += [
-            f"after {minutes:.1f} min: {share:.1%} of the step's predicted time" for minutes, share in self.coverage
-        ]
+        lines += [_covered_text(*mark) for mark in self.coverage]
         return "\n".join([*lines, *self.notes])
 
     def records(self) -> Records:
@@ -97,18 +106,19 @@ def bench(
     dry_run: bool = False,
     clock_mhz: float = 0.0,
     progress: Callable[[float], None] = lambda _: None,
+    covered: Callable[[str], None] = lambda _: None,
 ) -> Benched:
-    """Measures until the budget is used up or all of the workload's shapes are measured."""
-    from traincast.benching.plans import plan
-
+    """Measures until the budget is used up or all of the workload's shapes are measured; `covered` hears after each
+    minute how much of the workload's time is."""
     seconds = parse_budget(budget)
     if not 0 <= seed < 1 << 32:
         raise TraincastError(f"`seed` is {shown(seed)}; give a whole number from 0")
     folder = store or store_folder(device)
-    needed = None if workload is None else _needed(workload, variant or Variant())
-    tasks = plan(seed) if needed is None else iter(needed.tasks)
+    needed = None if workload is None else _needed(workload, variant or Variant(), device)
+    tasks = _plan(device, seed) if needed is None else iter(needed.tasks)
     if dry_run:
-        return _planned(folder, tasks, seconds, device if needed is None else "")
+        planned = _planned(folder, tasks, seconds, device if needed is None else "")
+        return planned if needed is None else replace(planned, half_width_if_measured=needed.by_kind)
     from traincast.benching.disturbance import run_notes
     from traincast.benching.opening import open_device
     from traincast.benching.store import Store
@@ -118,19 +128,23 @@ def bench(
         raise TraincastError(f"`clock_mhz` is {clock_mhz:g}; give the SM clock that the GPU is locked to")
     opened = open_device(device, locked_mhz=clock_mhz)
     held = Store(folder, opened.identity())
-    check_locked(opened, Reference(opened))
-    started, clock = time.monotonic(), opened.clock_mhz()
-    before = len(held)
+    held.claim()
+    started, reference = time.monotonic(), Reference(opened)
+    clock = reference.clock_mhz()
+    notes = [*check_locked(opened, clock), *filter(None, [opened.neighbours()])]
+    before, coverage = len(held), tuple[tuple[float, float], ...]()
     if needed is None:
-        coverage: tuple[tuple[float, float], ...] = ()
-        notes = _beside_ops(opened, held, seed, started, seconds, progress)
-        notes += _run(opened, held, tasks, started, seconds, progress)
+        notes += _beside_ops(opened, held, seed, started, seconds, progress)
+        notes += _run(opened, held, tasks, started, (1.0 - _AGAIN_SHARE) * seconds, progress)
+        notes += _run(opened, held, _measured_before(held, _plan(device, seed)), started, seconds, progress, _AGAIN)
     else:
-        coverage, notes = _cover(opened, held, needed, started, seconds, progress)
-    notes += run_notes(list(islice(held.samples(), before, None)), (clock, opened.clock_mhz()))
+        coverage, failures = _cover(opened, held, needed, started, seconds, progress, covered)
+        notes += failures
+    notes += run_notes(list(islice(held.samples(), before, None)), (clock, reference.clock_mhz()))
     return Benched(
         store=folder, identity=held.identity, measured=len(held) - before, total=len(held),
         seconds=time.monotonic() - started, coverage=coverage, notes=tuple(dict.fromkeys(notes)),
+        half_width_if_measured={} if needed is None else needed.by_kind,
     )  # fmt: skip
 
 
@@ -138,14 +152,21 @@ def _beside_ops(
     device: Device, store: Store, seed: int, started: float, seconds: float, progress: Callable[[float], None]
 ) -> list[str]:
     """What is no single op: the host's overheads, copies, collectives, each for its share of the time."""
-    from traincast.benching.parts import measure_copies, measure_exchanges, measure_host
+    from traincast.benching.parts import measure_copies, measure_exchanges, measure_host, measure_together
 
     def go_on() -> None:
         progress(min(1.0, (time.monotonic() - started) / seconds))
 
-    measure_host(device, store, seed, _HOST_SHARE * seconds, go_on)
-    measure_copies(device, store, seed, _COPY_SHARE * seconds, go_on)
-    return measure_exchanges(device, store, seed, _EXCHANGE_SHARE * seconds, go_on)
+    share = _seconds_of(seconds)
+    notes = measure_host(device, store, seed, share["host"], go_on)
+    notes += measure_together(device, store, seed, share["together"], go_on)
+    notes += measure_copies(device, store, seed, share["copies"], go_on)
+    return notes + measure_exchanges(device, store, seed, share["exchanges"], go_on)
+
+
+def _seconds_of(seconds: float) -> dict[str, float]:
+    """What each part beside single ops gets of so many seconds."""
+    return {part: share * seconds for part, share in _SHARES.items()}
 
 
 def _run(
@@ -155,6 +176,7 @@ def _run(
     started: float,
     seconds: float,
     progress: Callable[[float], None],
+    turn: str = "",
 ) -> list[str]:
     """Measures until `seconds` after `started`, and names the ops that could not be run alone."""
     from traincast.benching.bench import bench as run
@@ -169,20 +191,46 @@ def _run(
     def overall(share: float) -> None:
         progress((gone + share * (seconds - gone)) / seconds)
 
-    run(device, store, tasks, seconds=seconds - gone, progress=overall, failed=failed)
+    run(device, store, tasks, seconds=seconds - gone, progress=overall, failed=failed, turn=turn)
     return failures
 
 
-def _needed(workload: Source, variant: Variant) -> Coverage:
-    """Every op of a step as a task."""
+def _plan(device: str, seed: int) -> Iterator[Task]:
+    """The microbenchmarks of a kind of device."""
+    from traincast.benching.gpu_plan import gpu_plan
+    from traincast.benching.plans import plan
+
+    return gpu_plan(seed) if device == "cuda" else plan(seed)
+
+
+def _measured_before(store: Store, tasks: Iterator[Task]) -> Iterator[Task]:
+    """Some of the plan's tasks that the store holds."""
+    from traincast.benching.bench import task_key
+
+    return (task for task in islice(tasks, 0, len(store), _EVERY) if task_key(task) in store)
+
+
+def _needed(workload: Source, variant: Variant, device: str) -> Coverage:
+    """Every op of a step as a task; a CPU that was fitted says what it is unsure of."""
     from traincast.benching.needed import Coverage
 
-    step, access = captured_here(workload, variant)
-    return Coverage(step.programs[0], access)
+    step, access = captured_here(workload, variant, runs_on=device)
+    fitted = device == "cpu" and profile_file().is_file()
+    return Coverage(step.programs[0], access, load_profile(profile_file()) if fitted else None)
+
+
+def _covered_text(minutes: float, share: float) -> str:
+    return f"after {minutes:.1f} min: {share:.1%} of the step's predicted time"
 
 
 def _cover(
-    device: Device, store: Store, coverage: Coverage, started: float, seconds: float, progress: Callable[[float], None]
+    device: Device,
+    store: Store,
+    coverage: Coverage,
+    started: float,
+    seconds: float,
+    progress: Callable[[float], None],
+    covered: Callable[[str], None],
 ) -> tuple[tuple[tuple[float, float], ...], list[str]]:
     """Measures a workload's ops, most valuable first; what share was covered after each minute and at the end."""
     from traincast.benching.bench import task_key
@@ -198,6 +246,7 @@ def _cover(
         minutes = (time.monotonic() - started) / 60
         if not marks or minutes >= 1 + int(marks[-1][0]):
             marks.append((minutes, coverage.share()))
+            covered(_covered_text(*marks[-1]))
         progress(min(1.0, max(coverage.share(), 60 * minutes / seconds)))
     return (*marks, ((time.monotonic() - started) / 60, coverage.share())), notes
 
@@ -210,8 +259,8 @@ def _planned(folder: Path, tasks: Iterator[Task], seconds: float, device: str) -
     if device:
         from traincast.benching.parts import planned_parts
 
-        beside = planned_parts(device, _HOST_SHARE * seconds, _COPY_SHARE * seconds, _EXCHANGE_SHARE * seconds)
-    left = seconds - (_HOST_SHARE + _COPY_SHARE + _EXCHANGE_SHARE) * seconds if device else seconds
+        beside = planned_parts(device, **_seconds_of(seconds))
+    left = (1.0 - sum(_SHARES.values())) * seconds if device else seconds
     kinds = Counter(kind_of(task.signature) for task in islice(tasks, max(1, int(left / _SECONDS_PER_SAMPLE))))
     needed = kinds.total() * _SECONDS_PER_SAMPLE + (seconds - left)
     return Benched(

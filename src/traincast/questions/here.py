@@ -63,18 +63,20 @@ def find_profile(on: str | Profile) -> Profile:
     return load_profile(path)
 
 
-def captured_here(source: Source | Workload, variant: Variant) -> tuple[Workload, tuple[str, ...]]:
-    """A step as a CPU runs it, without running it, and which rows its tables' lookups want."""
+def captured_here(
+    source: Source | Workload, variant: Variant, runs_on: str = "cpu"
+) -> tuple[Workload, tuple[str, ...]]:
+    """A step as a device of this kind runs it, without running it, and which rows its tables' lookups want."""
     if isinstance(source, Workload) or str(source).endswith(".tc"):
         held = source if isinstance(source, Workload) else str(source)
         return load(held, variant), ()
     from traincast.capturing.step import capture_step
 
-    step = runnable(source, variant, device="cuda")
+    step = runnable(source, variant, device="cuda", drawn=False)
     build: Callable[..., Any] = step.build if step.seq_len else lambda batch: step.build(batch, 0)
     workload = capture_step(
         build, batch_size=step.batch_size, seq_len=step.seq_len or None, name=step.name,
-        mode=variant.mode or "training", rebatch=False, runs_on="cpu",
+        mode=variant.mode or "training", rebatch=False, runs_on=runs_on,
     )  # fmt: skip
     return workload, _access(source)
 

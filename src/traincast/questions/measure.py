@@ -18,39 +18,42 @@ from traincast.workload.workload import MAX_BATCH
 if TYPE_CHECKING:
     from traincast.benching.measure import Measured
 
+_MEMORY_SHARE = 0.8  # of what is free that tables may take
 Source = str | Path | Callable[..., Any] | DlrmConfig
 """A built-in model by name, a DLRM in YAML or as a `DlrmConfig`, FILE.py:FUNCTION, or a function `make_step`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
-    """A step that can be run, at a batch size and a sequence length (0: it has none)."""
+    """A step that can be run, at a batch size and a sequence length (0: it has none); bytes of its tables."""
 
     name: str
     batch_size: int
     seq_len: int
     build: Callable[[int, int], Callable[[], Any]]
+    tables: int = 0
 
     def make_step(self) -> Callable[[], Any]:
         """A fresh model, optimizer and batch, as a callable that runs one iteration."""
         return self.build(self.batch_size, self.seq_len)
 
 
-def runnable(source: Source, variant: Variant, device: str = "cpu") -> Runnable:
-    """The step of a model as it runs on a device of this machine. Needs torch."""
+def runnable(source: Source, variant: Variant, device: str = "cpu", *, drawn: bool = True) -> Runnable:
+    """The step of a model as it runs on a device of this machine, or, without `drawn`, as it is only captured: that
+    reads no values. Needs torch."""
     if isinstance(source, DlrmConfig):
-        return _dlrm(source, variant, device)
+        return _dlrm(source, variant, device, drawn=drawn)
     name = str(source)
     if callable(source) or ":" in name:
         return _function(source, variant)
     if name.endswith((".yaml", ".yml")):
-        return _dlrm(read_dlrm(Path(name)), variant, device)
+        return _dlrm(read_dlrm(Path(name)), variant, device, drawn=drawn)
     if name.endswith(".tc"):
         raise TraincastError(f"{name} holds a captured step, which cannot be run; give FILE.py:FUNCTION or a model")
-    return _built_in(name, variant, device)
+    return _built_in(name, variant, device, drawn=drawn)
 
 
-def setting_of(variant: Variant, choice: str, optimizer: str, device: str) -> Any:
+def setting_of(variant: Variant, choice: str, optimizer: str, device: str, *, drawn: bool) -> Any:
     """How the step of a built-in model is run on a device, as `zoo.build.steps.Setting`."""
     from traincast.zoo.build.steps import Setting
 
@@ -65,40 +68,39 @@ def setting_of(variant: Variant, choice: str, optimizer: str, device: str) -> An
         precision="half" if variant.dtype == "bf16" else "fp32",
         choice=choice,
         device=device,
+        drawn=drawn,
     )
 
 
-def _dlrm(config: DlrmConfig, variant: Variant, device: str) -> Runnable:
-    from traincast.benching.measure import free_memory_bytes
+def _dlrm(config: DlrmConfig, variant: Variant, device: str, *, drawn: bool) -> Runnable:
     from traincast.zoo.build.steps import dlrm_step
     from traincast.zoo.define.dlrm import Dlrm
 
     if variant.embedding not in (None, "bag"):
         raise TraincastError(f"tables of the kind '{variant.embedding}' are not run here; give `embedding='bag'`")
     config = replace(config, embedding="bag", optimizer=variant.optimizer or config.optimizer)
-    needed, free = 4 * sum(config.table_rows) * config.embedding_dim, free_memory_bytes()
-    if needed > 0.8 * free:
-        raise TraincastError(
-            f"the tables of {config.name} take {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free here; describe a "
-            "smaller model in YAML"
-        )
-    build = dlrm_step(setting_of(variant, "bag", config.optimizer, device), Dlrm, config)
-    return Runnable(config.name, variant.batch_size or config.batch_size, 0, build)
+    build = dlrm_step(setting_of(variant, "bag", config.optimizer, device, drawn=drawn), Dlrm, config)
+    tables = 4 * sum(config.table_rows) * config.embedding_dim
+    return Runnable(config.name, variant.batch_size or config.batch_size, 0, build, tables)
 
 
-def _built_in(name: str, variant: Variant, device: str) -> Runnable:
+def _built_in(name: str, variant: Variant, device: str, *, drawn: bool) -> Runnable:
     from traincast.programs.dlrm.config import STUDY_DLRMS
     from traincast.zoo.build.recipes import RECIPES
+    from traincast.zoo.build.recommenders import RECOMMENDERS
 
     if name in STUDY_DLRMS:
-        return _dlrm(STUDY_DLRMS[name], variant, device)
+        return _dlrm(STUDY_DLRMS[name], variant, device, drawn=drawn)
     if name not in RECIPES:
         raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
     recipe = RECIPES[name]
     choice = (variant.attention if recipe.axis == "attention" else variant.embedding) or recipe.choices[0]
-    if choice not in recipe.choices or choice == "fbgemm":
-        raise TraincastError(f"{name} does not run here with '{choice}'; its tables or its attention need a GPU")
-    build = recipe.make(setting_of(variant, choice, recipe.optimizers[0], device))
+    if choice not in recipe.choices or choice == "fbgemm" or name in {model.name for model in RECOMMENDERS}:
+        raise TraincastError(
+            f"{name} does not run here with '{choice}': its tables or its attention can be predicted only; give "
+            "FILE.py:FUNCTION to run your own"
+        )
+    build = recipe.make(setting_of(variant, choice, recipe.optimizers[0], device, drawn=drawn))
     return Runnable(name, variant.batch_size or recipe.batch_size, variant.seq_len or recipe.seq_len, build)
 
 
@@ -154,6 +156,12 @@ def measure(
         raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
     opened = open_device(device)
     step = runnable(source, variant, device)
+    free = opened.free_bytes()
+    if step.tables > _MEMORY_SHARE * free:
+        raise TraincastError(
+            f"the tables of {step.name} take {step.tables / 1e9:.1f} GB and {free / 1e9:.1f} GB are free on the "
+            f"{device}; describe a smaller model in YAML"
+        )
     return measure_step(
         step.make_step, opened, name=step.name, batch_size=step.batch_size, seq_len=step.seq_len, repeats=repeats,
         seconds=seconds, clock=clock, nominal=nominal, trace=trace, progress=progress,

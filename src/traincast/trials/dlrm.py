@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from traincast.arrays import IntArray
+from traincast.benching.exchange import Exchanged, Summed
 from traincast.placement.kinds import ShardingKind
 from traincast.placement.plan import Placement, Plan, Shard
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.optimizers import LEARNING_RATE
 from traincast.programs.sharded.hybrid import dlrm_tables
-from traincast.trials.exchange import Exchanged, Summed
 from traincast.trials.inputs import Bags, bags_of, draw_lookups, shard_bags
 from traincast.trials.tasks import DlrmTask
 from traincast.zoo.define.dlrm import mlp
