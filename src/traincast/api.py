@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 from traincast.decisions import advise as advise
 from traincast.decisions import list_edits as list_edits
+from traincast.decisions import plan as plan
 from traincast.decisions import sensitivity as sensitivity
+from traincast.decisions import shard as shard
 from traincast.decisions import sweep as sweep
 from traincast.decisions import whatif as whatif
 from traincast.machine import bench as bench
@@ -40,9 +42,7 @@ if TYPE_CHECKING:
     from traincast.replay.compare import TraceComparison
     from traincast.replay.results import TraceReport
     from traincast.results import Result
-    from traincast.sharding.result import ShardingAnswer
     from traincast.training.layout import Layout
-    from traincast.training.plan import Plan
     from traincast.training.result import TrainingPrediction
     from traincast.transformers.description import Transformer
     from traincast.walk.uneven import Unevenness
@@ -132,33 +132,6 @@ def predict_training(
     return answer_training(question)
 
 
-def plan(
-    model: str | Path | Transformer,
-    *,
-    on: str | Platform,
-    gpus: int,
-    global_batch: int | None = None,
-    tokens_per_step: int | None = None,
-    seq_len: int | None = None,
-    dtype: str = "bf16",
-    price: float | None = None,
-    tokens: float | None = None,
-    progress: Progress = _silent,
-) -> Plan:
-    """How to train a Transformer on so many GPUs: the layouts with the fastest steps that fit in memory, best first.
-
-    The step is `global_batch` samples (default two a GPU), or as many as hold `tokens_per_step`. `price` is dollars of
-    one GPU for an hour, `tokens` those of the whole training. The model is named as in `predict_training`.
-    """
-    from traincast.questions.training import PlanQuestion, answer_plan
-
-    question = PlanQuestion(
-        model=str(model) if isinstance(model, Path) else model, on=on, gpus=gpus, global_batch=global_batch,
-        tokens_per_step=tokens_per_step, seq_len=seq_len, dtype=dtype, price=price, tokens=tokens,
-    )  # fmt: skip
-    return answer_plan(question, progress)
-
-
 def scaling(
     workload: str | Path | Workload,
     *,
@@ -183,44 +156,6 @@ def scaling(
         program=program, cuda_graph=cuda_graph,
     )  # fmt: skip
     return predict_scaling(question, gpus, kind)
-
-
-def shard(
-    tables: str | Path,
-    *,
-    on: str,
-    gpus: int,
-    batch_size: int = 2048,
-    dtype: str | None = None,
-    dense: str | Path | None = None,
-    candidates: str | Path | None = None,
-    seed: int = 0,
-    time_limit: float | None = None,
-    torchrec: bool = True,
-    progress: Progress = _silent,
-) -> ShardingAnswer:
-    """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
-
-    `tables` is a YAML, CSV or Parquet file, a TorchRec module description (.json) or a built-in set ("mlperf-dlrm",
-    ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
-    the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
-    `torchrec` compares with TorchRec's planner, where it is installed.
-    """
-    from traincast.questions.sharding import shard as answer
-
-    return answer(
-        str(tables),
-        on=on,
-        gpus=gpus,
-        batch_size=batch_size,
-        dtype=dtype,
-        dense=None if dense is None else Path(dense),
-        candidates=None if candidates is None else Path(candidates),
-        seed=seed,
-        time_limit=time_limit,
-        torchrec=torchrec,
-        progress=progress,
-    )
 
 
 def capture(
@@ -249,7 +184,8 @@ def capture(
     `assume` states what the step reads from tensors, which a capture does not have: `{"mask": 0.15}` (a mask keeps 15 %
     of its elements), `padding`, `branch`, `item`, `lengths`, `distinct`, `experts`; a key may name its place,
     `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`. "FILE.py"
-    without a function is a script, run as it is with its own `arguments` until its optimizer was called three times.
+    without a function is a script, run as it is with its own `arguments` until its optimizer was called three times;
+    where they have `{batch_size}` (and `{seq_len}`), at several sizes.
     """
     from traincast.capturing.from_file import capture_function
     from traincast.capturing.progress import heard_by
@@ -267,15 +203,32 @@ def capture(
     return workload
 
 
+def record(
+    loop: Callable[..., object], *, batch_size: int = 32, seq_len: int | None = None, name: str | None = None,
+    assume: Mapping[str, object] | Sequence[str] | None = None, out: str | Path | None = None,
+) -> Workload:  # fmt: skip
+    """Records a step of `loop(batch_size)` or `loop(batch_size, seq_len)`, a function that builds model and optimizer
+    and runs the training loop, without a GPU. It is run at several sizes, each until its optimizer was called three
+    times, so that the workload can be predicted at any; `out` is a file (.tc) that receives it. Needs torch."""
+    from traincast.capturing.script import record as record_loop
+    from traincast.workload.file import save_workload
+
+    workload = record_loop(loop, batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
+    if out is not None:
+        save_workload(workload, out)
+    return workload
+
+
 def recording(
     *, batch_size: int = 1, seq_len: int = 0, name: str = "recorded",
     assume: Mapping[str, object] | Sequence[str] | None = None,
 ) -> AbstractContextManager[Recording]:  # fmt: skip
     """Records a step of the training loop inside the block, without a GPU: `with recording() as found: ...` gives
-    `found.workload`. Model and optimizer are built inside; the third call of the optimizer ends it. Needs torch."""
-    from traincast.capturing.script import recording as record
+    `found.workload`, at the one size that the block has (`record` runs a loop at several). Model and optimizer are
+    built inside; the third call of the optimizer ends it. Needs torch."""
+    from traincast.capturing.script import recording as record_block
 
-    return record(batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
+    return record_block(batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
 
 
 def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:

@@ -1,4 +1,5 @@
-"""The Python calls that weigh changes: what-ifs, advice, sensitivities, sweeps."""
+"""The Python calls that weigh changes and choices: what-ifs, advice, sensitivities, sweeps, searches for layouts and
+plans."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
     from traincast.platform.platform import Platform
+    from traincast.sharding.result import ShardingAnswer
+    from traincast.training.plan import Plan
+    from traincast.transformers.description import Transformer
     from traincast.what_if.advice import Advice
     from traincast.what_if.options import SceneOptions
     from traincast.what_if.result import WhatIf
@@ -47,6 +51,9 @@ def advise(
     *,
     on: str | Platform,
     price: float | None = None,
+    samples: float | None = None,
+    tokens: float | None = None,
+    power_watts: float | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **scene: Unpack[SceneOptions],
 ) -> Advice:
@@ -56,7 +63,8 @@ def advise(
     from traincast.what_if.money import Prices
     from traincast.what_if.options import scene_from
 
-    return answer(scene_from(workload, on, scene), Prices(per_gpu_hour=price), progress=progress)
+    prices = Prices(per_gpu_hour=price, samples=samples, tokens=tokens, power_watts=power_watts)
+    return answer(scene_from(workload, on, scene), prices, progress=progress)
 
 
 def sensitivity(workload: str | Path | Workload, *, on: str | Platform, **scene: Unpack[SceneOptions]) -> Sensitivity:
@@ -100,6 +108,82 @@ def sweep(
         image=None if image is None else Path(image), prices=prices_of(price), workers=workers, ray=ray,
         progress=progress,
     )  # fmt: skip
+
+
+def plan(
+    model: str | Path | Transformer,
+    *,
+    on: str | Platform,
+    gpus: int,
+    global_batch: int | None = None,
+    tokens_per_step: int | None = None,
+    seq_len: int | None = None,
+    dtype: str = "bf16",
+    price: float | None = None,
+    tokens: float | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Plan:
+    """How to train a Transformer on so many GPUs: the layouts with the fastest steps that fit in memory, best first.
+
+    The step is `global_batch` samples (default two a GPU), or as many as hold `tokens_per_step`. `price` is dollars of
+    one GPU for an hour, `tokens` those of the whole training. The model is named as in `predict_training`. A long
+    search runs in `workers` processes (default one a core), or on the Ray cluster at the address `ray`; the answer is
+    the same.
+    """
+    from traincast.questions.training import PlanQuestion, answer_plan
+    from traincast.running.where import search_workers
+
+    question = PlanQuestion(
+        model=str(model) if isinstance(model, Path) else model, on=on, gpus=gpus, global_batch=global_batch,
+        tokens_per_step=tokens_per_step, seq_len=seq_len, dtype=dtype, price=price, tokens=tokens,
+        workers=search_workers(workers, ray),
+    )  # fmt: skip
+    return answer_plan(question, progress)
+
+
+def shard(
+    tables: str | Path,
+    *,
+    on: str,
+    gpus: int,
+    batch_size: int = 2048,
+    dtype: str | None = None,
+    dense: str | Path | None = None,
+    candidates: str | Path | None = None,
+    seed: int = 0,
+    time_limit: float | None = None,
+    torchrec: bool = True,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> ShardingAnswer:
+    """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
+
+    `tables` is a YAML, CSV or Parquet file, a TorchRec module description (.json) or a built-in set ("mlperf-dlrm",
+    ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
+    the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
+    `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `workers`
+    processes (default one a core), or on the Ray cluster at the address `ray`; the answer is the same.
+    """
+    from traincast.questions.sharding import shard as answer
+    from traincast.running.where import search_workers
+
+    return answer(
+        str(tables),
+        on=on,
+        gpus=gpus,
+        batch_size=batch_size,
+        dtype=dtype,
+        dense=None if dense is None else Path(dense),
+        candidates=None if candidates is None else Path(candidates),
+        seed=seed,
+        time_limit=time_limit,
+        torchrec=torchrec,
+        workers=search_workers(workers, ray),
+        progress=progress,
+    )
 
 
 def list_edits() -> list[dict[str, str]]:

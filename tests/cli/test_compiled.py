@@ -12,9 +12,14 @@ def test_a_compiled_step_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("TorchInductor" in warning for warning in answer["warnings"])
 
 
-@pytest.mark.parametrize("gpus", [[], ["--gpus", "8"]])
-def test_a_compiled_training_step_is_refused(gpus: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "dlrm-default", "--on", "dgx-a100", "--compiled", *gpus]) == 2
+def test_a_compiled_training_step_says_what_it_stores(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "resnet50", "--on", "a100-80gb", "--compiled", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert any("which results a compiler computes again" in warning for warning in answer["warnings"])
+
+
+def test_a_compiled_step_of_sharded_tables_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "dlrm-default", "--on", "dgx-a100", "--compiled", "--gpus", "8"]) == 2
     error = capsys.readouterr().err
-    assert "inference only" in error
+    assert "shards its tables" in error
     assert "Traceback" not in error

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from traincast.errors import TraincastError
 from traincast.running.runner import Died, Job, chunks, run
+from traincast.running.where import Workers
 
 
 def _prepare(given):
@@ -69,3 +71,25 @@ def test_chunks_hold_every_number_once_and_get_smaller():
 def test_an_absurd_number_of_workers_is_refused():
     with pytest.raises(TraincastError, match="1 to 1024"):
         run(Job(prepare=_prepare, given=1, work=_square), [1, 2], print, workers=0)
+
+
+def _where(_, task):
+    sleep(0.02)
+    return os.getpid()
+
+
+def test_short_runs_stay_in_this_process():
+    pids = set(_outcomes(Job(prepare=_prepare, given=None, work=_where), range(8), workers=2, alone_for=1.0).values())
+    assert pids == {os.getpid()}
+
+
+def test_what_is_left_of_a_long_run_goes_to_others():
+    outcomes = _outcomes(Job(prepare=_prepare, given=None, work=_where), range(30), workers=2, alone_for=0.1)
+    mine = [number for number, pid in outcomes.items() if pid == os.getpid()]
+    assert mine == list(range(len(mine))) and 0 < len(mine) < 30
+
+
+def test_where_tasks_run_is_said_and_checked():
+    assert Workers(processes=3).told(2) == "2 processes" and Workers(ray="auto").told(9) == "Ray at auto"
+    with pytest.raises(TraincastError, match="1 to 1024"):
+        Workers(processes=0)

@@ -12,7 +12,9 @@ from traincast.errors import TraincastError
 from traincast.placement import Placement, Plan, check_plan
 from traincast.placement.memory import memory_need
 from traincast.platform.platform import load_platform
+from traincast.running.where import Workers
 from traincast.sharding import search as searching
+from traincast.sharding import walks as walking
 from traincast.sharding.assignment import Assignment, Changes, best_of
 from traincast.sharding.cost import FastCost
 from traincast.sharding.search import FOUND, rank_plans, search
@@ -136,6 +138,20 @@ def test_the_same_seed_finds_the_same_plan():
     assert search(task, seed=5).best.plan == search(task, seed=5).best.plan
 
 
+def test_walks_side_by_side_give_the_same_plans():
+    # given a search whose full walks all run in two other processes, and one that is alone
+    task = make_task(skewed_tables(22, 12), NODE, gpus=4, batch_size=2048)
+    alone, together = (search(task, workers=Workers(processes=number)) for number in (1, 2))
+
+    # then plans, their order, times, what was scored and the reasons are the same
+    assert together.best.plan == alone.best.plan and together.scored == alone.scored
+    for one, other in zip(alone.plans, together.plans, strict=True):
+        assert (one.name, one.plan, one.order, one.fast_seconds) == (
+            other.name, other.plan, other.order, other.fast_seconds
+        )  # fmt: skip
+        assert one.why_slower(alone.best) == other.why_slower(together.best)
+
+
 def test_a_search_without_time_still_answers():
     task = make_task(skewed_tables(23, 30), NODE, gpus=8, batch_size=2048)
     answer = search(task, time_limit=0.0)
@@ -144,7 +160,7 @@ def test_a_search_without_time_still_answers():
 
 def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
     clock, walks, deadlines = [100.0], [], []
-    score, descend = searching.score_plan, searching.local_search
+    score, descend = walking.score_plan, searching.local_search
 
     def slow_at_first(*arguments):
         walks.append(arguments)
@@ -155,8 +171,9 @@ def test_time_for_the_finalists_is_kept_at_the_pace_of_later_walks(monkeypatch):
         deadlines.append(effort.deadline)
         return descend(cost, effort, *rest)
 
-    monkeypatch.setattr(searching, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(searching, "score_plan", slow_at_first)
+    for module in (searching, walking):
+        monkeypatch.setattr(module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(walking, "score_plan", slow_at_first)
     monkeypatch.setattr(searching, "local_search", noted)
     task = make_task(skewed_tables(24, 12), NODE, gpus=4, batch_size=1024)
     search(task, time_limit=5.0)

@@ -10,8 +10,10 @@ import pytest
 import traincast
 from traincast.cli.main import main
 from traincast.platform.platform import load_platform
+from traincast.running.where import Workers
 from traincast.training.candidates import Wanted, candidates, state_bytes
 from traincast.training.layout import Layout, completed
+from traincast.training.plan import make_plan
 from traincast.training.predict import predict_training
 from traincast.transformers.reading import described, load_transformer
 
@@ -33,6 +35,13 @@ def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
     fastest = min(answer.iteration for answer in answers if answer.fits)
     assert planned.best[0].iteration <= fastest
     assert planned.scored == len(layouts) and len(planned.best) == 10
+
+
+def test_any_number_of_processes_gives_the_same_plan() -> None:
+    wanted = Wanted(gpus=64, global_batch=128, seq_len=2048, precision="bf16", per_node=8)
+    alone, together = (make_plan(SMALL, NODE, wanted, workers=Workers(processes=number)) for number in (1, 2))
+    assert alone.to_dict() == together.to_dict()
+    assert alone.best[0].layout == together.best[0].layout
 
 
 def test_the_best_come_first_and_fit(planned) -> None:

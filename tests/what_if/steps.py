@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from traincast.platform.platform import load_platform
 from traincast.prediction.prediction import predict_step
 from traincast.what_if.ask import both
@@ -12,9 +14,9 @@ from traincast.what_if.options import scene_from
 from traincast.what_if.predict import step_of
 
 
-def edited_step(capture, *edits):
+def edited_step(capture, *edits, on="a100-80gb", **options):
     """A step with edits."""
-    _, changed = both(scene_from(capture, "a100-80gb", {}), parse_edits(edits))
+    _, changed = both(scene_from(capture, on, options), parse_edits(edits))
     return step_of(changed)[0]
 
 
@@ -23,3 +25,12 @@ def kernels_of(step):
     answer = predict_step(step, load_platform("a100-80gb"))
     calls = answer.timeline.schedule.call[answer.timeline.launches].tolist()
     return answer, Counter(answer.timeline.calls[call] for call in calls)
+
+
+def assert_same(edited, fresh, *, memory=0.02):
+    """Two steps that launch the same kernels in the same time."""
+    (mine, ours), (theirs, wanted) = kernels_of(edited), kernels_of(fresh)
+    assert ours == wanted
+    assert mine.iteration == pytest.approx(theirs.iteration, rel=0.01)
+    assert mine.device_active == pytest.approx(theirs.device_active, rel=0.01)
+    assert mine.memory.peak_bytes == pytest.approx(theirs.memory.peak_bytes, rel=memory)

@@ -9,6 +9,8 @@ import pytest
 
 import traincast
 from traincast.report.whatif import advice_text, sensitivity_text
+from traincast.what_if.advice import _risk
+from traincast.what_if.edits.registry import parse_edits
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +65,9 @@ def test_measurements_narrow_the_interval_the_best_first():
     low, high = answer.step.interval
     assert math.isclose(answer.half_width, high / answer.step.iteration - 1, rel_tol=1e-9)
     assert low > 0
+
+
+def test_risks_are_those_of_the_values_and_said_once():
+    wanted = parse_edits(["batch-size=x2", "dtype=bf16", "plan=search"])
+    assert _risk(wanted) == "accuracy: another batch, numbers of 7 bits; tables must be moved"
+    assert "scaled" in _risk(parse_edits(["dtype=fp16"])) and "scaled" not in _risk(parse_edits(["dtype=tf32"]))

@@ -8,9 +8,11 @@ import pytest
 
 import traincast
 from traincast.errors import TraincastError
+from traincast.questions.loading import Loader
 from traincast.what_if.difference import Difference, error_sources
 from traincast.what_if.options import scene_from
 from traincast.what_if.predict import predicted
+from traincast.workload.given import OpCost
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +128,20 @@ def test_json_is_plain(bags):
 
     document = json.loads(json.dumps(bags.to_dict(), allow_nan=False))
     assert document["bottleneck_moved"] and document["ratio"] < 1
+
+
+def test_costs_that_are_given_count_as_in_predict():
+    plain = traincast.whatif("dlrm-ddp", on="v100", edits=["batch-size=x2"])
+    costs = [OpCost("aten::addmm", seconds=0.01)]
+    given = traincast.whatif("dlrm-ddp", on="v100", edits=["batch-size=x2"], costs=costs)
+    asked = traincast.predict("dlrm-ddp", on="v100", costs=costs)
+    assert given.before.iteration == asked.iteration > plain.before.iteration + 0.01
+    assert set(asked.warnings) <= set(given.before.warnings)
+
+
+def test_an_accumulated_step_waits_for_all_its_batches():
+    loader = Loader(ms=20.0, workers=1)
+    answer = traincast.whatif("dlrm-ddp", on="v100", loader=loader, edits=["accumulate=3"])
+    assert answer.before.iteration == pytest.approx(0.020)
+    assert answer.after.iteration == pytest.approx(0.060)
+    assert any("3 batches every 60 ms" in said for said in answer.after.warnings)

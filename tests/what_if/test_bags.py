@@ -24,7 +24,7 @@ class _Tables:
     num_tables, embedding_dim, optimizer = 4, 32, "sgd"
 
 
-def _recommender(*, batched, sparse=True, apart=False, weight_decay=0.0, mode="sum"):
+def captured_recommender(*, batched, sparse=True, apart=False, weight_decay=0.0, mode="sum"):
     """A step of a small recommender with one bag per table, or one table-batched op for all."""
     from traincast.zoo.define.embeddings import BatchedTables
 
@@ -64,13 +64,13 @@ def _recommender(*, batched, sparse=True, apart=False, weight_decay=0.0, mode="s
 
 @pytest.fixture(scope="module")
 def batched():
-    return _recommender(batched=True)
+    return captured_recommender(batched=True)
 
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_fused_bags_are_those_of_a_model_with_table_batched_embeddings(batched, sparse):
     # given a step with one bag per table, its gradients sparse or dense, with its bags fused
-    step = edited_step(_recommender(batched=False, sparse=sparse), "fuse-embedding-bags")
+    step = edited_step(captured_recommender(batched=False, sparse=sparse), "fuse-embedding-bags")
     validate_workload(step)
 
     # then, at its own size and another, it is the step of the model that was written with one table-batched op
@@ -93,7 +93,7 @@ def test_fused_bags_of_a_saved_dlrm_are_its_table_batched_variant(model, mode):
 
 
 def test_bags_whose_results_go_different_ways_are_fused_too():
-    step = edited_step(_recommender(batched=False, apart=True), "fuse-embedding-bags")
+    step = edited_step(captured_recommender(batched=False, apart=True), "fuse-embedding-bags")
     validate_workload(step)
     kernels = kernels_of(step)[1]
     kinds = Counter(call.kind for call in kernels.elements() if call.family.name == "embedding")
@@ -110,4 +110,4 @@ def test_bags_whose_results_go_different_ways_are_fused_too():
 )
 def test_bags_that_cannot_be_fused_say_why(written, reason):
     with pytest.raises(TraincastError, match=reason):
-        edited_step(_recommender(**written), "fuse-embedding-bags")
+        edited_step(captured_recommender(**written), "fuse-embedding-bags")

@@ -14,9 +14,10 @@ import polars as pl
 import pytest
 
 import traincast
+from traincast.cli.main import main
 from traincast.errors import TraincastError
 from traincast.report.whatif import sweep_text
-from traincast.what_if.sweeps.grid import Grid, grid_of
+from traincast.what_if.sweeps.grid import Grid, grid_of, read_sweep
 from traincast.what_if.sweeps.result import pareto
 
 VARY = {"on": ["v100", "p100"], "batch-size": ["256:1024:x2"], "apply": ["none", "cuda-graph"]}
@@ -144,17 +145,98 @@ def test_a_killed_sweep_loses_at_most_the_points_in_flight(tmp_path):
     ("vary", "said"),
     [
         ({"batch-size": ["1:1000:1"], "gpus": ["1:1000:1"], "clock-mhz": ["1:1000:1"]}, "1,000,000,000 points"),
-        ({"batch-size": ["1:100000:1"], "gpus": ["1:20:1"]}, "at most 50000 values"),
+        ({"batch-size": ["1:100000:1"], "gpus": ["1:20:1"]}, "at most 50,000 values"),
         ({"batch-size": ["1:100000000:1"]}, "at most 100,000"),
         ({"batchsize": ["1"]}, "Did you mean batch-size"),
         ({"apply": ["none", "cuda-grph"]}, "cuda-graph"),
         ({"batch-size": ["8:4:1"]}, "no range"),
+        ({"batch-size": [f"1:{'9' * 400}:x2"]}, "no range"),
+        ({"batch-size": [f"1:{'9' * 5000}:1"]}, "no range"),
+        ({"batch-size": ["1:1000:1"], "gpus": ["1:1000:1"], "pooling": ["1:1000:1"]}, "at most 100 values of 'gpus'"),
+        ({"apply": ["none", "compile+fuse-elementwise", "cuda-graph"]}, "exclude each other"),
         ({}, "something to vary"),
     ],
 )
 def test_bad_sweeps_are_refused_with_what_would_work(vary, said):
     with pytest.raises(TraincastError, match=said):
         grid_of(vary)
+
+
+SWEEP = """
+workload: {workload}
+on: v100
+vary: {{on: [v100, p100], batch-size: "64:128:x2", overlap: [on]}}
+price: {price}
+options: {{mode: inference}}
+"""
+
+
+def test_a_sweep_in_yaml_is_one_of_options_and_options_come_first(tmp_path, capsys):
+    file = tmp_path / "s.yaml"
+    file.write_text(SWEEP.format(workload="dlrm-ddp", price="{v100: 1.0, p100: 0.5}"))
+    assert main(["sweep", "--file", str(file), "--processes", "1", "--json"]) == 0
+    asked = {"on": ["v100", "p100"], "batch-size": ["64:128:x2"], "overlap": ["on"]}
+    price = {"v100": 1.0, "p100": 0.5}
+    wanted = traincast.sweep("dlrm-ddp", on="v100", vary=asked, price=price, workers=1, mode="inference")
+    assert json.loads(capsys.readouterr().out)["rows"] == wanted.rows
+    assert main(["sweep", "--file", str(file), "--processes", "1", "--json", "--mode", "training"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["iteration_ms"] > wanted.rows[0]["iteration_ms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("options: {gpus: two}", "whole number, not 'two'"),
+        ("options: {layout: 3}", "unknown option 'layout'"),
+        ("options: {compiled: 1}", "true or false"),
+        ("options: [1]", "keywords of predict"),
+        ("workload: [1]", "a name or a file"),
+        ("vary: {batch-size: {a: 1}}", "numbers or names"),
+        ("vary: 5", "with values by edit"),
+    ],
+)
+def test_bad_files_of_sweeps_say_what_is_wrong(tmp_path, text, said):
+    known = {"workload": "dlrm-ddp", "on": "v100", "vary": "{batch-size: [64]}"}
+    name, _, value = text.partition(": ")
+    file = tmp_path / "s.yaml"
+    file.write_text("".join(f"{key}: {content}\n" for key, content in {**known, name: value}.items()))
+    with pytest.raises(TraincastError, match=said):
+        read_sweep(file)
+
+
+def test_a_point_without_a_price_is_not_ranked_among_those_with_one():
+    answer = traincast.sweep("dlrm-ddp", on="v100", vary={"on": ["v100", "p100"]}, price={"v100": 1.0}, workers=1)
+    assert [row["on"] for row in answer.failed] == ["p100"]
+    assert "none for p100" in answer.failed[0]["error"]
+
+
+def test_a_sweep_does_not_go_on_from_that_of_another_file_of_the_same_name(tmp_path):
+    # given a sweep of a described model that was stopped in the middle
+    model, out = tmp_path / "m.yaml", tmp_path / "s.csv"
+    model.write_text(MODEL.format(width=64))
+
+    def stop(done):
+        raise KeyboardInterrupt
+
+    asked = {"on": "v100", "vary": {"on": ["v100", "p100"]}, "out": out, "workers": 1}
+    with pytest.raises(KeyboardInterrupt):
+        traincast.sweep(str(model), progress=stop, **asked)
+
+    # when the model is another one
+    model.write_text(MODEL.format(width=128))
+
+    # then its points are not mixed with those of the old one
+    with pytest.raises(TraincastError, match="another sweep"):
+        traincast.sweep(str(model), **asked)
+
+
+MODEL = """
+bottom_mlp: [13, 64, {width}]
+top_mlp: [64, 1]
+embedding_dim: {width}
+rows_per_table: [1000, 2000]
+lookups_per_table: 1
+"""
 
 
 def test_a_grid_is_the_product_of_its_axes():

@@ -41,3 +41,15 @@ def variant_options(args: argparse.Namespace) -> VariantOptions:
     """The fields of a variant that the verb has options for."""
     names = [field.name for field in fields(Variant)]
     return cast(VariantOptions, {name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+def _processes(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text)):
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of processes; give 1 or more")
+    return int(text)
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    """Where many independent tasks run."""
+    parser.add_argument("--processes", type=_processes, metavar="N", dest="processes", help="default: one a core")
+    parser.add_argument("--ray", metavar="ADDRESS", help="runs on this Ray cluster (local, auto, ray://host:10001)")

@@ -50,7 +50,7 @@ def scene_options(args: argparse.Namespace) -> dict[str, Any]:
         raise TraincastError("--gpus takes one number here; give the others as edits (gpus=16) or to 'traincast sweep'")
     options: dict[str, Any] = {
         "gpus": gpus[0] if gpus else None, "clock_mhz": args.clock_mhz, "host": args.host, "program": args.program,
-        "cuda_graph": args.cuda_graph, "loader": loader_of(args),
+        "cuda_graph": args.cuda_graph, "loader": loader_of(args), "costs": args.costs,
     }  # fmt: skip
     if has_layout(args):
         options["layout"] = layout_of(args, gpus[0] if gpus else 1)

@@ -30,10 +30,9 @@ class Loader:
         if not 0 <= self.workers <= _MOST_WORKERS:
             raise TraincastError(f"`workers` {self.workers} is out of range; give 0 to {_MOST_WORKERS}")
 
-    @property
-    def before_step(self) -> float:
-        """Seconds that the training process spends on a batch before its step."""
-        return 0.0 if self.workers else 1e-3 * self.ms
+    def late(self, workload: Workload) -> float:
+        """Seconds that the training process spends on batches before their step."""
+        return 0.0 if self.workers else 1e-3 * self.ms * batches_of(workload)
 
     @property
     def period(self) -> float:
@@ -45,14 +44,18 @@ class Loader:
         return with_pageable_inputs(workload) if self.pageable else workload
 
     def limited(self, answer: Prediction) -> Prediction:
-        """The answer, as long as a batch takes where workers are slower than the step."""
+        """The answer, as long as its batches take where workers are slower than the step."""
         said: tuple[str, ...] = ()
-        if self.before_step:
-            said = (f"every step begins {self.ms:g} ms late, in which the training process makes its batch",)
-        period = self.period
+        batches = batches_of(answer.workload)
+        late = self.late(answer.workload)
+        if late:
+            made = "its batch" if batches == 1 else f"its {batches} batches"
+            said = (f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}",)
+        period = self.period * batches
         if period > answer.iteration + _HEADROOM:
+            every = "a batch" if batches == 1 else f"{batches} batches"
             said = (
-                f"the data loader holds the step up: a batch every {1e3 * period:.3g} ms from {self.workers} workers, "
+                f"the data loader holds the step up: {every} every {1e3 * period:.3g} ms from {self.workers} workers, "
                 f"for a step of {1e3 * answer.iteration:.3g} ms; its time is taken as given and has no interval",
             )
             longer = period - answer.iteration
@@ -61,6 +64,11 @@ class Loader:
                 device_idle=answer.device_idle + longer,
             )  # fmt: skip
         return replace(answer, warnings=(*answer.warnings, *said)) if said else answer
+
+
+def batches_of(workload: Workload) -> int:
+    """Batches that a step wants: several where gradients of several are accumulated."""
+    return workload.samples // workload.batch_size
 
 
 def with_pageable_inputs(workload: Workload) -> Workload:

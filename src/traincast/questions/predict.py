@@ -77,7 +77,7 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         host=question.host_profile(),
         roofline_only=question.roofline_only,
         uneven=question.uneven,
-        late=0.0 if question.loader is None else question.loader.before_step,
+        late=0.0 if question.loader is None else question.loader.late(step),
     )
     if question.loader is not None:
         answer = question.loader.limited(answer)
@@ -86,13 +86,21 @@ def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
         shards,
         graphs,
         platform.assumed if many else "",
-        step.meta.get("compiled"),
-        f"the traced step covers {step.meta[COVERS]}" if COVERS in step.meta else "",
-        *(f"assumed: {text}" for text in step.assumptions),
-        *_given(step),
+        *step_notes(step),
     )
     assumed = tuple(said for said in notes if said)
     return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
+
+
+def step_notes(step: Workload) -> tuple[str, ...]:
+    """What is to be said of any answer about a step: how it was compiled, what its trace covers, what was assumed."""
+    compiled, covers = step.meta.get("compiled"), step.meta.get(COVERS)
+    return (
+        *([compiled] if compiled else []),
+        *([f"the traced step covers {covers}"] if covers else []),
+        *(f"assumed: {text}" for text in step.assumptions),
+        *_given(step),
+    )
 
 
 def _given(step: Workload) -> tuple[str, ...]:

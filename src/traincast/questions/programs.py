@@ -8,7 +8,7 @@ from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.published.catalog import published_programs
 from traincast.programs.sharded.recommender import sharded_recommender
 from traincast.questions.published import published_step
-from traincast.questions.recommenders import hybrid_variant
+from traincast.questions.recommenders import described_dlrm, hybrid_variant
 from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
 
@@ -33,10 +33,20 @@ def check_program(program: str) -> None:
         raise unknown("program", program, PROGRAMS, f"Choose from {', '.join(PROGRAMS)}.")
 
 
+def check_eager(name: str, gpus: int, variant: Variant) -> None:
+    """Refuses what the step of a recommender with sharded tables is not predicted as."""
+    if variant.compiled:
+        raise TraincastError(
+            f"{name} on {gpus} GPUs shards its tables; such a step is not predicted compiled: leave out `compiled`, or "
+            "ask for one GPU and no `program`"
+        )
+
+
 def recommender_on(
     config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, program: str | None
 ) -> tuple[Workload, str]:
     """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
+    check_eager(config.name, gpus, variant)
     wanted = program or TORCHREC
     if wanted not in choices(config.name):
         raise TraincastError(
@@ -45,6 +55,11 @@ def recommender_on(
         )
     if wanted not in (TORCHREC, PIPELINED):
         published = published_programs()[_PUBLISHED[config.name, wanted]]
+        if config != described_dlrm(config.name):
+            raise TraincastError(
+                f"{published.name} is one published program: it trains {config.name} as built in, not with other "
+                f"tables, MLPs or lookups; give `program` {TORCHREC} or {PIPELINED}"
+            )
         step, said = published_step(published, gpus, variant, platform.gpus_per_node)
         return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", said) if note)
     step, said = hybrid_variant(config, gpus, platform, variant, pipelined=wanted == PIPELINED)

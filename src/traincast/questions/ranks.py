@@ -38,22 +38,26 @@ class RanksStep:
     access: tuple[tuple[str, ...], ...]
 
 
-def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu") -> RanksStep:
-    """The step of a model on this many ranks. Needs torch."""
+def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu", *, drawn: bool = True) -> RanksStep:
+    """The step of a model on this many ranks; without `drawn` it is only captured. Needs torch."""
     if not 2 <= ranks <= MOST_RANKS:
         raise TraincastError(f"`gpus` is {ranks}; give a whole number of ranks from 2 to {MOST_RANKS}")
     if not variant.trains_eagerly or variant.optimizer == "none":
         raise TraincastError("ranks train together; leave out `mode`, `compiled` and `optimizer='none'`")
-    if isinstance(source, DlrmConfig):
-        return _dlrm(source, variant, ranks)
     name = str(source)
-    if callable(source) or ":" in name:
+    if not isinstance(source, DlrmConfig) and (callable(source) or ":" in name):
         return _function(source, variant, ranks)
+    config = source if isinstance(source, DlrmConfig) else STUDY_DLRMS.get(name)
     if name.endswith((".yaml", ".yml")):
-        return _dlrm(read_dlrm(Path(name)), variant, ranks)
-    if name in STUDY_DLRMS:
-        return _dlrm(STUDY_DLRMS[name], variant, ranks)
-    return _data_parallel(name, variant, ranks, device)
+        config = read_dlrm(Path(name))
+    if config is None:
+        return _data_parallel(name, variant, ranks, device, drawn=drawn)
+    if drawn and device == "cuda":
+        raise TraincastError(
+            "DLRMs of several ranks are run here on CPUs; with `device='cuda'` give a model that is trained under DDP, "
+            "or FILE.py:FUNCTION"
+        )
+    return _dlrm(config, variant, ranks)
 
 
 def _dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep:
@@ -78,7 +82,7 @@ def _dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep:
     return RanksStep(config.name, size, 0, dlrm_step(task, plan), access)
 
 
-def _data_parallel(name: str, variant: Variant, ranks: int, device: str) -> RanksStep:
+def _data_parallel(name: str, variant: Variant, ranks: int, device: str, *, drawn: bool) -> RanksStep:
     from traincast.zoo.build.recipes import RECIPES
 
     if name not in RECIPES:
@@ -87,7 +91,7 @@ def _data_parallel(name: str, variant: Variant, ranks: int, device: str) -> Rank
     if not recipe.data_parallel:
         raise TraincastError(f"{name} is not trained data parallel here; give a DLRM, a Transformer or a CNN")
     choice = (variant.attention if recipe.axis == "attention" else None) or recipe.choices[0]
-    setting = replace(setting_of(variant, choice, recipe.optimizers[0], device), ranks=ranks)
+    setting = replace(setting_of(variant, choice, recipe.optimizers[0], device, drawn=drawn), ranks=ranks)
     build = recipe.make(setting)
     length = variant.seq_len or recipe.seq_len
 
@@ -114,7 +118,7 @@ def captured_ranks(source: Source, variant: Variant, ranks: int) -> tuple[Worklo
     """A step of several ranks as CPUs run it, without running it, and which rows each rank's lookups want."""
     from traincast.capturing.distributed import capture_distributed
 
-    step = ranks_step(source, variant, ranks, device="cuda")
+    step = ranks_step(source, variant, ranks, device="cuda", drawn=False)
     workload = capture_distributed(
         step.make_step, world_size=ranks, batch_size=step.batch_size, name=step.name, rebatch=False, runs_on="cpu"
     )
@@ -138,6 +142,7 @@ def measure_ranks(
 
     from traincast.benching.measure import MOST_REPEATS, Measured
     from traincast.benching.opening import open_device
+    from traincast.benching.parts import possible_ranks
     from traincast.benching.ranks import run_ranks
     from traincast.benching.timing import Series, summarise
 
@@ -150,14 +155,19 @@ def measure_ranks(
         raise TraincastError("ranks wait for each other, which is no processor time; leave out `clock`")
     if not 3 <= repeats <= MOST_REPEATS:
         raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
+    opened = open_device(device)
+    places = possible_ranks(opened, most=ranks)
+    if device == "cuda" and places < ranks:
+        raise TraincastError(f"`gpus` is {ranks} and this machine has {places}; give as many as there are")
     step = ranks_step(source, variant, ranks, device)
     job = {"step": str(source), "variant": asdict(variant), "seconds": seconds, "most": repeats}
     heard: list[dict[str, Any]] = []
     run_ranks([job], ranks, each=heard.append, module=__name__, device=device)
     series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
     return Measured(
-        workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=open_device(device).identity(),
-        clock="wall", summary=summarise(series, "wall", nominal), series=series, notes=series.drift(), ranks=ranks,
+        workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=opened.identity(),
+        clock="wall", summary=summarise(series, "wall", nominal), series=series, ranks=ranks,
+        notes=(*series.drift(), *([f"{ranks} ranks took turns on {places} cores"] if places < ranks else [])),
     )  # fmt: skip
 
 

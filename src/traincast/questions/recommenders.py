@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traincast.errors import TraincastError
+from traincast.placement.plan import Plan
 from traincast.platform.platform import Platform
 from traincast.programs.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.programs.dlrm.cross_config import DLRM_V2
@@ -17,7 +18,7 @@ from traincast.workload.edit import without_phase
 from traincast.workload.ops import Phase
 from traincast.workload.workload import MAX_BATCH, Workload
 
-_AUTOCAST = {"fp32": "", "tf32": "", "bf16": "bfloat16", "fp16": "float16"}
+AUTOCAST = {"fp32": "", "tf32": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def described_dlrm(name: str) -> DlrmConfig | None:
@@ -28,8 +29,9 @@ def described_dlrm(name: str) -> DlrmConfig | None:
 
 
 def hybrid_variant(
-    config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, *, pipelined: bool = False
-) -> tuple[Workload, str]:
+    config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, *, pipelined: bool = False,
+    plan: Plan | None = None,
+) -> tuple[Workload, str]:  # fmt: skip
     """`hybrid_dlrm` in a variant, and what was assumed; what such a step does not have is refused."""
     if variant.seq_len is not None or variant.attention is not None:
         raise TraincastError(f"{config.name} has no sequences and no attention; leave out `seq_len` and `attention`")
@@ -47,7 +49,8 @@ def hybrid_variant(
         batch_size=batch,
         memory_bytes=platform.device.memory_bytes,
         gpus_per_node=platform.gpus_per_node,
-        half=_AUTOCAST[variant.dtype],
+        half=AUTOCAST[variant.dtype],
         pipelined=pipelined,
+        plan=plan,
     )
     return (without_phase(workload, Phase.OPTIMIZER) if variant.optimizer == "none" else workload), assumed

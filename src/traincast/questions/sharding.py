@@ -18,6 +18,7 @@ from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
 from traincast.programs.sharded.config import Dense
 from traincast.questions.dlrm_file import read_dlrm
+from traincast.running.where import SEARCH, Workers
 from traincast.sharding.result import ShardingAnswer
 from traincast.sharding.search import rank_plans, search
 from traincast.sharding.task import Task, make_task
@@ -40,9 +41,10 @@ def shard(
     seed: int = 0,
     time_limit: float | None = None,
     torchrec: bool = True,
+    workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingAnswer:
-    """Searches for the plan with the fastest step, or ranks the plans of the file `candidates`."""
+    """Searches for the plan with the fastest step, or ranks the plans of the file `candidates`; `workers` walk them."""
     if time_limit is not None and not time_limit >= 0:
         raise TraincastError(f"`time_limit={time_limit:g}`; give seconds, 0 or more")
     if seed < 0:
@@ -50,11 +52,11 @@ def shard(
     task = load_task(tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype, dense=dense)
     notes = assumed_links(task)
     if candidates is not None:
-        answer = rank_plans(task, load_candidates(candidates, task))
+        answer = rank_plans(task, load_candidates(candidates, task), workers=workers, progress=progress)
     else:
         rivals = torchrec_rival(task, time_limit, notes) if torchrec else {}
         limit = float("inf") if time_limit is None else time_limit
-        answer = search(task, seed=seed, time_limit=limit, rivals=rivals, progress=progress)
+        answer = search(task, seed=seed, time_limit=limit, rivals=rivals, workers=workers, progress=progress)
     return replace(answer, notes=(*answer.notes, *notes))
 
 

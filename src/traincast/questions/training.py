@@ -9,6 +9,7 @@ from traincast.errors import TraincastError
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform, load_platform
+from traincast.running.where import SEARCH, Workers
 from traincast.training.candidates import Wanted
 from traincast.training.layout import MAX_GPUS, PRECISIONS, Layout
 from traincast.training.plan import Plan, make_plan
@@ -51,7 +52,7 @@ def answer_training(question: TrainingQuestion) -> TrainingPrediction:
 class PlanQuestion:
     """Which Transformer is to be trained on how many GPUs, with how many samples or tokens a step.
 
-    `price` is dollars of one GPU for an hour, `tokens` those of the whole training.
+    `price` is dollars of one GPU for an hour, `tokens` those of the whole training; `workers` predict the layouts.
     """
 
     model: str | Transformer
@@ -63,6 +64,7 @@ class PlanQuestion:
     dtype: str = "bf16"
     price: float | None = None
     tokens: float | None = None
+    workers: Workers = SEARCH
 
     def checked(self) -> None:
         """Refuses numbers that make no sense, each by its name."""
@@ -93,4 +95,7 @@ def answer_plan(question: PlanQuestion, progress: Callable[[float], None]) -> Pl
         gpus=question.gpus, global_batch=samples, seq_len=seq_len, precision=question.dtype,
         per_node=min(platform.gpus_per_node, 8),
     )  # fmt: skip
-    return make_plan(model, platform, wanted, price=question.price, tokens=question.tokens, progress=progress)
+    return make_plan(
+        model, platform, wanted, price=question.price, tokens=question.tokens, workers=question.workers,
+        progress=progress,
+    )  # fmt: skip

@@ -25,7 +25,7 @@ class Variant:
     `batch_size` is samples per GPU, `seq_len` tokens per sample. `dtype` is the arithmetic: "fp32", "tf32" (products
     in TF32), "fp16" or "bf16" (training under autocast, inference with such weights). `optimizer` "none" leaves the
     update out. `attention` is a choice of Transformers, `embedding` one of DLRMs. `compiled` is the step as
-    `torch.compile` would run it (inference only).
+    `torch.compile` of the model would run it.
     """
 
     batch_size: int | None = None
@@ -81,7 +81,8 @@ def check_held(name: str, mode: str, variant: Variant) -> None:
         raise TraincastError(f"{name} holds its own optimizer; only `optimizer='none'` can change it")
     if variant.dtype in ("fp16", "bf16"):
         raise TraincastError(
-            f"{name} keeps the types it was captured with; capture it under autocast for {variant.dtype}"
+            f"{name} keeps the types it was captured with; capture it under autocast for {variant.dtype}, or ask "
+            f"`whatif` with dtype={variant.dtype}"
         )
     for option in ("attention", "embedding"):
         choice = getattr(variant, option)

@@ -90,14 +90,21 @@ def load_on(
         from traincast.questions.programs import recommender_on
         from traincast.questions.recommenders import described_dlrm
 
-        config = described_dlrm(str(source)) if variant.trains_eagerly else None
+        config = described_dlrm(str(source)) if variant.mode != "inference" else None
         if config is not None:
             return recommender_on(config, gpus, platform, variant, None)
     if gpus is not None and gpus > 1 and is_transformer(source):
         raise TraincastError(
             f"'{source}' is laid over {gpus} GPUs by a layout; call predict_training(..., layout=Layout(gpus={gpus}))"
         )
-    workload = load(source, variant)
+    return spread(load(source, variant), gpus, platform, always_sharded=always_sharded)
+
+
+def spread(
+    workload: Workload, gpus: int | None, platform: Platform, *, always_sharded: bool = False
+) -> tuple[Workload, str]:
+    """A workload that was loaded on `gpus` GPUs (None: its own), and what was assumed: one that trains FBGEMM tables
+    shards them, every other one is data parallel."""
     if gpus is None:
         return workload, ""
     if gpus > 1 or always_sharded:
@@ -111,16 +118,26 @@ def load_on(
     return on_gpus(workload, gpus), ""
 
 
+def as_compiled(workload: Workload) -> Workload:
+    """A workload of eager ops as `torch.compile` of its model would run it."""
+    from traincast.kernels.fusion import compiled_step
+    from traincast.kernels.registry import lowering_context
+
+    return compiled_step(workload, lowering_context(workload))
+
+
 def _under(program: str, source: Source, platform: Platform, variant: Variant, gpus: int) -> tuple[Workload, str]:
     """A recommender under a program that was asked for."""
     from traincast.programs.sharded.recommender import is_shardable
-    from traincast.questions.programs import check_program, no_program, recommender_on, sharded_on
+    from traincast.questions.programs import check_eager, check_program, no_program, recommender_on, sharded_on
     from traincast.questions.recommenders import described_dlrm
 
     check_program(program)
-    nobody = no_program(f"workload '{source.name}'" if isinstance(source, Workload) else str(source))
-    if published_program(source) is not None or is_transformer(source) or not variant.trains_eagerly:
+    named = f"workload '{source.name}'" if isinstance(source, Workload) else str(source)
+    nobody = no_program(named)
+    if published_program(source) is not None or is_transformer(source) or variant.mode == "inference":
         raise nobody
+    check_eager(named, gpus, variant)
     config = None if isinstance(source, Workload) else described_dlrm(str(source))
     if config is not None:
         return recommender_on(config, gpus, platform, variant, program)
@@ -132,11 +149,12 @@ def _under(program: str, source: Source, platform: Platform, variant: Variant, g
 
 def _at_size(workload: Workload, variant: Variant) -> Workload:
     resized = workload.resized(batch_size=variant.batch_size, seq_len=variant.seq_len)
-    from traincast.kernels.fusion import compiled_regions, compiled_step
+    if variant.compiled:
+        return as_compiled(resized)
+    from traincast.kernels.fusion import compiled_regions
     from traincast.kernels.registry import lowering_context
 
-    compiled = compiled_step if variant.compiled else compiled_regions
-    return compiled(resized, lowering_context(resized))
+    return compiled_regions(resized, lowering_context(resized))
 
 
 def _held(workload: Workload, name: str, variant: Variant) -> Workload:
@@ -152,6 +170,8 @@ def _named(name: str, variant: Variant) -> Workload:
     if name.endswith((".yaml", ".yml")):
         from traincast.questions.dlrm_file import load_dlrm_yaml
 
+        if variant.attention is not None:
+            raise TraincastError(f"{name} has no attention; leave out `attention`")
         return load_dlrm_yaml(
             Path(name),
             mode=mode,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 from traincast.errors import TraincastError
-from traincast.running.runner import Died, Heard, Job, chunks
+from traincast.running.runner import HELD, Died, Heard, Job, chunks, work
 
 _ATTEMPTS = 3
 LOCAL = "local"
@@ -19,7 +20,7 @@ def run_on_ray(job: Job[Any, Any], tasks: Sequence[Any], heard: Heard, *, addres
     try:
         import ray
     except ImportError:
-        raise TraincastError("a sweep on Ray needs it: pip install 'traincast[ray]'") from None
+        raise TraincastError("a run on Ray needs it: pip install 'traincast[ray]'") from None
     began = not ray.is_initialized()
     if began:
         _connect(ray, address)
@@ -44,7 +45,7 @@ def _connect(ray: Any, address: str) -> None:
 
 def _run(ray: Any, job: Job[Any, Any], tasks: Sequence[Any], heard: Heard) -> None:
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    held = ray.put(job)
+    held, run = ray.put(job), uuid4().hex
     remote = ray.remote(max_retries=0)(_chunk)
     waiting = deque(chunks(range(len(tasks)), cpus))
     tries = dict.fromkeys(range(len(tasks)), 0)
@@ -52,7 +53,7 @@ def _run(ray: Any, job: Job[Any, Any], tasks: Sequence[Any], heard: Heard) -> No
     while waiting or flying:
         while waiting and len(flying) < 2 * cpus:
             chunk = waiting.popleft()
-            flying[remote.remote(held, [tasks[n] for n in chunk])] = chunk
+            flying[remote.remote(held, run, [tasks[n] for n in chunk])] = chunk
         done, _ = ray.wait(list(flying), num_returns=1)
         for reference in done:
             chunk = flying.pop(reference)
@@ -76,12 +77,8 @@ def _again(
             waiting.append([number])
 
 
-_HELD: dict[str, Any] = {}
-
-
-def _chunk(job: Job[Any, Any], tasks: Sequence[Any]) -> list[Any]:
-    """In a worker of Ray: prepares once a job and process."""
-    key = repr(job.given)[:1000]
-    if _HELD.get("key") != key:
-        _HELD.update(key=key, prepared=job.prepare(job.given))
-    return [job.work(_HELD["prepared"], task) for task in tasks]
+def _chunk(job: Job[Any, Any], run: str, tasks: Sequence[Any]) -> list[Any]:
+    """In a worker of Ray, which may outlive a run: prepares once a run and process."""
+    if HELD.get("run") != run:
+        HELD.update(run=run, job=job, prepared=job.prepare(job.given))
+    return work(tasks)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from traincast.errors import TraincastError
@@ -50,16 +51,34 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, *, workers: int | None = None) -> None:
-    """Does every task once and tells each outcome as it comes, in any order. One worker is this process itself."""
-    number = cores() if workers is None else workers
+def run(
+    job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, *, workers: int | None = None, alone_for: float = 0.0
+) -> None:
+    """Does every task once and tells each outcome as it comes, in any order. One worker is this process itself; so are
+    all while `alone_for` seconds have not passed or what is left then takes no longer: others must be worth their
+    start."""
+    number = workers_of(workers)
+    if number == 1 or len(tasks) < 2 or HELD or multiprocessing.current_process().daemon:  # workers have none
+        _alone(job, tasks, heard, float("inf"))
+        return
+    done = _alone(job, tasks, heard, alone_for) if alone_for > 0 else 0
+    number = min(number, len(tasks) - done)
+    if number:
+        _side_by_side(job, tasks, deque(chunks(range(done, len(tasks)), number)), heard, number)
+
+
+def workers_of(asked: int | None) -> int:
+    """How many workers are asked for: one a core unless said."""
+    number = cores() if asked is None else asked
     if not 1 <= number <= MOST_WORKERS:
         raise TraincastError(f"`workers` {number} is out of range; give 1 to {MOST_WORKERS}")
-    number = min(number, len(tasks))
-    if number <= 1:
-        _alone(job, tasks, heard)
-        return
-    waiting = deque(chunks(range(len(tasks)), number))
+    return number
+
+
+def _side_by_side(
+    job: Job[Task, Outcome], tasks: Sequence[Task], waiting: deque[list[int]], heard: Heard, number: int
+) -> None:
+    """Chunks of tasks in so many processes."""
     suspects: list[int] = []
     while waiting:
         suspects += _until_broken(job, tasks, waiting, heard, number)
@@ -86,10 +105,17 @@ def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
     return made
 
 
-def _alone(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard) -> None:
+def _alone(job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard, patience: float) -> int:
+    """Works in this process until all is done, or `patience` seconds have passed and more than as many are left; how
+    many tasks were done."""
+    began = monotonic()
     prepared = job.prepare(job.given) if tasks else None
     for number, task in enumerate(tasks):
         heard(number, job.work(prepared, task))
+        took, left = monotonic() - began, len(tasks) - number - 1
+        if took > patience and left > 1 and took * left / (number + 1) > patience:
+            return number + 1
+    return len(tasks)
 
 
 def _until_broken(
@@ -102,7 +128,7 @@ def _until_broken(
     try:
         while waiting or flying:
             while waiting and len(flying) < ahead * workers:
-                flying[pool.submit(_work, [tasks[n] for n in waiting[0]])] = waiting[0]
+                flying[pool.submit(work, [tasks[n] for n in waiting[0]])] = waiting[0]
                 waiting.popleft()  # now it is in the pool's hands: a pool that is broken takes none
             done, _ = wait(flying, return_when=FIRST_COMPLETED)
             for future in done:
@@ -122,16 +148,18 @@ def _context() -> Any:
     return multiprocessing.get_context("fork" if forks and threading.active_count() == 1 else "spawn")
 
 
-_HELD: dict[str, Any] = {}
+HELD: dict[str, Any] = {}
+"""In a worker: the job and what was prepared for it; elsewhere empty."""
 
 
 def _begin(job: Job[Any, Any]) -> None:
     # Ctrl-C is for the parent, which ends its workers; handlers that a fork brought along are the parent's too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _HELD["job"], _HELD["prepared"] = job, job.prepare(job.given)
+    HELD["job"], HELD["prepared"] = job, job.prepare(job.given)
 
 
-def _work(tasks: Sequence[Any]) -> list[Any]:
-    job, prepared = _HELD["job"], _HELD["prepared"]
+def work(tasks: Sequence[Any]) -> list[Any]:
+    """In a worker: the outcomes of tasks."""
+    job, prepared = HELD["job"], HELD["prepared"]
     return [job.work(prepared, task) for task in tasks]

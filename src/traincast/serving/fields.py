@@ -169,7 +169,9 @@ def _variant_fields() -> Iterable[Field]:
     yield Field(name="program", label="Program", kind="choice", group="step", choices=PROGRAMS,
                 help="what trains a DLRM on several GPUs")  # fmt: skip
     yield Field(name="scaling", label="Scaling", kind="choice", group="step", choices=SCALINGS)
-    yield Field(name="compiled", label="Compiled", kind="flag", group="step", help="inference only")
+    yield Field(
+        name="compiled", label="Compiled", kind="flag", group="step", help="as torch.compile(model) would run it"
+    )
     yield Field(name="cuda_graph", label="CUDA graph", kind="flag", group="step")
     yield Field(name="loader_ms", label="Loader, ms a batch", kind="number", group="step", low=0, high=1e6)
     yield Field(name="workers", label="Loader workers", kind="whole", group="step", low=0, high=4096)

@@ -57,7 +57,7 @@ class FastCost:
         self._kind = np.array([group.kind.position for group in self.groups])
         self._programs: dict[tuple[int, ...], RankProgram] = {}
         self._structures: dict[tuple[tuple[int, ...], bool], Structure] = {}
-        self._host = load_host_profile(task.device.host)
+        self._host = load_host_profile(task.device.host, task.device.host_slowness)
         self.scored = 0
         """How many plans have been scored."""
 

@@ -6,36 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 
-import numpy as np
-
 from traincast.errors import TraincastError
 from traincast.placement.greedy import greedy_plans
-from traincast.placement.memory import memory_need
 from traincast.placement.plan import Plan, check_plan, plain
-from traincast.prediction.prediction import predict_step
-from traincast.programs.sharded.marks import Role
-from traincast.programs.sharded.step import sharded_dlrm
+from traincast.running.where import SEARCH, Workers
 from traincast.sharding.assignment import Assignment
-from traincast.sharding.cost import FastCost
 from traincast.sharding.descent import Effort, local_search, used_groups
 from traincast.sharding.host_memory import why_in_host_memory
 from traincast.sharding.result import ShardingAnswer
 from traincast.sharding.scored_plan import ScoredPlan
-from traincast.sharding.slots import Part
 from traincast.sharding.task import Task
 from traincast.sharding.thorough import thorough_search
+from traincast.sharding.walks import Walks, score_plan
 
 FOUND = "search"
 """The name of the plan that the search found."""
-TERMS = {
-    "input exchange": (Role.ORDER, Role.BUCKET, Role.SIZES, Role.LENGTHS, Role.VALUES, Role.ARRIVE),
-    "lookup": (Role.LOOKUP, Role.BESIDE),
-    "output exchange": (Role.OUT, Role.OUT_ACROSS, Role.JOIN, Role.BACK, Role.BACK_WITHIN),
-    "update": (Part.SORT, Part.BACKWARD),
-    "data-parallel tables": (Part.COPIES, Role.STEP),
-    "dense gradients": (Role.DENSE,),
-}
-"""What a plan decides, by the roles of durations in the fast cost."""
 _FEW = (8, 8)  # tables and ranks up to which the search takes its time
 _ROUNDS = 2  # of shakes
 _REACH = 1.15  # times the best start: groups of worse ones are not tried; about twice what the fast cost errs by
@@ -44,34 +29,14 @@ _SPARE = 0.03  # of the time limit: walks do not all take as long
 _NEAR = 1.08  # times the best fast cost: as far as it errs
 
 
-def score_plan(task: Task, cost: FastCost, name: str, plan: Plan) -> ScoredPlan:
-    """A plan under the full walk."""
-    workload = sharded_dlrm(
-        task.dense, task.tables, plan, batch_size=task.batch_size, gpus_per_node=task.gpus_per_node, name=name
-    )
-    stages = cost.assignment(plan).stages
-    slots = cost.terms(stages)
-    terms = {
-        term: np.sum([seconds for slot, seconds in slots.items() if slot.role in roles], axis=0)
-        for term, roles in TERMS.items()
-        if any(slot.role in roles for slot in slots)
-    }
-    return ScoredPlan(
-        name=name,
-        plan=plan,
-        prediction=predict_step(workload, task.platform),
-        fast_seconds=float(cost.seconds(stages[None])[0]),
-        memory=memory_need(plan, task.tables, task.limits, batch_size=task.batch_size),
-        terms=terms,
-    )
-
-
-def rank_plans(task: Task, plans: Mapping[str, Plan]) -> ShardingAnswer:
+def rank_plans(
+    task: Task, plans: Mapping[str, Plan], *, workers: Workers = SEARCH,
+    progress: Callable[[float], None] = lambda _: None,
+) -> ShardingAnswer:  # fmt: skip
     """Given plans under the full walk, best first; a plan for other tables or ranks is refused by name."""
     began = monotonic()
     checked = _checked(task, plans)
-    cost = FastCost(task, list(checked.values()))
-    scored = [score_plan(task, cost, name, plan) for name, plan in checked.items()]
+    scored, _ = Walks(task, list(checked.values())).walked(checked, workers, progress)
     ordered = tuple(sorted(scored, key=_order))
     return ShardingAnswer(task=task, best=ordered[0], plans=ordered, scored=len(ordered), seconds=monotonic() - began)
 
@@ -92,26 +57,21 @@ def search(
     seed: int = 0,
     time_limit: float = float("inf"),
     rivals: Mapping[str, Plan] | None = None,
+    workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingAnswer:
     """The best plan found, never worse under the full walk than a greedy baseline or one of the `rivals`.
 
     The same seed gives the same plan unless `time_limit` (seconds) ends the search sooner; the baselines are walked
-    first, so there is always a plan.
+    first, so there is always a plan. Full walks are done by the `workers`, which changes no plan.
     """
     began = monotonic()
     others = greedy_plans(task.tables, task.limits, task.gpus, batch_size=task.batch_size)
     others |= _checked(task, rivals or {})
-    cost = FastCost(task, list(others.values()))
-    times = [monotonic()]
-
-    def walked_one(part: float) -> None:
-        times.append(monotonic())
-        progress(0.1 * part)
-
-    compared = _walked(task, cost, others, walked_one)
-    took = np.diff(times)  # the first walk also counts what tables ask for, once for all
-    one_walk = float(took[1:].max() if len(set(others.values())) > 1 else took[0])
+    walks = Walks(task, list(others.values()))
+    compared, took = walks.walked(others, workers, lambda part: progress(0.1 * part))
+    one_walk = max(took[1:] or took)  # the first walk also counts what tables ask for, once for all
+    cost = walks.cost
     few = len(task.tables) <= _FEW[0] and task.gpus <= _FEW[1]
     finalists = _MORE_FINALISTS if few else _FINALISTS + _OTHERS
     kept = (finalists + 1) * one_walk  # one more: what the search is at when time is up is finished
@@ -122,7 +82,7 @@ def search(
     chosen = optima[:_MORE_FINALISTS] if few else _finalists(optima)
     names = [table.name for table in task.tables]
     plans = {f"{FOUND} {number}": plain(optimum.plan(names)) for number, optimum in enumerate(chosen)}
-    walked = _walked(task, cost, plans, lambda part: progress(0.9 + 0.1 * part))
+    walked, _ = walks.walked(plans, workers, lambda part: progress(0.9 + 0.1 * part))
     best = replace(min([*walked, *compared], key=_order), name=FOUND)
     ordered = tuple(sorted([best, *compared], key=_order))
     scored = cost.scored
@@ -145,17 +105,3 @@ def _finalists(optima: list[Assignment]) -> list[Assignment]:
             seen.add(used)
             chosen.append(optimum)
     return chosen
-
-
-def _walked(
-    task: Task, cost: FastCost, plans: Mapping[str, Plan], progress: Callable[[float], None]
-) -> list[ScoredPlan]:
-    """Plans under the full walk; equal ones are walked once."""
-    known: dict[Plan, ScoredPlan] = {}
-    scored = []
-    for number, (name, plan) in enumerate(plans.items()):
-        if plan not in known:
-            known[plan] = score_plan(task, cost, name, plan)
-        scored.append(replace(known[plan], name=name))
-        progress((number + 1) / len(plans))
-    return scored

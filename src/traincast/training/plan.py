@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.platform.platform import Platform
 from traincast.results import Records, Result, flat
+from traincast.running.runner import Died, Job
+from traincast.running.where import SEARCH, Workers
 from traincast.training.candidates import Wanted, candidates
+from traincast.training.layout import Layout
 from traincast.training.predict import predict_training
 from traincast.training.result import TrainingPrediction
 from traincast.transformers.description import Transformer
 
 _SHOWN = 10
+_TOGETHER = 16  # layouts that a worker is given at once: neighbours share what was priced
 _DAY, _HOUR = 86400.0, 3600.0
 
 
@@ -108,35 +113,78 @@ def make_plan(
     *,
     price: float | None = None,
     tokens: float | None = None,
+    workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Plan:
-    """Predicts every layout that divides and keeps the fastest that fit; the same question has the same answer."""
+    """Predicts every layout that divides and keeps the fastest that fit; the same question has the same answer, on
+    however many `workers`."""
     layouts = list(candidates(model, platform.device, wanted))
     if not layouts:
         raise TraincastError(
             f"no layout of {model.name} on {wanted.gpus} GPUs divides a global batch of {wanted.global_batch} and fits "
             f"{platform.device.memory_bytes / 1e9:.0f} GB; give more GPUs, or a batch that more numbers divide"
         )
-    best: list[TrainingPrediction] = []
-    fitting = 0
-    for number, layout in enumerate(layouts):
-        answer = predict_training(model, platform, layout)
-        if answer.fits:
-            fitting += 1
-            best.append(answer)
-            if len(best) > 8 * _SHOWN:
-                best = sorted(best, key=_order)[:_SHOWN]
-        progress((number + 1) / len(layouts))
-    if not best:
+    scores = _Scores(model, platform)
+    times = _times(scores, layouts, workers, progress)
+    order = sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times) if math.isfinite(seconds))
+    if not order:
         raise TraincastError(
             f"{len(layouts)} layouts of {model.name} on {wanted.gpus} GPUs divide, and none fits "
             f"{platform.device.memory_bytes / 1e9:.0f} GB; give more GPUs or a smaller sequence"
         )
     return Plan(
-        model=model, platform=platform, wanted=wanted, best=tuple(sorted(best, key=_order)[:_SHOWN]),
-        scored=len(layouts), too_large=len(layouts) - fitting, price=price, tokens=tokens,
+        model=model, platform=platform, wanted=wanted,
+        best=tuple(scores.answer(layouts[number]) for _, _, number in order[:_SHOWN]),
+        scored=len(layouts), too_large=len(layouts) - len(order), price=price, tokens=tokens,
     )  # fmt: skip
 
 
-def _order(answer: TrainingPrediction) -> tuple[float, str]:
-    return answer.iteration, answer.layout.described()
+def _times(
+    scores: _Scores, layouts: Sequence[Layout], workers: Workers, progress: Callable[[float], None]
+) -> list[float]:
+    """Seconds of a step under every layout; infinite where it does not fit."""
+    tasks = [layouts[first : first + _TOGETHER] for first in range(0, len(layouts), _TOGETHER)]
+    found: dict[int, list[float]] = {}
+
+    def heard(number: int, outcome: list[float] | Died) -> None:
+        if isinstance(outcome, Died):
+            raise TraincastError(f"a process of the search died ({outcome.reason}); give it one process (`processes`)")
+        found[number] = outcome
+        progress(len(found) / len(tasks))
+
+    workers.run(Job(prepare=_same, given=scores, work=_seconds), tasks, heard)
+    return [seconds for number in range(len(tasks)) for seconds in found[number]]
+
+
+class _Scores:
+    """Layouts of a model predicted; the fastest of this process are kept."""
+
+    def __init__(self, model: Transformer, platform: Platform) -> None:
+        self.model, self.platform = model, platform
+        self._kept: dict[Layout, TrainingPrediction] = {}
+
+    def __reduce__(self) -> tuple[type[_Scores], tuple[Transformer, Platform]]:
+        return _Scores, (self.model, self.platform)
+
+    def seconds(self, layout: Layout) -> float:
+        """Of a step; infinite where it does not fit."""
+        answer = predict_training(self.model, self.platform, layout)
+        if not answer.fits:
+            return math.inf
+        self._kept[layout] = answer
+        if len(self._kept) > 8 * _SHOWN:
+            fastest = sorted(self._kept, key=lambda kept: self._kept[kept].iteration)[: 2 * _SHOWN]
+            self._kept = {kept: self._kept[kept] for kept in fastest}
+        return answer.iteration
+
+    def answer(self, layout: Layout) -> TrainingPrediction:
+        """The prediction of a layout."""
+        return self._kept.get(layout) or predict_training(self.model, self.platform, layout)
+
+
+def _same(scores: _Scores) -> _Scores:
+    return scores
+
+
+def _seconds(scores: _Scores, layouts: Sequence[Layout]) -> list[float]:
+    return [scores.seconds(layout) for layout in layouts]

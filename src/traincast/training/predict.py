@@ -27,7 +27,7 @@ def predict_training(
 ) -> TrainingPrediction:
     """Predicts one step; a layout that cannot be is refused."""
     layout = completed(layout, model)
-    profile = host or load_host_profile(platform.device.host)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     step = StepModel(model, platform, _pieces(model, platform.key, _Held(platform, profile), roofline_only), constants)
     parts, stages = step.predict(layout)
     memory, needed = peak(layout, stages)

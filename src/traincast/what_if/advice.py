@@ -21,6 +21,7 @@ from traincast.what_if.scene import Scene
 
 _PAIRED = 7  # the best edits alone, of which all pairs are tried
 _EXPLAINED = 3
+_COSTS = ("dollars_per_million_samples", "most_kwh_per_million_samples", "run_hours", "run_dollars", "run_most_kwh")
 _LEAST_GAIN = 1e-4  # of the time of a sample: below, an edit changes nothing
 
 
@@ -46,7 +47,7 @@ class Suggestion:
         """As plain data; keys say their units."""
         low, high = self.answer.per_sample.ratio_interval
         held = memory_bytes(self.answer.after) - memory_bytes(self.answer.before)
-        dollars = self.answer.cost_after.to_dict()["dollars_per_million_samples"]
+        cost = self.answer.cost_after.to_dict()
         return {
             "edits": list(self.answer.edits),
             "gain": self.gain,
@@ -55,7 +56,7 @@ class Suggestion:
             "iteration_ms": 1e3 * self.answer.after.iteration,
             "memory_change_gb": held / 1e9,
             "fits": fits(self.answer.after),
-            "dollars_per_million_samples": dollars,
+            **{name: cost[name] for name in _COSTS},
             "risk": self.risk,
             "why": self.why,
         }
@@ -147,7 +148,12 @@ def _tried(scene: Scene, before: Answer, texts: Sequence[str], prices: Prices | 
 
 
 def _risk(wanted: Sequence[Wanted]) -> str:
-    return "; ".join(dict.fromkeys(one.edit.risk for one in wanted if one.edit.risk))
+    """What edits may cost besides time; what all of them cost of one thing is said together."""
+    said: dict[str, list[str]] = {}
+    for risk in dict.fromkeys(one.risk for one in wanted if one.risk):
+        thing, _, what = risk.rpartition(": ")
+        said.setdefault(thing, []).append(what)
+    return "; ".join(f"{thing}: {', '.join(whats)}" if thing else "; ".join(whats) for thing, whats in said.items())
 
 
 def _explained(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
@@ -166,9 +172,10 @@ def explanation(answer: WhatIf) -> str:
     most = max(saved, key=lambda name: saved[name])
     left, share = bottleneck(answer.after)
     same = " for as many samples" if scale != 1 else ""
+    unsure = "" if answer.per_sample.certain else "; the gain is within the uncertainty"
     return (
         f"of the critical path{same}, {most} falls from {milliseconds(before.get(most, 0.0))} to "
-        f"{milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%})"
+        f"{milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%}){unsure}"
     )
 
 

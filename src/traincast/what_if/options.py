@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.errors import TraincastError, shown
 from traincast.host.profile import HostProfile
 from traincast.platform.platform import Platform
+from traincast.questions.costs import read_costs
 from traincast.questions.loading import Loader
 from traincast.questions.predict import Question
 from traincast.questions.variant import VariantOptions, variant_of
 from traincast.questions.workloads import default_dtype
 from traincast.what_if.scene import Scene, scene_of
+from traincast.workload.given import OpCost
 from traincast.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -30,17 +32,19 @@ class SceneOptions(VariantOptions, total=False):
     program: str | None
     cuda_graph: bool
     loader: Loader | None
+    costs: str | Path | Sequence[OpCost] | None
     layout: Layout | None
 
 
 _MOST_DOLLARS = 1e9
-_ASKED = ("gpus", "clock_mhz", "host", "roofline_only", "program", "cuda_graph", "loader")
+_ASKED = ("gpus", "clock_mhz", "host", "roofline_only", "program", "cuda_graph", "loader", "costs")
 
 
 def scene_from(workload: str | Path | Workload, on: str | Platform, options: SceneOptions) -> Scene:
     """The scene that keywords describe."""
     given: dict[str, Any] = dict(options)
     layout = given.pop("layout", None)
+    given["costs"] = read_costs(given.get("costs"))
     asked = {name: given.pop(name) for name in _ASKED if name in given}
     if layout is not None and asked.pop("gpus", None) not in (None, layout.gpus):
         raise TraincastError("`gpus` and the layout name different numbers of GPUs; give one of them")

@@ -13,19 +13,22 @@ from traincast.platform.platform import Platform
 from traincast.prediction.prediction import predict_step
 from traincast.prediction.result import Prediction
 from traincast.prediction.sizes import SizeAnswer, predict_sizes
-from traincast.programs.data_parallel import data_parallel, on_gpus
+from traincast.programs.data_parallel import data_parallel
+from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.dlrm.cross_config import DcnConfig
 from traincast.programs.dlrm.program import dlrm_workload
-from traincast.programs.sharded.hybrid import hybrid_dlrm
+from traincast.programs.sharded.recommender import is_shardable
 from traincast.questions.cuda_graph import graphed_step
-from traincast.questions.predict import missing_units
-from traincast.questions.programs import TORCHREC, recommender_on
-from traincast.questions.recommenders import hybrid_variant
+from traincast.questions.predict import missing_units, step_notes
+from traincast.questions.programs import PIPELINED, TORCHREC, check_eager, recommender_on
+from traincast.questions.recommenders import AUTOCAST, hybrid_variant
 from traincast.questions.transformers import described_step
 from traincast.questions.variant import Variant
-from traincast.questions.workloads import Source, load, load_on
+from traincast.questions.workloads import Source, as_compiled, load, load_on, spread
+from traincast.what_if.ops.retyping.edit import with_autocast, with_weights
 from traincast.what_if.scene import Scene, Structural, training_question
 from traincast.workload.edit import without_phase
+from traincast.workload.given import joined
 from traincast.workload.ops import Phase
 from traincast.workload.workload import Workload
 
@@ -57,7 +60,7 @@ def walked(scene: Scene, step: Workload, notes: list[str]) -> Prediction:
         host=question.host_profile(),
         roofline_only=question.roofline_only,
         uneven=question.uneven,
-        late=0.0 if loader is None else loader.before_step,
+        late=0.0 if loader is None else loader.late(step),
         op_speed=scene.op_speed,
     )
     if loader is not None:
@@ -88,6 +91,8 @@ def step_of(scene: Scene) -> tuple[Workload, list[str]]:
     """The workload of a scene with all its edits, and what is to be said about it."""
     question = scene.question
     step, notes = _loaded(scene)
+    if question.costs:
+        step = replace(step, costs=joined(step.costs, question.costs))
     step, more = _edited(step, scene.across)
     notes += more
     if question.loader is not None:
@@ -95,25 +100,25 @@ def step_of(scene: Scene) -> tuple[Workload, list[str]]:
     if question.cuda_graph:
         step, said = graphed_step(step)
         notes.append(said)
-    if "compiled" in step.meta:
-        notes.append(step.meta["compiled"])
-    return step, notes
+    return step, [*notes, *step_notes(step)]
 
 
 def _loaded(scene: Scene) -> tuple[Workload, list[str]]:
     """The step on its GPUs with its structural edits."""
     question, platform = scene.question, with_links(scene.platform)
-    gpus = question.gpus
-    if scene.dlrm is not None or scene.plan is not None:
+    if _is_sharded(scene) and (scene.dlrm is not None or scene.plan is not None):
         step, said = _recommender(scene, platform)
     elif _is_sharded(scene):
         step, said = load_on(
-            question.workload, platform, question.variant, gpus=gpus, program=question.program
+            question.workload, platform, question.variant, gpus=question.gpus, program=question.program
         )  # fmt: skip
     else:
-        whole, said = _one_gpu(scene)
+        whole, assumed = _one_gpu(scene, platform)
         step, notes = _edited(whole, scene.structural)
-        return _on_gpus(scene, step), [said, *notes]
+        if question.variant.compiled and scene.source != "transformer":
+            step = as_compiled(step)
+        step, said = _on_gpus(scene, step, platform)
+        return step, [assumed, said, *notes]
     step, notes = _edited(step, scene.structural)
     _check_buckets(scene, step)
     return step, [said, *notes]
@@ -121,18 +126,22 @@ def _loaded(scene: Scene) -> tuple[Workload, list[str]]:
 
 def _is_sharded(scene: Scene) -> bool:
     """Whether the step on several GPUs is another program than that of one GPU under data parallelism."""
-    many = scene.gpus > 1 and scene.source == "dlrm" and scene.question.variant.trains_eagerly
+    many = scene.gpus > 1 and scene.source == "dlrm" and scene.question.variant.mode != "inference"
     return many or scene.source == "published" or scene.question.program is not None
 
 
-def _one_gpu(scene: Scene) -> tuple[Workload, str]:
-    question = scene.question
+def _one_gpu(scene: Scene, platform: Platform) -> tuple[Workload, str]:
+    """The step of one GPU before edits of its ops, and what was assumed; of eager ops, but for Transformers, which are
+    written compiled."""
+    question, variant = scene.question, scene.question.variant
     if scene.transformer is not None:
-        return described_step(scene.transformer, question.variant), ""
-    variant = question.variant
-    if variant.compiled or scene.source == "transformer":  # sizes decide what is written
+        return described_step(scene.transformer, variant), ""
+    if scene.source == "transformer":  # sizes decide what is written
         return load(question.workload, variant), ""
-    return _resized(question.workload, replace(variant, batch_size=None, seq_len=None), variant), ""
+    eager = replace(variant, compiled=False)
+    if scene.dlrm is not None:
+        return _written(scene.dlrm, eager, platform)
+    return _resized(question.workload, replace(eager, batch_size=None, seq_len=None), eager), ""
 
 
 @lru_cache(maxsize=16)
@@ -143,16 +152,26 @@ def _at_own_size(source: Source, variant: Variant) -> Workload:
 
 @lru_cache(maxsize=16)
 def _resized(source: Source, variant: Variant, sizes: Variant) -> Workload:
-    """One object for one size, so that what was lowered for one platform serves others."""
-    return _at_own_size(source, variant).resized(batch_size=sizes.batch_size, seq_len=sizes.seq_len)
+    """One object for one size, so that what was lowered for one platform serves others. What a compiler fuses depends
+    on sizes: a step with compiled regions is loaded at each."""
+    own = _at_own_size(source, variant)
+    if "compiled" in own.meta:
+        return load(source, sizes)
+    return own.resized(batch_size=sizes.batch_size, seq_len=sizes.seq_len)
 
 
-def _on_gpus(scene: Scene, step: Workload) -> Workload:
-    gpus = scene.question.gpus
+def _on_gpus(scene: Scene, step: Workload, platform: Platform) -> tuple[Workload, str]:
+    if scene.source == "transformer" and scene.gpus > 1:
+        raise TraincastError(
+            f"{scene.name} is laid over several GPUs by a layout, which the step before must have too: give its "
+            "number of GPUs, or `tp` or `fsdp`, as predict takes them"
+        )
     if scene.bucket_mb is None:
-        return on_gpus(step, gpus)
+        return spread(step, scene.question.gpus, platform)
     _check_buckets(scene, step)
-    return data_parallel(step, gpus or 1, bucket_mb=scene.bucket_mb)
+    if is_shardable(step):
+        raise TraincastError(f"{scene.name} shards its tables over GPUs; its buckets are those of its program")
+    return data_parallel(step, scene.gpus, bucket_mb=scene.bucket_mb), ""
 
 
 def _check_buckets(scene: Scene, step: Workload) -> None:
@@ -168,40 +187,33 @@ def _check_buckets(scene: Scene, step: Workload) -> None:
 
 
 def _recommender(scene: Scene, platform: Platform) -> tuple[Workload, str]:
-    """A described recommender: on one GPU as it is written, on several with its tables sharded."""
+    """A described recommender with its tables sharded: by its program, or under a plan of the user's."""
     question, config = scene.question, scene.of_dlrm()
-    variant = question.variant
-    if scene.plan is not None:
-        return _planned(scene, platform)
-    if scene.gpus > 1:
-        return recommender_on(config, scene.gpus, platform, replace(variant, embedding=None), question.program)
+    variant = replace(question.variant, embedding=None)
+    if scene.plan is None:
+        return recommender_on(config, scene.gpus, platform, variant, question.program)
+    check_eager(config.name, scene.gpus, variant)
+    if question.program not in (None, TORCHREC, PIPELINED):
+        raise TraincastError(f"a plan is for TorchRec's program, not '{question.program}'; leave out one of them")
+    pipelined = question.program == PIPELINED
+    return hybrid_variant(config, scene.gpus, platform, variant, pipelined=pipelined, plan=scene.plan)
+
+
+def _written(config: DlrmConfig, variant: Variant, platform: Platform) -> tuple[Workload, str]:
+    """A described recommender on one GPU."""
+    mode = variant.mode or "training"
     if isinstance(config, DcnConfig):
+        if mode == "inference":
+            raise TraincastError(f"{config.name} is written as a step of training; leave out the edit or `mode`")
         return hybrid_variant(config, 1, platform, replace(variant, embedding=None))
-    if variant.dtype in ("fp16", "bf16"):
-        raise TraincastError(f"a DLRM that is written runs in fp32 or tf32, not {variant.dtype}; leave out one edit")
     if config.embedding == "bag":
         raise TraincastError(
             f"{config.name} with one embedding bag per table is a capture; set embedding=batched to change its sizes"
         )
-    step = dlrm_workload(config, mode=variant.mode or "training").resized(batch_size=variant.batch_size)
+    step = dlrm_workload(config, mode=mode).resized(batch_size=variant.batch_size)
+    if half := AUTOCAST[variant.dtype]:
+        step, _ = (with_weights if mode == "inference" else with_autocast)(step, half)
     return (without_phase(step, Phase.OPTIMIZER) if variant.optimizer == "none" else step), ""
-
-
-def _planned(scene: Scene, platform: Platform) -> tuple[Workload, str]:
-    """A recommender under a plan of the user's."""
-    variant, config, plan = scene.question.variant, scene.of_dlrm(), scene.plan
-    assert plan is not None
-    if scene.question.program not in (None, TORCHREC):
-        raise TraincastError(f"a plan is for TorchRec's program, not '{scene.question.program}'; leave out one of them")
-    return hybrid_dlrm(
-        config,
-        scene.gpus,
-        batch_size=config.batch_size if variant.batch_size is None else variant.batch_size,
-        memory_bytes=platform.device.memory_bytes,
-        gpus_per_node=platform.gpus_per_node,
-        half={"bf16": "bfloat16", "fp16": "float16"}.get(variant.dtype, ""),
-        plan=plan,
-    )
 
 
 def _edited(step: Workload, edits: tuple[tuple[str, Structural], ...]) -> tuple[Workload, list[str]]:
@@ -222,6 +234,7 @@ def _laid_out(scene: Scene) -> TrainingPrediction:
         "bucket-mb": scene.bucket_mb is not None,
         "plan": scene.plan is not None,
         "a data loader": scene.question.loader is not None,
+        "costs of ops": scene.question.costs,
     }
     for what, given in refused.items():
         if given:

@@ -13,6 +13,8 @@ from traincast.what_if.difference import Difference
 from traincast.what_if.money import Cost
 from traincast.what_if.predict import Answer
 
+_SAME = 5e-4  # of a step: a change below it is none in three digits
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class WhatIf(Result):
@@ -48,6 +50,8 @@ class WhatIf(Result):
         what = "a sample" if change is not self.change else "a step"
         if change.ratio == 1.0 and change.sigma == 0.0:
             return f"nothing changes: {what} takes as long as before"
+        if abs(change.ratio - 1) < _SAME and change.certain:
+            return f"nothing to speak of changes: {what} takes {100 * (change.ratio - 1):+.2g} % longer than before"
         times = 1 / change.ratio if change.ratio < 1 else change.ratio
         low, high = sorted(1 / limit if change.ratio < 1 else limit for limit in change.ratio_interval)
         as_what = "fast" if change.ratio < 1 else "long"

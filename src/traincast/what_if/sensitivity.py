@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 from traincast.display.text import milliseconds
-from traincast.quantiles import Z90
+from traincast.narrowing import Part, half_width, ranked
+from traincast.prediction.result import Prediction
 from traincast.results import Records, Result
 from traincast.what_if.ask import both
 from traincast.what_if.difference import error_sources
@@ -17,7 +17,6 @@ from traincast.what_if.predict import Answer, predicted
 from traincast.what_if.scene import Scene
 
 _STEP = 1.05  # each number is changed by so much, both ways
-_MEASURED = 0.03  # log-sigma of a time that was measured: what is left of an error source then
 NUMBERS = {
     "memory bandwidth": ("memory-speed", 1),
     "SM clock": ("clock-speed", 1),
@@ -76,13 +75,8 @@ def sensitivity(scene: Scene) -> Sensitivity:
     step = predicted(scene)
     found = {name: _elasticity(scene, edit, sign) for name, (edit, sign) in NUMBERS.items() if _matters(scene, edit)}
     elasticities = dict(sorted(found.items(), key=lambda item: -abs(item[1])))
-    sources = _by_measurement(error_sources(scene, step))
-    whole = math.hypot(*sources.values()) if sources else 0.0
-    left = {name: _half_width(_without(sources, name)) for name in sources if sources[name] > 0}
-    measurements = dict(sorted(left.items(), key=lambda item: item[1]))
-    return Sensitivity(
-        step=step, elasticities=elasticities, measurements=measurements, half_width=_half_width({"": whole})
-    )
+    parts = _measurable(scene, step)
+    return Sensitivity(step=step, elasticities=elasticities, measurements=ranked(parts), half_width=half_width(parts))
 
 
 def _matters(scene: Scene, edit: str) -> bool:
@@ -96,27 +90,36 @@ def _elasticity(scene: Scene, edit: str, sign: int) -> float:
     return sign * math.log(times[1] / times[0]) / (2 * math.log(_STEP))
 
 
-def _by_measurement(sources: dict[Hashable, float]) -> dict[str, float]:
-    """Log-sigmas of the step's own interval by what a measurement would be of. A kernel's own errors average out in
-    a step and are no part of its interval."""
-    named: dict[str, float] = {}
-    for source, sigma in sources.items():
+def _measurable(scene: Scene, step: Answer) -> dict[str, Part]:
+    """What a step's interval is made of, by what a measurement would be of. A kernel's own errors average out in a
+    step and are no part of its interval."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for source, sigma in error_sources(scene, step).items():
         assert isinstance(source, tuple)
-        kind = source[0]
-        if kind == "kernel":
+        kind = str(source[0])
+        if kind == "kernel" or not sigma > 0:
             continue
         name = {
             "family": f"{source[1]} kernels", "part": str(source[1]), "host": "the host's overheads",
             "release": "a step with this software", "setup": "a step on this system", "layout": "a step of this layout",
             "unknown": "ops that are not known",
-        }[str(kind)]  # fmt: skip
-        named[name] = math.hypot(named.get(name, 0.0), sigma)
-    return named
+        }[kind]  # fmt: skip
+        found.setdefault(name, []).append((_share(step, kind, str(source[1])), sigma))
+    return {name: _joined(entries) for name, entries in found.items()}
 
 
-def _without(sources: dict[str, float], name: str) -> dict[str, float]:
-    return {**sources, name: min(sources[name], _MEASURED)}
+def _joined(entries: list[tuple[float, float]]) -> Part:
+    """Sources of one name as one part."""
+    share = sum(share for share, _ in entries)
+    return Part(share, math.hypot(*(sigma for _, sigma in entries)) / share)
 
 
-def _half_width(sources: dict[str, float]) -> float:
-    return math.exp(Z90 * math.hypot(*sources.values())) - 1 if sources else 0.0
+def _share(step: Answer, kind: str, name: str) -> float:
+    """The share of the step's time that a source of errors is about; all of it where that is not one of its parts."""
+    if isinstance(step, Prediction):
+        seconds = {
+            "family": step.by_family.get(name, 0.0), "host": step.device_idle, "unknown": step.estimated_seconds
+        }.get(kind, step.iteration)  # fmt: skip
+    else:
+        seconds = dict(step.split()).get(name, step.iteration) if kind == "part" else step.iteration
+    return seconds / step.iteration if seconds > 0 else 1.0

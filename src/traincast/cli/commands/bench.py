@@ -12,9 +12,9 @@ tried: it runs each part of the measuring once and prints a report to paste into
 from __future__ import annotations
 
 import argparse
+import sys
 
 from traincast.api import bench, self_check
-from traincast.benching.selfcheck import SelfCheck
 from traincast.cli.arguments import file_path, variant_options
 from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Measures, or says what it would do."""
     if args.self_check:
         report = self_check(args.device)
-        print_result(report, SelfCheck.headline, as_json=args.json)
+        print_result(report, type(report).headline, as_json=args.json)
         return OK if report.passed else CHECK_FAILED
     with progress_bar("bench") as progress:
         result = bench(
@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             clock_mhz=args.clock_mhz,
             progress=progress,
+            covered=lambda said: print(said, file=sys.stderr),
             **variant_options(args),
         )
     print_result(result, Benched.headline, as_json=args.json)

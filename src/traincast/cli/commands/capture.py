@@ -11,8 +11,10 @@ The workload written to OUT is predicted with 'traincast predict OUT --on PLATFO
 run as Python: capture only files you trust.
 
 A script without such a function is captured as it is: 'traincast capture train.py -o OUT --batch-size 64 -- its own
-arguments' runs it until its optimizer has been called three times, and records what lies between the last two calls, at
-that one size; '--batch-size' only says which that is.
+arguments' runs it until its optimizer has been called three times, and records what lies between the last two calls.
+Where its own arguments have the batch size, write {batch_size} ('-- --batch-size {batch_size}'; also {seq_len}): the
+script is then run at several sizes, and the workload can be predicted at any. Without, it keeps its one size, and
+'--batch-size' only says which that is.
 
 A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
 with '--gpus N' from make_step(batch_size, *, rank, world_size), rank by rank in this one process. '--ranks 0' is

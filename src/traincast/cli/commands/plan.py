@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from traincast.api import plan
+from traincast.cli.arguments import add_workers
 from traincast.cli.output import print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import OK
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=PRECISIONS, default="bf16", help="arithmetic (default bf16)")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
     parser.add_argument("--tokens", type=float, metavar="N", help="tokens of the whole training, such as 15e12")
+    add_workers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
             dtype=args.dtype,
             price=args.price,
             tokens=args.tokens,
+            workers=args.processes,
+            ray=args.ray,
             progress=progress,
         )
     print_result(answer, plan_text, as_json=args.json)

@@ -67,7 +67,7 @@ def add_prediction_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS)
     parser.add_argument("--attention", choices=ATTENTIONS, help="Transformers; default eager")
     parser.add_argument("--embedding", choices=EMBEDDINGS, help="DLRMs; default batched")
-    parser.add_argument("--compiled", action="store_true", help="as torch.compile would run it (inference only)")
+    parser.add_argument("--compiled", action="store_true", help="as torch.compile(model) would run it")
     parser.add_argument("--program", choices=PROGRAMS, help="what trains a DLRM on several GPUs; default torchrec")
     parser.add_argument("--cuda-graph", action="store_true", help="the step replayed as CUDA graphs")
     parser.add_argument("--loader-ms", type=float, default=0.0, metavar="N", help="what a worker takes for a batch")

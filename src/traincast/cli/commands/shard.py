@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from traincast.api import shard
-from traincast.cli.arguments import file_path
+from traincast.cli.arguments import add_workers, file_path
 from traincast.cli.output import check_outputs, print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--time-limit", type=float, metavar="S", help="end the search after about S seconds")
     parser.add_argument("--no-torchrec", action="store_true", help="do not compare with TorchRec's planner")
+    add_workers(parser)
     parser.add_argument("--out", type=file_path, metavar="FILE", help="write the best plan (JSON)")
     parser.add_argument("--torchrec-out", type=file_path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
 
@@ -54,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             time_limit=args.time_limit,
             torchrec=not args.no_torchrec,
+            workers=args.processes,
+            ray=args.ray,
             progress=progress,
         )
     if args.out:

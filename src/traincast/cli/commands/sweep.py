@@ -16,7 +16,7 @@ import argparse
 from typing import Any
 
 from traincast.api import sweep
-from traincast.cli.arguments import file_path
+from traincast.cli.arguments import add_workers, file_path
 from traincast.cli.output import check_outputs, print_result
 from traincast.cli.progress import progress_bar
 from traincast.cli.verbs import CHECK_FAILED, OK
@@ -35,20 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", type=file_path, metavar="FILE", help="all rows (.csv, .parquet)")
     parser.add_argument("--image", type=file_path, metavar="FILE", help="time over cost (.svg)")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
-    parser.add_argument("--processes", type=int, metavar="N", dest="processes", help="default: one a core")
-    parser.add_argument("--ray", metavar="ADDRESS", help="runs on this Ray cluster (local, auto, ray://host:10001)")
+    add_workers(parser)
     add_scene_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Sweeps and prints."""
     check_outputs(args.out, args.image, inputs=[args.file, args.workload])
-    options = scene_options(args)
+    options = {name: value for name, value in scene_options(args).items() if value not in (None, False)}
     asked = _asked(args)
     with progress_bar("sweep") as progress:
         answer = sweep(
             asked["workload"], on=asked["on"], vary=asked["vary"], out=args.out, image=args.image, price=asked["price"],
-            workers=args.processes, ray=args.ray, progress=progress, **{**options, **asked["options"]},
+            workers=args.processes, ray=args.ray, progress=progress, **{**asked["options"], **options},
         )  # fmt: skip
     print_result(answer, sweep_text, as_json=args.json)
     return OK if len(answer.failed) < len(answer.rows) else CHECK_FAILED
@@ -68,8 +67,5 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         on = vary["on"][0].split(",")[0].strip()
     if workload is None or on is None:
         raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
-    options = told.get("options") or {}
-    if not isinstance(options, dict):
-        raise TraincastError("the 'options' of a sweep are keywords of predict by name, such as dtype: tf32")
     price = told.get("price") if args.price is None else args.price
-    return {"workload": str(workload), "on": str(on), "vary": vary, "price": price, "options": options}
+    return {"workload": str(workload), "on": str(on), "vary": vary, "price": price, "options": told["options"]}

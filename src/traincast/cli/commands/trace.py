@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-marker",
         default="",
         metavar="NAME",
-        help="op or annotation at which steps begin (default: ProfilerStep, else an optimizer's steps, else the period "
-        "of the kernels)",
+        help="op or annotation at which steps begin, '*' for anything (default: ProfilerStep, else an optimizer's "
+        "steps, else annotations that call themselves steps, else the period of the kernels)",
     )
     parser.add_argument(
         "--compare", action="store_true", help="the second trace against the first: what changed, and why"

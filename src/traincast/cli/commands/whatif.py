@@ -62,11 +62,16 @@ def _weighed(args: argparse.Namespace) -> int:
     if edits_of(args) or (args.advise and args.sensitivity):
         raise TraincastError("--advise, --sensitivity and edits are three questions; ask one of them")
     if args.sensitivity:
+        given = [name for name, value in money_options(args).items() if value is not None]
+        if given:
+            raise TraincastError(f"--{given[0].replace('_', '-')} says nothing about sensitivity; leave it out")
         answer = sensitivity(args.workload, on=args.on, **scene_options(args))
         print_result(answer, sensitivity_text, as_json=args.json)
         return OK
     with progress_bar("advise") as progress:
-        advice = advise(args.workload, on=args.on, price=args.price, progress=progress, **scene_options(args))
+        advice = advise(
+            args.workload, on=args.on, progress=progress, **money_options(args), **scene_options(args)
+        )  # fmt: skip
     print_result(advice, advice_text, as_json=args.json)
     return OK
 

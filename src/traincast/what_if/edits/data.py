@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from traincast.errors import TraincastError
+from traincast.placement.plan import Plan
 from traincast.placement.plan_file import load_plans
 from traincast.platform.links import with_links
+from traincast.platform.platform import Platform
+from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.sharded.config import Dense
 from traincast.programs.sharded.hybrid import dlrm_tables
 from traincast.questions.programs import PROGRAMS
+from traincast.questions.recommenders import AUTOCAST
 from traincast.what_if.edits.registry import Value, edit
 from traincast.what_if.edits.sizes import batch_of
 from traincast.what_if.scene import Scene
@@ -43,16 +48,11 @@ def plan(scene: Scene, value: Value) -> Scene:
     config = scene.of_dlrm()
     if scene.gpus == 1:
         raise TraincastError("on one GPU there is no plan to choose; give `gpus` of 2 or more")
+    if scene.question.variant.mode == "inference":
+        raise TraincastError("GPUs that only infer share no tables here, each has them all; leave out `mode`")
     if value.text == SEARCH:
-        from traincast.sharding.search import search  # only this edit needs the search
-        from traincast.sharding.task import make_task
-
-        platform = with_links(scene.platform)
-        task = make_task(
-            dlrm_tables(config), platform, gpus=scene.gpus, batch_size=batch_of(scene), dense=Dense.of(config)
-        )  # fmt: skip
-        best = search(task, time_limit=_SEARCH_SECONDS).best.plan
-        return replace(scene, plan=best)
+        dense = replace(Dense.of(config), half=AUTOCAST[scene.question.variant.dtype])
+        return replace(scene, plan=_found(config, dense, scene.gpus, batch_of(scene), _Held(scene.platform)))
     plans = load_plans(Path(value.text))
     if len(plans) > 1:
         raise TraincastError(f"{value.text} holds {len(plans)} plans; give a file with one")
@@ -62,3 +62,25 @@ def plan(scene: Scene, value: Value) -> Scene:
             f"the plan is for {only.world_size} ranks and the step on {scene.gpus} GPUs; give its number"
         )
     return replace(scene, plan=only)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A platform that is the same as another one of the same figures."""
+
+    platform: Platform
+
+    def __hash__(self) -> int:
+        return hash(self.platform.key)
+
+
+@lru_cache(maxsize=64)
+def _found(config: DlrmConfig, dense: Dense, gpus: int, batch_size: int, held: _Held) -> Plan:
+    """The best plan that is found in time. It is searched once: how far a search gets in its time is not always the
+    same, and one question is to have one answer."""
+    from traincast.sharding.search import search  # only this edit needs the search
+    from traincast.sharding.task import make_task
+
+    platform = with_links(held.platform)
+    task = make_task(dlrm_tables(config), platform, gpus=gpus, batch_size=batch_size, dense=dense)
+    return search(task, time_limit=_SEARCH_SECONDS).best.plan

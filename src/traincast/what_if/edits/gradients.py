@@ -9,6 +9,7 @@ import numpy as np
 from traincast.errors import TraincastError
 from traincast.what_if.edits.registry import Value, edit
 from traincast.what_if.ops.accumulation import accumulated
+from traincast.what_if.ops.checkpointing import checkpointed
 from traincast.what_if.scene import Scene
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
@@ -20,13 +21,31 @@ def bucket_mb(scene: Scene, value: Value) -> Scene:
     return replace(scene, bucket_mb=value.factor(least=1e-3, most=1e6))
 
 
+@edit("checkpoint", "activations of modules computed again in backward: layers, or a pattern of module paths",
+      takes="layers|PATTERN", advised=("layers",), excludes=("compile", "fuse-elementwise"),
+      risk="the forward pass of the modules runs twice")  # fmt: skip
+def checkpoint(scene: Scene, value: Value) -> Scene:
+    """Less memory for more work."""
+    if scene.layout is not None:
+        raise TraincastError("layouts say what is computed again by recompute=full or recompute=selective")
+    if scene.source == "transformer":
+        raise TraincastError(
+            f"{scene.name} is written without modules; lay it out, with `tp` of 1 on one GPU, and give recompute=full"
+        )
+    if scene.question.variant.compiled:
+        raise TraincastError("what a compiled step computes again is the compiler's choice; leave out `compiled`")
+    return scene.edited(f"checkpoint={value.text}", lambda step: checkpointed(step, value.text))
+
+
 @edit("accumulate", "N batches before each update", takes="N", advised=("4",), risk="accuracy: a larger batch")
 def accumulate(scene: Scene, value: Value) -> Scene:
     """Gradients of several batches added up."""
     passes = value.whole(most=1024)
     if scene.layout is not None:
         return scene.laid_out(global_batch=scene.layout.dp * scene.layout.micro_batch * passes)
-    return scene if passes == 1 else scene.edited(f"accumulate={passes}", lambda step: accumulated(step, passes))
+    if passes == 1:
+        return scene
+    return scene.edited(f"accumulate={passes}", lambda step: accumulated(step, passes), across=True)
 
 
 @edit("overlap", "exchanges beside kernels, or not", takes="on|none")

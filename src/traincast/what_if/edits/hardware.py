@@ -34,7 +34,8 @@ def host_of(scene: Scene) -> HostProfile:
     host = scene.question.host
     if isinstance(host, HostProfile):
         return host
-    return load_host_profile(host or scene.platform.device.host)
+    device = scene.platform.device
+    return load_host_profile(host) if host else load_host_profile(device.host, device.host_slowness)
 
 
 @edit("host", "another host profile", takes="PROFILE", excludes=("host-speed",))

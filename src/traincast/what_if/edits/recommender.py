@@ -5,16 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from traincast.errors import TraincastError
+from traincast.embeddings.access import Uniform, access_text
+from traincast.errors import TraincastError, unknown
+from traincast.programs.dlrm.config import DlrmConfig
+from traincast.programs.sharded.hybrid import TABLE_NAME, dlrm_tables
 from traincast.questions.dlrm_file import MAX_LAYERS, MAX_LOOKUPS, MAX_ROWS, MAX_TABLES, MAX_WIDTH
 from traincast.what_if.edits.registry import Value, edit
+from traincast.what_if.ops.adding import with_table
+from traincast.what_if.ops.tables import without_tables
 from traincast.what_if.scene import Scene
 
 _MOST_DIM = 1 << 16
 
 
+_UNIFORM = access_text(Uniform())
+
+
 def _described(scene: Scene, **changes: Any) -> Scene:
-    return replace(scene, dlrm=replace(scene.of_dlrm(), **changes))
+    """The scene with another description; tables with lookups of their own each say that they want all rows alike."""
+    config = replace(scene.of_dlrm(), **changes)
+    if not config.access and len(set(config.lookups_per_table)) > 1:
+        config = replace(config, access=(_UNIFORM,) * config.num_tables)
+    return replace(scene, dlrm=config)
+
+
+def _holds_ops(scene: Scene) -> bool:
+    """Whether a scene has ops and no description of tables."""
+    return scene.dlrm is None and scene.source in ("capture", "model")
 
 
 @edit("embedding-dim", "width of all embedding tables", takes="N", risk="accuracy: another model")
@@ -57,6 +74,58 @@ def tables(scene: Scene, value: Value) -> Scene:
     )
 
 
+@edit("drop-table", "tables left out: by number from 0 or name (table3; of captures a module), several with +",
+      takes="TABLE[+TABLE...]", excludes=("tables",), risk="accuracy: another model")  # fmt: skip
+def drop_table(scene: Scene, value: Value) -> Scene:
+    """Chosen tables less."""
+    if _holds_ops(scene):
+        return scene.edited(f"drop-table={value.text}", lambda step: without_tables(step, value.text.split("+")))
+    config = scene.of_dlrm()
+    gone = {_table_number(text, config) for text in value.text.split("+")}
+    kept = [number for number in range(config.num_tables) if number not in gone]
+    if not kept:
+        raise TraincastError(f"{config.name} has {config.num_tables} tables, and one of them must stay")
+
+    def left(entries: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(entries[number] for number in kept) if entries else ()
+
+    return _described(
+        scene,
+        rows_per_table=left(config.rows_per_table),
+        lookups_per_table=left(config.lookups_per_table),
+        access=left(config.access),
+    )
+
+
+def _table_number(text: str, config: DlrmConfig) -> int:
+    digits = text.strip().removeprefix(TABLE_NAME)
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
+        known = [table.name for table in dlrm_tables(config)]
+        raise unknown("table", text.strip(), known, f"Its tables are {known[0]} to {known[-1]}; or give a number.")
+    if int(digits) >= config.num_tables:
+        last = config.num_tables - 1
+        raise TraincastError(f"{config.name} has tables 0 to {last}, not {int(digits)} (the nearest is {last})")
+    return int(digits)
+
+
+@edit("add-table", "one more table: its rows, and x its lookups of a sample", takes="ROWS[xLOOKUPS]",
+      excludes=("tables",), risk="accuracy: another model")  # fmt: skip
+def add_table(scene: Scene, value: Value) -> Scene:
+    """A table more, behind the others, as wide as they are; without LOOKUPS one of a sample."""
+    first, _, second = value.text.partition("x")
+    height = Value(text=first, edit=value.edit).whole(most=MAX_ROWS)
+    lookups = Value(text=second or "1", edit=value.edit).whole(most=MAX_LOOKUPS)
+    if _holds_ops(scene):
+        return scene.edited(f"add-table={value.text}", lambda step: with_table(step, height, lookups))
+    config = scene.of_dlrm()
+    return _described(
+        scene,
+        rows_per_table=(*config.rows_per_table, height),
+        lookups_per_table=(*config.lookups_per_table, lookups),
+        access=(*config.access, _UNIFORM) if config.access else (),
+    )
+
+
 @edit("rows", "rows of every table: N, or xN times as many", takes="N|xN", risk="accuracy: another hashing")
 def rows(scene: Scene, value: Value) -> Scene:
     """Other heights of tables."""
@@ -66,7 +135,7 @@ def rows(scene: Scene, value: Value) -> Scene:
         heights = tuple(min(MAX_ROWS, max(1, round(n * factor))) for n in config.rows_per_table)
     else:
         heights = (value.whole(most=MAX_ROWS),) * config.num_tables
-    if config.access and heights != config.rows_per_table:
+    if set(config.access) - {_UNIFORM} and heights != config.rows_per_table:
         raise TraincastError(f"{config.name} says which rows are wanted; describe other rows in its file")
     return _described(scene, rows_per_table=heights)
 

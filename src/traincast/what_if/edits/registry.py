@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 
@@ -49,8 +49,10 @@ class Value:
             raise TraincastError(f"{self.edit}={self.text}: give a number from {least:g} to {most:g}, such as 2")
         if not least <= number <= most:
             near = least if number < least else most
+            x = "x" if self.text.startswith("x") else ""
             raise TraincastError(
-                f"{self.edit}={number:g} is out of range; give {least:g} to {most:g} (the nearest is {near:g})"
+                f"{self.edit}={x}{number:g} is out of range; give {x}{least:g} to {x}{most:g} (the nearest is "
+                f"{x}{near:g})"
             )
         return number
 
@@ -69,7 +71,7 @@ class Edit:
     """A named edit. `takes` is what stands after `=` ("": nothing), `target` what stands after `:` of its name.
 
     `excludes` names edits that cannot be applied beside it. `risk` is what it may cost besides time: accuracy,
-    memory, work. `advised` are values that advice tries.
+    memory, work; `risks` says it of single values. `advised` are values that advice tries.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Edit:
     target: str = ""
     excludes: tuple[str, ...] = ()
     risk: str = ""
+    risks: Mapping[str, str] = field(default_factory=dict)
     advised: tuple[str, ...] = ()
 
     @property
@@ -92,7 +95,7 @@ _EDITS: dict[str, Edit] = {}
 
 def edit(
     name: str, what: str, *, takes: str = "", target: str = "", excludes: tuple[str, ...] = (), risk: str = "",
-    advised: tuple[str, ...] = (),
+    risks: Mapping[str, str] | None = None, advised: tuple[str, ...] = (),
 ) -> Callable[[Apply], Apply]:  # fmt: skip
     """Registers a function as the edit of this name."""
 
@@ -100,7 +103,7 @@ def edit(
         assert name not in _EDITS, name
         _EDITS[name] = Edit(
             name=name, what=what, apply=apply, takes=takes, target=target, excludes=excludes, risk=risk,
-            advised=advised,
+            risks=risks or {}, advised=advised,
         )  # fmt: skip
         return apply
 
@@ -128,6 +131,11 @@ class Wanted:
         name = self.edit.name + (f":{self.value.target}" if self.value.target else "")
         return f"{name}={self.value.text}" if self.edit.takes else name
 
+    @property
+    def risk(self) -> str:
+        """What it may cost besides time."""
+        return self.edit.risks.get(self.value.text, self.edit.risk)
+
 
 def parse_edit(text: str) -> Wanted:
     """The edit that a text such as `batch-size=4096`, `speed:gemm=2` or `cuda-graph` names."""
@@ -146,7 +154,7 @@ def parse_edit(text: str) -> Wanted:
     return Wanted(edit=found, value=Value(text=value.strip(), target=target, edit=left))
 
 
-_LISTED = "See the page 'What if' of the documentation for all of them."
+_LISTED = "'traincast whatif' has a list of them (option list), and so has Python (list_edits)."
 
 
 def shown_name(name: str) -> str:
@@ -180,5 +188,6 @@ def applied(scene: Scene, wanted: Iterable[Wanted]) -> Scene:
         try:
             scene = one.edit.apply(scene, one.value)
         except TraincastError as error:
-            raise TraincastError(f"edit {one.text}: {error}") from None
+            named = str(error).startswith(one.edit.name)
+            raise TraincastError(str(error) if named else f"edit {one.text}: {error}") from None
     return scene

@@ -8,7 +8,7 @@ from traincast.errors import TraincastError
 from traincast.workload.ops import TensorSpec
 from traincast.workload.rewrite import OpRow, Rewrite, ScopeRow
 
-_FORWARD = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
+FORWARD = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
 _BACKWARD = (
     "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward",
 )  # fmt: skip
@@ -45,7 +45,7 @@ def find_bags(rows: Rewrite, sizes: list[int]) -> list[Bag]:
     bags: list[Bag] = []
     for scope in rows.scopes:
         for op in scope.ops:
-            if op.signature.name in _FORWARD:
+            if op.signature.name in FORWARD:
                 bags.append(Bag(scope, op))
             elif op.signature.name in _BACKWARD:
                 _attach(bags, scope, op)

@@ -8,15 +8,16 @@ from traincast.errors import TraincastError
 from traincast.what_if.ops.bags import Bag, copied, find_bags
 from traincast.what_if.ops.pruning import Pruning
 from traincast.what_if.ops.size_book import SizeBook
+from traincast.what_if.ops.traced_bags import ARGUMENTS, LEARNING_RATE, batched_traced_bags
 from traincast.what_if.ops.updates import LISTS_SINCE, update_by_lists
+from traincast.workload.identity import follows_tensors
 from traincast.workload.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.workload.program import Program
 from traincast.workload.rewrite import OpRow, Rewrite, ScopeRow
 from traincast.workload.symbolic import SizeRef
 from traincast.workload.workload import Workload
 
-_LEARNING_RATE = 0.01  # of the table-batched op; its time does not depend on it
-_ARGUMENTS = (("weights", 1), ("table_offsets", 1), ("indices", 1), ("offsets", 1))
+_TRACED = "gradients and updates of tensors that have the form of a table were taken for theirs"
 _SAID = "all tables are looked up by one table-batched op, whose backward updates their rows by SGD"
 
 
@@ -24,11 +25,28 @@ def batched_bags(step: Workload) -> tuple[Workload, str]:
     """The step with its bags fused."""
     if len(step.ranks) > 1:
         raise TraincastError(f"'{step.name}' runs on {len(step.ranks)} GPUs; fuse the bags of its step on one GPU")
+    if not follows_tensors(step.programs[0]):
+        return replace(step, programs=(batched_traced_bags(step.programs[0]),)), f"{_SAID} ({_TRACED})"
     batching = _Batching(step.programs[0])
     batching.rewrite()
     if int(step.framework_version.partition(".")[0]) >= LISTS_SINCE:
         update_by_lists(batching.rows)
     return replace(step, programs=(batching.rows.build(),)), _SAID
+
+
+_PLAIN = frozenset({
+    "aten::add_", "aten::_foreach_add_", "aten::zero_", "aten::_foreach_zero_", "aten::detach", "aten::_indices",
+    "aten::_values", "aten::_sparse_coo_tensor_with_dims_and_tensors",
+})  # fmt: skip
+"""Ops on gradients of tables and on tables that a plain update by SGD is made of."""
+
+
+def _check_plain(op: OpRow) -> None:
+    if op.signature.name not in _PLAIN:
+        raise TraincastError(
+            f"its tables or their gradients are used by {op.signature.name}; the table-batched op updates by plain "
+            "SGD: capture the model with table-batched embeddings"
+        )
 
 
 class _Batching:
@@ -59,8 +77,10 @@ class _Batching:
         self.rows.scopes[at:at] = new
         if trained:
             self._backward(lookup.ops[0], operands, specs)
-        self._forget_gradients()
-        self.pruning.follow(self._tables())
+        nodes = [bag.backward for bag in self.bags if bag.backward is not None]
+        self.pruning.forget_gradients(nodes)
+        tables = {self.rows.tensors[bag.op.inputs[0]] for bag in self.bags}
+        self.pruning.follow(tables, {t for op in nodes for t in op.outputs}, _check_plain)
         self.pruning.unused()
         self.pruning.drop()
         self._hold()
@@ -73,23 +93,6 @@ class _Batching:
         last = max((number for number, op in enumerate(ops) if id(op) in freeing), default=-1)
         left = (op for op in reversed(ops[: last + 1]) if id(op) not in self.pruning.gone)
         self.pooled.free = next(left, None)
-
-    def _forget_gradients(self) -> None:
-        """Gradients of the tables that the step before left, and that are freed before an op could use them, are no
-        more: as many of each size as this step makes."""
-        used = {self.rows.tensors[t] for op in self.pruning.ops for t in (*op.inputs, *op.outputs)}
-        made = [self.rows.storage_of(t).size for bag in self.bags if bag.backward for t in bag.backward.outputs]
-        for number, row in enumerate(self.rows.storages):
-            stale = not row.made and row.kind == StorageKind.GRADIENT and number not in used
-            if stale and row.size in made:
-                made.remove(row.size)
-                row.made = True  # memory of the step that no op uses is dropped
-
-    def _tables(self) -> set[int]:
-        """Memory of the tables and of their gradients."""
-        tensors = [bag.op.inputs[0] for bag in self.bags]
-        tensors += [t for bag in self.bags if bag.backward is not None for t in bag.backward.outputs]
-        return {self.rows.tensors[tensor] for tensor in tensors}
 
     def _joined(self, bags: list[Bag]) -> OpRow | None:
         """The op that puts the results of all bags side by side and is the only one that reads them."""
@@ -167,7 +170,7 @@ class _Batching:
         pooled = self.rows.new_tensor(self._bytes(), StorageKind.ACTIVATION)
         self.pooled = self.rows.storages[-1]
         name = "traincast::batched_embedding_forward"
-        signature = Signature(name, specs, (self._pooled(),), self._forms, _ARGUMENTS)
+        signature = Signature(name, specs, (self._pooled(),), self._forms, ARGUMENTS)
         op = OpRow(signature, operands, (pooled,), first.op.module, first.op.stream)
         return ScopeRow("LookupFunction", Phase.FORWARD, first.scope.thread, [op]), pooled
 
@@ -207,9 +210,9 @@ class _Batching:
         scopes = [bag.backward_scope for bag in self.bags if bag.backward_scope is not None]
         last = max(scopes, key=self.rows.scopes.index)
         before, grad, form = self._gradient(last)
-        scalars = (*self._forms, ("learning_rate", _LEARNING_RATE))
+        scalars = (*self._forms, ("learning_rate", LEARNING_RATE))
         signature = Signature(
-            "traincast::batched_embedding_backward_sgd", (form, *specs), (), scalars, (("grad", 1), *_ARGUMENTS)
+            "traincast::batched_embedding_backward_sgd", (form, *specs), (), scalars, (("grad", 1), *ARGUMENTS)
         )
         op = OpRow(signature, (grad, *operands), (), lookup.module, lookup.stream, lookup)
         new = [before, ScopeRow("LookupFunctionBackward", Phase.BACKWARD, last.thread, [op]),

@@ -7,41 +7,39 @@ from dataclasses import replace
 from traincast.errors import TraincastError
 from traincast.kernels.fusion import Fusion, fusion_of
 from traincast.kernels.registry import lowering_context
+from traincast.workload.identity import check_follows_tensors
 from traincast.workload.ops import Phase
 from traincast.workload.program import Program
 from traincast.workload.rewrite import Rewrite
 from traincast.workload.workload import Workload
 
-_COMPILED = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 SAID = (
     "chains of element-wise ops run as one kernel each; what the backward pass needs is stored, nothing is computed "
     "again"
 )
 
 
-def fused(step: Workload, *, views: bool) -> tuple[Workload, str]:
-    """The step with chains fused; without `views` the host no longer runs ops that launch nothing."""
+def fused(step: Workload) -> tuple[Workload, str]:
+    """The step with chains fused."""
+    check_follows_tensors(step)
     context = lowering_context(step)
-    programs = tuple(_fused(program, fusion_of(program, context), views=views) for program in step.programs)
+    programs = tuple(_fused(program, fusion_of(program, context)) for program in step.programs)
     before, after = (sum(p.num_ops for p in ps) for ps in (step.programs, programs))
     if before == after:
         raise TraincastError(f"'{step.name}' has no chains of element-wise ops to fuse")
     return replace(step, programs=programs), SAID
 
 
-def _fused(program: Program, fusion: Fusion, *, views: bool) -> Program:
+def _fused(program: Program, fusion: Fusion) -> Program:
     rows = Rewrite(program)
-    phase = program.op_phase.tolist()
     gone: set[int] = set()
     for group in fusion.groups:
         merged = fusion.merged(group)
         last = rows.ops[merged.members[-1]]
         gone |= {id(rows.ops[member]) for member in merged.members[:-1]}
         last.signature, last.inputs, last.outputs = merged.signature, merged.inputs, merged.outputs
-    if not views:
-        gone |= {id(rows.ops[op]) for op in fusion.free if phase[op] in _COMPILED}
     rows.drop(lambda op: id(op) in gone)
     for scope in rows.scopes:
         if len(scope.ops) == 1 and scope.ops[0].signature.name.startswith("inductor::"):
-            scope.name = scope.ops[0].signature.name
+            scope.name = scope.ops[0].signature.name + ("Backward" if scope.phase == Phase.BACKWARD else "")
     return rows.build()

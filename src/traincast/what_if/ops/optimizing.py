@@ -32,7 +32,13 @@ def with_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
 
 
 def _stepped(program: Program, optimizer: str) -> Program:
-    gradients = [one.grad for one in gradients_of(program)]
+    try:
+        gradients = [one.grad for one in gradients_of(program)]
+    except TraincastError:  # a gradient of two tensors
+        raise TraincastError(
+            f"some of its gradients are sparse, which are not updated by lists; capture it with {optimizer}, or with "
+            "dense gradients"
+        ) from None
     if not gradients:
         raise TraincastError("the step accumulates no gradients that an optimizer could use")
     tape = SpliceTape(program, Communicator(0, (0,)))

@@ -9,7 +9,10 @@ import numpy as np
 
 from traincast.arrays import IntArray
 from traincast.errors import TraincastError
-from traincast.workload.sizes import MONOMIALS, SizeTable
+from traincast.workload.sizes import MONOMIALS, SizeTable, monomials, rounded_up
+
+_POWERS = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2), (2, 0))
+"""Exponents of batch size and sequence length in `MONOMIALS`."""
 
 
 class SizeBook:
@@ -34,6 +37,39 @@ class SizeBook:
         assert not isinstance(sums, int)
         sums[0] += plus * below
         return self._add(tuple(sums.tolist()), below, multiples.pop())
+
+    def product(self, factors: Sequence[int], *, times: int = 1) -> int:
+        """The product of sizes and a whole number."""
+        powers: dict[tuple[int, int], int] = {(0, 0): times}
+        below, multiples = 1, {1}
+        for factor in factors:
+            coefficients, denominator, multiple = self._row(factor)
+            below *= denominator
+            multiples.add(multiple)
+            terms = [(power, int(c)) for power, c in zip(_POWERS, coefficients.tolist(), strict=True) if c]
+            grown: dict[tuple[int, int], int] = {}
+            for (b, s), value in powers.items():
+                for (more_b, more_s), c in terms:
+                    key = (b + more_b, s + more_s)
+                    grown[key] = grown.get(key, 0) + value * c
+            powers = grown
+        if len(multiples) > 2 or not set(powers) <= set(_POWERS):
+            raise TraincastError("a size of the edited step grows faster than workloads can say; capture it instead")
+        common = math.gcd(below, *powers.values()) or 1
+        row = tuple(powers.get(power, 0) // common for power in _POWERS)
+        return self._add(row, below // common, max(multiples))
+
+    def share(self, size: int, parts: int) -> int:
+        """One of so many equal parts of a size."""
+        coefficients, below, multiple = self._row(size)
+        common = math.gcd(below * parts, *coefficients.tolist()) or 1
+        return self._add(tuple((coefficients // common).tolist()), below * parts // common, multiple)
+
+    def at(self, size: int, batch: int, seq_len: int) -> int:
+        """A size as a plain number."""
+        coefficients, below, multiple = self._row(size)
+        powers = monomials(batch, rounded_up(seq_len, multiple))
+        return sum(int(c) * power for c, power in zip(coefficients.tolist(), powers, strict=True)) // below
 
     def table(self) -> SizeTable:
         """The sizes of the program with the new ones behind them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.errors import TraincastError, unknown
+from traincast.workload.identity import check_follows_tensors
 from traincast.workload.ops import Signature
 from traincast.workload.program import Program
 from traincast.workload.rewrite import OpRow, Rewrite
@@ -18,6 +19,7 @@ def moved(step: Workload, name: str, stream: int) -> tuple[Workload, str]:
     names = {signature.name for program in step.programs for signature in program.symbolic}
     if name not in names:
         raise unknown("op", name, names, "Name one of the step's ops.")
+    check_follows_tensors(step)
     programs = tuple(_moved(program, name, stream) for program in step.programs)
     return replace(step, programs=programs), f"{name} runs on stream {stream}, with events where data crosses"
 

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from traincast.errors import TraincastError, shown
+from traincast.errors import TraincastError, shown, unknown
 from traincast.files.reading import read_document
 from traincast.what_if.edits.registry import parse_edits
 
@@ -17,6 +17,14 @@ MOST_POINTS = 1_000_000
 MOST_VALUES = 100_000
 APPLY, NONE = "apply", "none"
 """The axis of edits without values, and its value for none of them; `a+b` are two together."""
+_MOST_DIGITS = 16
+_OPTIONS: dict[tuple[type, ...], tuple[str, ...]] = {
+    (int,): ("batch_size", "seq_len", "gpus"),
+    (float, int): ("clock_mhz",),
+    (str,): ("dtype", "mode", "optimizer", "attention", "embedding", "host", "program", "costs"),
+    (bool,): ("compiled", "cuda_graph", "roofline_only"),
+}
+"""Options that a file may have, by their kind; layouts and loaders are given on the command line."""
 _FIELDS = ("workload", "on", "price", "vary", "options")
 
 
@@ -31,13 +39,12 @@ class Grid:
         if not self.axes:
             raise TraincastError("a sweep needs something to vary, such as batch-size=512,1024,2048")
         if self.points > MOST_POINTS:
-            longest = max(self.axes, key=lambda axis: len(axis[1]))
-            others = self.points // len(longest[1])
-            room = MOST_POINTS // others if others <= MOST_POINTS else 0
-            nearest = f"at most {room} values of it" if room else "fewer values of every axis"
+            sizes = [len(values) for _, values in self.axes]
+            room = max(n for n in range(1, max(sizes)) if math.prod(min(size, n) for size in sizes) <= MOST_POINTS)
+            longer = " and ".join(f"'{name}'" for name, values in self.axes if len(values) > room)
             raise TraincastError(
-                f"a sweep of {self.points:,} points is too large: at most {MOST_POINTS:,}; '{longest[0]}' has "
-                f"{len(longest[1]):,} values, give {nearest}"
+                f"a sweep of {self.points:,} points is too large: at most {MOST_POINTS:,}; give at most {room:,} "
+                f"values of {longer}"
             )
 
     @property
@@ -74,7 +81,8 @@ def grid_of(varied: Mapping[str, Sequence[str]]) -> Grid:
         values = tuple(dict.fromkeys(value for text in varied[name] for value in expanded(name, text)))
         if not values:
             raise TraincastError(f"axis '{name}' has no values; give some, such as {name}=1,2,4")
-        parse_edits(edits_at([name], values[:1]))
+        for value in values if name == APPLY else values[:1]:
+            parse_edits(edits_at([name], [value]))
         axes.append((name, values))
     grid = Grid(axes=tuple(axes))
     parse_edits(edits_at(grid.names, [values[-1] for _, values in axes]))
@@ -90,7 +98,7 @@ def expanded(name: str, text: str) -> list[str]:
     values: list[str] = []
     for part in str(text).split(","):
         pieces = part.strip().split(":")
-        if len(pieces) == 3 and all(piece.lstrip("x").isdecimal() for piece in pieces):
+        if len(pieces) == 3 and all(piece.removeprefix("x").isdecimal() for piece in pieces):
             values += _range(name, pieces)
         elif part.strip():
             values.append(part.strip())
@@ -100,17 +108,21 @@ def expanded(name: str, text: str) -> list[str]:
 
 
 def _range(name: str, pieces: Sequence[str]) -> list[str]:
-    first, last, step = int(pieces[0]), int(pieces[1]), int(pieces[2].lstrip("x"))
     grows = pieces[2].startswith("x")
-    if first < 1 or last < first or step < (2 if grows else 1):
+    plain = all(len(piece) <= _MOST_DIGITS and piece.isascii() for piece in pieces)
+    first, last, step = (int(piece.removeprefix("x")) if plain else 0 for piece in pieces)
+    if first < 1 or last < first or step < (2 if grows else 1) or "x" in pieces[0] + pieces[1]:
         raise TraincastError(
-            f"{name}={':'.join(pieces)} is no range; write first:last:step, or first:last:x2 to double"
+            f"{name}={shown(':'.join(pieces))} is no range; write first:last:step, or first:last:x2 to double"
         )
     if grows:
-        return [str(first * step**n) for n in range(1 + int(math.log(last / first, step) + 1e-9))]
+        return [str(value) for n in range(64) if (value := first * step**n) <= last]
     count = (last - first) // step + 1
     if count > MOST_VALUES:
-        raise TraincastError(f"axis '{name}' has {count:,} values; give at most {MOST_VALUES:,}")
+        wider = -(-(last - first + 1) // MOST_VALUES)
+        raise TraincastError(
+            f"axis '{name}' has {count:,} values; give at most {MOST_VALUES:,}, such as {first}:{last}:{wider}"
+        )
     return [str(value) for value in range(first, last + 1, step)]
 
 
@@ -123,8 +135,31 @@ def read_sweep(path: Path) -> dict[str, Any]:
     for key in content:
         if key not in _FIELDS:
             raise TraincastError(f"{path}: unknown field {shown(key)}; known are {', '.join(_FIELDS)}")
-    vary = {
-        str(name): [str(value) for value in (values if isinstance(values, list) else [values])]
-        for name, values in content["vary"].items()
-    }
-    return {**content, "vary": vary}
+    for key in ("workload", "on"):
+        if not isinstance(content.get(key, ""), str):
+            raise TraincastError(f"{path}: '{key}' must be a name or a file, not {shown(content[key])}")
+    vary = {name: _listed(path, name, values) for name, values in content["vary"].items()}
+    return {**content, "vary": vary, "options": _options(path, content.get("options") or {})}
+
+
+def _listed(path: Path, name: str, values: Any) -> list[str]:
+    listed = values if isinstance(values, list) else [values]
+    for value in listed:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise TraincastError(f"{path}: '{name}' must have numbers or names as values, not {shown(value)}")
+    return [str(value) for value in listed]
+
+
+def _options(path: Path, options: Any) -> dict[str, Any]:
+    """Options of a file, each of the kind that it must have."""
+    if not isinstance(options, dict):
+        raise TraincastError(f"{path}: 'options' are keywords of predict by name, such as dtype: tf32")
+    for name, value in options.items():
+        kinds = next((kinds for kinds, names in _OPTIONS.items() if name in names), None)
+        if kinds is None:
+            known = [name for names in _OPTIONS.values() for name in names]
+            raise unknown("option", name, known, f"{path} may have {', '.join(known)}.")
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            kind = {str: "text", bool: "true or false", int: "a whole number"}.get(kinds[0], "a number")
+            raise TraincastError(f"{path}: option '{name}' must be {kind}, not {shown(value)}")
+    return options

@@ -78,8 +78,7 @@ def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     first = scenes[0]
     if first.layout is not None or first.gpus > 1 or first.question.loader is not None:
         raise TraincastError("only steps of one GPU are predicted together")
-    prices = worker.sweep.prices
-    price = Prices(per_gpu_hour=prices.get(first.platform.key, prices.get("")))
+    price = _prices(worker.sweep.prices, first)
     limit = first.platform.device.memory_bytes
     rows = []
     for answer, samples in predicted_sizes(scenes):
@@ -117,9 +116,17 @@ def _scene(worker: Prepared, texts: tuple[str, ...]) -> Scene:
     return applied(worker.scenes[others], parse_edits(sizes))
 
 
+def _prices(prices: dict[str, float], scene: Scene) -> Prices:
+    """The price of a point; where others have one, a point without would be ranked by another measure."""
+    key = scene.platform.key
+    if prices and key not in prices and "" not in prices:
+        raise TraincastError(f"`price` has none for {key}; give one for every platform of the sweep")
+    return Prices(per_gpu_hour=prices.get(key, prices.get("")))
+
+
 def figures(scene: Scene, answer: Answer, prices: dict[str, float]) -> dict[str, Any]:
     """The figures of a predicted point."""
-    cost = cost_of(answer, Prices(per_gpu_hour=prices.get(scene.platform.key, prices.get(""))))
+    cost = cost_of(answer, _prices(prices, scene))
     comm = answer.exposed_comm if isinstance(answer, Prediction) else sum(answer.parts.exposed.values())
     idle = max(0.0, answer.iteration - answer.device_active)
     parts = (answer.device_active, idle, comm)

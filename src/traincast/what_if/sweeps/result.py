@@ -54,14 +54,19 @@ class SweepResult(Result):
         """How many points, how long, and how many failed."""
         again = f", {self.resumed:,} of them from before" if self.resumed else ""
         failed = f"; {len(self.failed):,} could not be predicted" if self.failed else ""
+        ran = f"in {self.seconds:.1f} s ({self.workers}{again}){failed}"
         return (
-            f"{self.name}: {len(self.rows):,} points in {self.seconds:.1f} s ({self.workers}{again}){failed}\n"
-            f"{len(self.pareto)} points that no other beats in time of a sample, cost and memory at once"
+            f"{self.name}: {_points(len(self.rows))} {ran}\n"
+            f"{_points(len(self.pareto))} that no other beats in time of a sample, cost and memory at once"
         )
 
     def records(self) -> Records:
         """Tables "points" and "pareto"."""
         return {"points": self.rows, "pareto": self.pareto}
+
+
+def _points(number: int) -> str:
+    return f"{number:,} point{'s' * (number != 1)}"
 
 
 _MOST_FAILURES = 100

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from hashlib import file_digest
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.files.writing import check_output, write_bytes
-from traincast.running.on_ray import run_on_ray
-from traincast.running.runner import Died, Job, cores, run
+from traincast.running.runner import Died, Job
+from traincast.running.where import Workers
+from traincast.version import __version__
 from traincast.what_if.scene import Scene
 from traincast.what_if.sweeps.grid import Grid
 from traincast.what_if.sweeps.journal import Journal, digest
@@ -38,6 +41,7 @@ def sweep(
     """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and beside it, while the sweep runs, a
     journal from which it goes on after an interruption; `image` a picture (.svg)."""
     _check_files(out, image)
+    where = Workers(processes=workers, ray=ray)
     began = monotonic()
     points = list(grid)
     settled = Sweep(scene=scene, names=grid.names, prices=prices or {})
@@ -60,28 +64,20 @@ def sweep(
     job = Job(prepare=prepared, given=settled, work=group_rows)
     tasks = [tuple(points[number] for number in left[slice(*each)]) for each in runs]
     try:
-        if ray is not None:
-            run_on_ray(job, tasks, heard, address=ray)
-        else:
-            run(job, tasks, heard, workers=workers)
+        where.run(job, tasks, heard)
     except BaseException:
         if journal is not None:
             journal.close()
         raise
     rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
-    how = f"Ray at {ray}" if ray is not None else _words(workers, len(tasks))
     answer = SweepResult(
-        name=scene.name, grid=grid, rows=rows, resumed=resumed, workers=how, seconds=monotonic() - began
-    )
+        name=scene.name, grid=grid, rows=rows, resumed=resumed, workers=where.told(len(tasks)),
+        seconds=monotonic() - began,
+    )  # fmt: skip
     _write(answer, out, image)
     if journal is not None:
         journal.remove()
     return answer
-
-
-def _words(workers: int | None, tasks: int) -> str:
-    number = max(1, min(cores() if workers is None else workers, tasks))
-    return f"{number} process{'es' * (number > 1)}"
 
 
 def _check_files(out: Path | None, image: Path | None) -> None:
@@ -98,19 +94,39 @@ def _check_files(out: Path | None, image: Path | None) -> None:
 
 
 def _identity(settled: Sweep, grid: Grid) -> str:
-    """What makes a sweep the same one: the step, the platform, all options, the axes."""
+    """What makes a sweep the same one: the step, the platform, all options, the axes, the files that they name, and
+    the version that predicts."""
     question = settled.scene.question
-    source = question.workload
-    held = None
-    if isinstance(source, Workload):
-        held = [[p.columns.op_signature.tobytes().hex()[:256], p.num_ops, p.batch_size] for p in source.programs]
+    files = [str(question.workload)] if not isinstance(question.workload, Workload) else []
+    files += [value for name, values in grid.axes if name in ("on", "plan") for value in values]
     described = {
-        "workload": source.name if isinstance(source, Workload) else str(source), "held": held,
+        "version": __version__,
+        "workload": _content(question.workload) if isinstance(question.workload, Workload) else str(question.workload),
+        "files": {name: _of_file(name) for name in files},
         "scene": repr((settled.scene.platform, question.variant, question.gpus, question.program, question.cuda_graph,
-                       question.loader, settled.scene.layout, getattr(question.host, "name", None))),
+                       question.loader, question.costs, question.roofline_only, settled.scene.layout, question.host)),
         "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
     }  # fmt: skip
     return digest(described)
+
+
+def _content(workload: Workload) -> list[Any]:
+    """What a workload holds."""
+    return [
+        workload.name, workload.mode, list(workload.ranks),
+        [[digest(repr((p.symbolic, p.names, p.batch_size, p.seq_len))),
+          digest([getattr(p.columns, one.name).tobytes().hex() for one in fields(p.columns)]),
+          digest(p.sizes.coefficients.tolist())] for p in workload.programs],
+    ]  # fmt: skip
+
+
+def _of_file(name: str) -> str:
+    """The content of a file by its digest; "" for a name that is none."""
+    try:
+        with Path(name).open("rb") as file:
+            return file_digest(file, "blake2b").hexdigest()
+    except (OSError, ValueError):
+        return ""
 
 
 def _write(answer: SweepResult, out: Path | None, image: Path | None) -> None:
