@@ -1,14 +1,15 @@
 """How fast traces are read and analysed, as ratios to peers in the same minutes.
 
-    .venv/bin/python benchmarks/ingest.py TRACE.json.gz [...] [--hta PYTHON] [--whole MEGABYTES]
+    .venv/bin/python benchmarks/ingest.py TRACE.json.gz [...] [--hta PYTHON] [--whole MEGABYTES | --breakdown]
 
 Against `orjson.loads` of the same bytes (goal: at most 4), against HolisticTraceAnalysis loading the same file (time at
 most 0.1, peak memory at most 0.25; `--hta` is a Python with HolisticTraceAnalysis and pandas<3), and peak memory of a
 trace of 20 copies against one (goal: 0.8 to 1.2). Each figure is the median of interleaved fresh processes.
 
 With `--whole` the whole analysis instead, replay, what-ifs and all tables included, of each trace repeated until it has
-so many megabytes: against `orjson.loads` of its bytes (goal: at most 3), and of the trace itself against HTA's load and
-temporal breakdown (goal: at most 0.2). Here CPU time counts, so that other work on the machine does not.
+so many megabytes: against `orjson.loads` of its bytes (goal: at most 3). With `--breakdown` reading, linking and the
+breakdown of every step against HTA's load and temporal breakdown, and the whole analysis against the same (goal: at
+most 0.2). Here CPU time counts, so that other work on the machine does not.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ ANALYSE = (
     "from traincast.report.measured import measured_text\nstart = time.process_time()\n"
     "measured_text(analyse_traces([sys.argv[1]]))" + _CPU_TAIL
 )
+BREAK_DOWN = (
+    "import sys, time\nfrom traincast.traces.kineto import read_kineto\nfrom traincast.traces.link import link\n"
+    "from traincast.traces.breakdown import breakdown\nstart = time.process_time()\n"
+    "breakdown(link(read_kineto(sys.argv[1])))" + _CPU_TAIL
+)
 OURS = (
     "import sys, time\nfrom traincast.traces.kineto import read_kineto\nstart = time.perf_counter()\n"
     "trace = read_kineto(sys.argv[1])" + _TAIL
@@ -55,7 +61,7 @@ trace.load_traces(use_multiprocessing=False, use_memory_profiling=False)
 """
     + _TAIL
 )
-BREAKDOWN = (
+HTA_BREAKDOWN = (
     """
 import sys, time, logging, warnings
 logging.disable(logging.CRITICAL); warnings.simplefilter("ignore")
@@ -119,29 +125,38 @@ def _later(event: dict[str, Any], copy: int, span: float, most: int) -> dict[str
     return {**event, "name": name, "ts": event.get("ts", 0) + copy * span, "args": args}
 
 
-def whole_ratios(trace: Path, hta: str | None, repeats: int, megabytes: int) -> dict[str, object]:
-    """The whole analysis of a trace, and of one that is repeated to so many megabytes."""
+def whole_ratios(trace: Path, repeats: int, megabytes: int) -> dict[str, object]:
+    """The whole analysis of a trace that is repeated to so many megabytes."""
     with tempfile.TemporaryDirectory() as folder:
         data = gzip.decompress(trace.read_bytes()) if trace.suffix == ".gz" else trace.read_bytes()
         long = Path(folder) / "long.json"
         repeated(data, megabytes << 20, long)
-        ours, loads, packed, peer = [], [], [], []
+        ours, loads = [], []
         for _ in range(repeats):
             ours.append(measure(sys.executable, ANALYSE, long))
             loads.append(measure(sys.executable, CPU_ORJSON, long))
-            packed.append(measure(sys.executable, ANALYSE, trace))
-            if hta:
-                peer.append(measure(hta, BREAKDOWN, trace))
-        row: dict[str, object] = {
+        return {
             "trace": trace.name,
             "megabytes": long.stat().st_size >> 20,
             "time / orjson.loads": round(median(ours) / median(loads), 3),
             "memory / orjson.loads": round(median(ours, 1) / median(loads, 1), 3),
             "peak megabytes": round(median(ours, 1)),
         }
-        if hta:
-            row["time / HTA"] = round(median(packed) / median(peer), 3)
-    return row
+
+
+def breakdown_ratios(trace: Path, hta: str, repeats: int) -> dict[str, object]:
+    """Breaking a trace down, and its whole analysis, against HTA."""
+    broken, whole, peer = [], [], []
+    for _ in range(repeats):
+        broken.append(measure(sys.executable, BREAK_DOWN, trace))
+        whole.append(measure(sys.executable, ANALYSE, trace))
+        peer.append(measure(hta, HTA_BREAKDOWN, trace))
+    return {
+        "trace": f"{trace.parent.name}/{trace.name}",
+        "HTA seconds": round(median(peer), 2),
+        "breakdown / HTA": round(median(broken) / median(peer), 3),
+        "whole / HTA": round(median(whole) / median(peer), 3),
+    }
 
 
 def ratios(trace: Path, hta: str | None, repeats: int) -> dict[str, object]:
@@ -179,10 +194,19 @@ def main() -> int:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--whole", type=int, metavar="MEGABYTES")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--whole", type=int, metavar="MEGABYTES")
+    what.add_argument("--breakdown", action="store_true")
     arguments = parser.parse_args()
-    if arguments.whole:
-        rows = [whole_ratios(t, arguments.hta, arguments.repeats, arguments.whole) for t in arguments.traces]
+    if arguments.breakdown and not arguments.hta:
+        parser.error("--breakdown compares with HolisticTraceAnalysis; give its Python with --hta")
+    if arguments.whole or arguments.breakdown:
+        rows = [
+            whole_ratios(trace, arguments.repeats, arguments.whole)
+            if arguments.whole
+            else breakdown_ratios(trace, arguments.hta, arguments.repeats)
+            for trace in arguments.traces
+        ]
         print(json.dumps(rows, indent=2))
         return 0
     print(json.dumps([ratios(trace, arguments.hta, arguments.repeats) for trace in arguments.traces], indent=2))

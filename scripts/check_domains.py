@@ -7,18 +7,16 @@ of the others; GPUs of later tables; sizes beyond the fitted ones; kinds that we
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from data_option import run_on_data
 from traincast.arrays import BoolArray, FloatArray
 from traincast.display.text import table
-from traincast.errors import TraincastError
 from traincast.kernels.attention.model import AttentionModel
 from traincast.kernels.attention.trained import read_encoder, read_trained
 from traincast.kernels.attention.training import TRAINING as ATTENTION
@@ -122,11 +120,9 @@ def _together(parts: list[Group]) -> Group:
     return Group("", "", *columns)
 
 
-def main() -> int:
+def main(data: Path) -> None:
     """Prints the table, the widening that one half of the groups asks for and what both halves make of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    found = sorted(groups(parser.parse_args().data), key=lambda group: (group.case, group.device))
+    found = sorted(groups(data), key=lambda group: (group.case, group.device))
     levels = (0.0, BEFORE, OUTSIDE_SIGMA)
     rows = [
         (f"{'set on' if number % 2 == 0 else 'shown'}", group.case, group.device, f"{len(group.measured):,}",
@@ -141,12 +137,7 @@ def main() -> int:
     print(table(header, rows, right=(3, 4, 5, 6)))
     wanted = spread_90(halves[0].shown, halves[0].measured, halves[0].sigma)
     print(f"the first half asks for {wanted:.3f}")
-    return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except TraincastError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_on_data(main, __doc__)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
-from traincast.errors import TraincastError
+from data_option import run_on_data
 from traincast.evaluation.suites import evaluate
 from traincast.report.evaluation import cases_text, summary_text
 
@@ -47,17 +45,15 @@ walks the eight traced ranks of a DLRM together.""",
 TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([parallel](parallel.md)).""",
     "captured": """\
 Programs in the style of NVIDIA's DeepLearningExamples, captured when the suite runs (needs torch). Rows marked as held
-back took no part while programs were changed; [capturing](capturing.md) says what is wrong with Mask R-CNN.""",
+back took no part while programs were first changed; [capturing](capturing.md) says which were corrected later, and
+which rows are worst and why.""",
 }
 TABLES = ("kernels", "collectives", "embedding-access", "llm")
 """Suites without a list of cases, which speak for themselves."""
 
 
-def main() -> int:
+def main(folder: Path) -> None:
     """Runs every suite and writes the page."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    folder = parser.parse_args().data
     parts = [INTRODUCTION]
     for suite, note in NOTES.items():
         result = evaluate(suite, folder)
@@ -66,12 +62,7 @@ def main() -> int:
     for suite in TABLES:
         parts.append(f"## `evaluate {suite}`\n\n```\n{summary_text(evaluate(suite, folder).summary)}\n```\n")
     PAGE.write_text("\n".join(parts), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except TraincastError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_on_data(main, __doc__)
