@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,13 @@ def shared_data() -> Path:
     if not (folder / "devices.csv").is_file():
         pytest.skip(f"no measurements at {folder}; set TRAINCAST_DATA to their folder to run this test")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C reaches tests and the processes they start: a shell starts background jobs with it ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
