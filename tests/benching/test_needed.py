@@ -7,8 +7,9 @@ import pytest
 from tests.benching.test_measure import TINY
 from traincast.benching.needed import Coverage
 from traincast.benching.plans import FAR_BYTES
-from traincast.calibration.cpu_ops import cpu_ops
-from traincast.calibration.features import kind_of
+from traincast.calibration.caches import operands
+from traincast.calibration.cpu_ops import cpu_ops, runs_no_kernel
+from traincast.calibration.features import kind_of, touched_bytes
 from traincast.calibration.step import PricedOp
 from traincast.questions.here import captured_here
 from traincast.questions.variant import Variant
@@ -69,3 +70,17 @@ def test_ops_that_a_profile_is_unsure_of_are_measured_first(program, monkeypatch
     assert kind_of(coverage.tasks[0].signature) == rare
     assert next(iter(coverage.by_kind)) == rare
     assert set(coverage.tasks) == set(Coverage(program).tasks)
+
+
+def test_a_sparse_gradient_that_was_emptied_has_the_bytes_of_its_new_rows(program):
+    found = operands(program, 1e9, lambda _, one: touched_bytes(one))
+    updates = [op for op in program.ops if kind_of(op.signature) == "sparse_update"]
+    assert updates
+    for op in updates:
+        rows = found[op.index].operands[1:3]
+        assert [operand.nbytes for operand in rows] == [spec.nbytes for spec in op.signature.inputs[1:3]]
+
+
+def test_to_zero_a_sparse_gradient_runs_no_kernel_and_is_not_measured(program):
+    zeroed = [op.signature for op in program.ops if runs_no_kernel(op.signature)]
+    assert zeroed and not {task.signature for task in Coverage(program).tasks} & set(zeroed)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from traincast.benching.plans import op, plan, spec
 from traincast.calibration.caches import FAR, Operand, by_level, operands
 from traincast.calibration.cpu_ops import cpu_ops
-from traincast.calibration.features import Caches, describe, family_of, kind_of, touched_bytes
+from traincast.calibration.features import WORK, Caches, describe, family_of, kind_of, touched_bytes
 from traincast.calibration.samples import Sample, call_operands, parse_row, parse_signature, sample_row, signature_text
 from traincast.errors import TraincastError
 from traincast.programs.dlrm.config import DlrmConfig
@@ -72,6 +74,21 @@ def test_a_table_counts_with_the_rows_that_are_looked_up():
     lookups = bag.inputs[1].numel
     assert 0 < touched_bytes(bag)[0] <= 4 * dim * min(rows, lookups)
     assert touched_bytes(bag, "zipf:1.4")[0] < touched_bytes(bag)[0]
+
+
+def test_many_lookups_share_pages_and_lines_of_the_page_table():
+    bag = next(task.signature for task in tasks() if kind_of(task.signature) == "_embedding_bag")
+
+    def translations(lookups):
+        table = replace(bag.inputs[0], shape=(1_000_000, 64), stride=(64, 1))
+        indices = replace(bag.inputs[1], shape=(lookups,))
+        wanted = replace(bag, inputs=(table, indices, *bag.inputs[2:]))
+        terms = describe(wanted, [Operand(256 * lookups, FAR)], Caches(1e6, 8e6)).terms
+        return terms[WORK + 6 : WORK + 10] / lookups
+
+    few, many = translations(100), translations(200_000)
+    assert few == pytest.approx([0.99] * 4, rel=0.01), "each row lies in a page of its own"
+    assert (many < [1.0, 0.31, 0.04, 0.04]).all(), "62,500 pages, 7,813 lines of their addresses"
 
 
 def test_what_is_read_again_is_near_and_what_is_not_is_far():

@@ -9,10 +9,11 @@ import pytest
 
 from tests.calibration.made_up import IDENTITY, REFERENCE, samples, true_seconds
 from tests.calibration.test_features import TINY
+from traincast.calibration.features import rough_seconds
 from traincast.calibration.fit import fit_profile
 from traincast.calibration.profile import is_profile, load_profile, save_profile
 from traincast.calibration.samples import Sample, calm_samples
-from traincast.calibration.step import HOST_EVENTS, host_events, predict_serial, rough_seconds
+from traincast.calibration.step import HOST_EVENTS, host_events, predict_serial
 from traincast.errors import TraincastError
 from traincast.programs.dlrm.program import dlrm_workload
 
@@ -133,6 +134,20 @@ def test_rough_seconds_put_large_ops_first():
     assert (rough_seconds(small) < rough_seconds(large)) == (flops[0] < flops[1])
 
 
+def test_one_sample_of_a_kind_is_worth_its_own_shape_and_says_little_of_others():
+    # Given many products, and one lookup that takes three times as long as any bytes would
+    every = samples()
+    lookup = next(one for one in every if one.signature.name == "aten::_embedding_bag")
+    slow = replace(lookup, wall=3 * lookup.wall, busy=3 * lookup.busy)
+    products = [one for one in every if one.signature.name == "aten::mm"]
+    profile = fit_profile([*products, slow], IDENTITY, "wall")[0]
+    # then that lookup takes what was measured, and one of another table may take anything
+    seconds, sigma, known = profile.seconds(slow.features(profile.caches))
+    assert known and seconds == pytest.approx(profile.reference * slow.ratio("wall"), rel=1e-6) and sigma < 0.2
+    others = [one for one in every if one.signature.name == "aten::_embedding_bag" and one is not lookup]
+    assert max(profile.seconds(one.features(profile.caches))[1] for one in others) > 0.4
+
+
 def test_too_few_samples_are_refused():
     with pytest.raises(TraincastError, match="holds 5 steady samples; measure for longer"):
         fit_profile(samples(5), IDENTITY, "wall")
@@ -153,7 +168,7 @@ def test_a_damaged_profile_is_one_line(fitted, tmp_path):
 def test_a_profile_of_another_form_is_to_be_fitted_again(fitted, tmp_path):
     path = tmp_path / "mine.toml"
     save_profile(fitted[0], path)
-    path.write_text(path.read_text().replace("form = 3", "form = 2"))
+    path.write_text(path.read_text().replace("form = 4", "form = 3"))
     with pytest.raises(TraincastError, match=r"mine.toml' was fitted by another version .* fit its store again"):
         load_profile(path)
 

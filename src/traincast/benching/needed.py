@@ -9,10 +9,10 @@ from math import exp, log
 
 from traincast.benching.plans import FAR_BYTES, Task
 from traincast.calibration.caches import Operand, operands
-from traincast.calibration.cpu_ops import cpu_ops
-from traincast.calibration.features import TABLE_KINDS, kind_of, touched_bytes
+from traincast.calibration.cpu_ops import cpu_ops, runs_no_kernel
+from traincast.calibration.features import TABLE_KINDS, kind_of, rough_seconds, touched_bytes
 from traincast.calibration.profile import Profile
-from traincast.calibration.step import priced_ops, rough_seconds, table_access
+from traincast.calibration.step import priced_ops, table_access
 from traincast.narrowing import Part, in_turn, ranked
 from traincast.workload.ops import Signature
 from traincast.workload.program import Program
@@ -36,12 +36,14 @@ class Coverage:
         priced = iter(() if profile is None else priced_ops(program, profile, access))
         for op in program.ops:
             for signature in cpu_ops(op.signature):
+                price = next(priced, None)
+                if runs_no_kernel(signature):
+                    continue
                 row, code = found[op.index]
                 between = _state(signature, row)
                 far = bool(between) and code > _CODE_NEAR
                 task = Task(signature, between, far, laws.get(op.index, ""))
                 self._calls[task] += 1
-                price = next(priced, None)
                 known = rough_seconds(signature) if price is None else price.seconds
                 seconds[task] += known
                 errors[task] += known * (_UNKNOWN if price is None else price.sigma)

@@ -126,7 +126,9 @@ def _walk(program: Program, memory: _Memory, touched: Touched, offset: int) -> l
             key = int(keys[storage])
             if c.storage_alloc[storage] == op and key not in memory.touched:
                 memory.allocate(key, int(nbytes[storage]))
-            used = int(min(size, nbytes[storage]))
+            # an expanded tensor has fewer bytes than elements; a sparse gradient that was emptied grows in place, and
+            # its storages are known as they were made: empty
+            used = int(min(size, nbytes[storage] or size))
             row.append(Operand(used, memory.touch(key, used)))
         rows.append(Found(tuple(row), code))
         for storage in gone.get(op, ()):

@@ -46,6 +46,11 @@ def cpu_ops(signature: Signature) -> tuple[Signature, ...]:
     return (replace(signature, name=_RENAMED.get(name, name)),)
 
 
+def runs_no_kernel(signature: Signature) -> bool:
+    """Whether an op that the CPU runs touches no element: to zero a sparse gradient is to forget its rows."""
+    return signature.name == "aten::zero_" and signature.scalar("self_layout") == "sparse_coo"
+
+
 def _is_transfer(signature: Signature) -> bool:
     """A copy between host and GPU: on a CPU the tensor is there already."""
     places = {spec.device.partition(":")[0] for spec in (*signature.inputs, *signature.outputs)}

@@ -27,7 +27,8 @@ _SEARCHES = 2  # over all parameters in turn
 _SEARCHED = 250  # samples that are enough to tell how alike shapes are
 _LEAST_SIGMA = 0.01
 _LEAST_TERM = 1e-3  # of a call, a byte or a flop
-_RESIDUAL_SIGMA = 0.5  # what is assumed of a kind with fewer than two samples
+_RESIDUAL_SIGMA = 0.5  # how far prices that were not fitted are off
+_FEW_NOISE = 0.1  # of one sample: what was measured again differs by 5 to 13 %
 _MOST_POINTS = 1000
 _OUTLIER = 3.0  # deviations between a sample and what all others say of it, beyond which it is left out
 _FEWEST_STEADY = 8  # samples that must remain
@@ -101,6 +102,19 @@ def fit_kind(
     return KindModel(
         coefficients=coefficients, places=places, weights=weights, inverse=inverse, lengths=lengths,
         amplitude=amplitude, noise=noise,
+    )  # fmt: skip
+
+
+def fit_few(terms: FloatArray, places: FloatArray, seconds: FloatArray, prices: FloatArray) -> KindModel:
+    """The model of a kind with too few samples to fit anything: terms at rough prices, all of them scaled to the
+    samples, which hold for shapes like theirs; for others the interval is wide."""
+    coefficients = prices * float(np.exp(np.mean(np.log(seconds / (terms @ prices)))))
+    residuals = np.log(seconds / (terms @ coefficients))
+    lengths = np.full(places.shape[1], _START)
+    inverse, weights = _solved(places, residuals, lengths, _RESIDUAL_SIGMA, _FEW_NOISE)
+    return KindModel(
+        coefficients=coefficients, places=places, weights=weights, inverse=inverse, lengths=lengths,
+        amplitude=_RESIDUAL_SIGMA, noise=_FEW_NOISE,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import log2, prod
+from math import expm1, log2, prod
 
 import numpy as np
 
@@ -37,8 +37,11 @@ _REDUCTIONS = frozenset(
         "mse_loss_backward",
     )
 )  # fmt: skip
-_TRANSLATED_BYTES = 2 << 20  # of 4 KB pages whose addresses a core keeps at hand; beyond, a row costs a page walk
-_MOST_DOUBLINGS = 5.0  # until no page is at hand any more
+_TRANSLATED_BYTES = 2 << 20  # of pages whose addresses a core keeps at hand; beyond, a row costs a page walk
+# of a table: a page, and the pages whose addresses lie in one cache line of the page table (8 of 4 KB)
+_PAGE_BYTES, _WALKED_BYTES = 4096.0, 32768.0
+# seconds of a call, a byte and a flop on a core of any kind: enough to put ops in order
+_ROUGH_CALL, _ROUGH_BYTE, _ROUGH_FLOP = 2e-6, 1e-10, 2e-11
 # how far apart states lie, in factors of two of a size: all bytes near or all far, code near or far, alone or inside
 _STATE, _CODE_STATE, _INSIDE = 4.0, 2.0, 2.0
 _LANES = 16  # numbers that a vectorised kernel works on at once
@@ -223,15 +226,38 @@ def _lookup_work(signature: Signature, access: str, levels: FloatArray) -> tuple
     bags = signature.outputs[0].shape[0] if signature.outputs and signature.outputs[0].shape else 1
     again = (lookups - unique) * row_bytes
     table = float(max(rows, 1) * row_bytes)
-    beyond = min(max(log2(table / _TRANSLATED_BYTES), 0.0), _MOST_DOUBLINGS)
     _, near, far = unique * levels / max(float(levels.sum()), 1.0)
-    # rows lie anywhere: each is a wait of its own, its lines come slower than those of a stream, and so does the
-    # address of its page, wherever the row itself may be
-    waits = [unique, near, far, unique * beyond, far * beyond, float(levels[1]), float(levels[2])]
+    # rows lie anywhere: each is a wait of its own, and its lines come slower than those of a stream. So does the
+    # address of its page; but rows in one page, and pages in one line of the page table, are looked for once, so that
+    # each of many lookups takes less time
+    unknown = max(1.0 - _TRANSLATED_BYTES / table, 0.0)
+    pages, walks = (unknown * _touched_blocks(table, block, unique) for block in (_PAGE_BYTES, _WALKED_BYTES))
+    translations = [unknown * unique, pages, walks, walks * far / max(unique, 1.0)]
+    waits = [unique, near, far, *translations, float(levels[1]), float(levels[2])]
     work = [float(lookups), again, lookups * float(row_bytes), *waits]
     sizes = (lookups, row_bytes, unique * row_bytes, lookups / max(bags, 1), table)
     place = [log2(max(size, 1.0)) for size in sizes]
     return work, place
+
+
+def _touched_blocks(table: float, block: float, rows: float) -> float:
+    """How many blocks of so many bytes of a table hold one or more of so many rows that lie anywhere in it."""
+    blocks = max(table / block, 1.0)
+    return blocks * -expm1(-rows / blocks)
+
+
+def rough_prices(features: Features) -> FloatArray:
+    """About what each term of an op costs on a core of any kind, in seconds."""
+    prices = np.zeros(len(features.terms))
+    prices[0], prices[1:4] = _ROUGH_CALL, _ROUGH_BYTE
+    prices[WORK : WORK + {"gemm": 1, "conv": 2}.get(features.family, 0)] = _ROUGH_FLOP
+    return prices
+
+
+def rough_seconds(signature: Signature) -> float:
+    """About how long an op takes on a core of any kind (10 GB/s, 50 Gflop/s)."""
+    features = describe(signature, (), Caches(1.0, 1.0))
+    return float(features.terms @ rough_prices(features)) + _ROUGH_BYTE * sum(touched_bytes(signature))
 
 
 def touched_bytes(signature: Signature, access: str = "") -> list[float]:

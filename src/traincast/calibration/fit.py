@@ -12,9 +12,9 @@ import numpy as np
 from traincast.arrays import FloatArray
 from traincast.calibration.copies import fit_copies, is_copy
 from traincast.calibration.crowding import fit_crowding
-from traincast.calibration.estimator import KindModel, fit_kind, fit_terms, non_negative
+from traincast.calibration.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
 from traincast.calibration.exchanges import fit_exchanges, is_exchange
-from traincast.calibration.features import OTHER, Caches, Features, family_of, kind_of
+from traincast.calibration.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
 from traincast.calibration.profile import Profile
 from traincast.calibration.samples import Sample, calm_samples, signature_text
 from traincast.calibration.step import HOST_EVENTS
@@ -44,7 +44,13 @@ _HOST_OFF, _KERNELS_OFF = 0.2, 0.03
 
 def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
     """The profile of all samples, with the errors that a fit on four fifths of them makes on the others."""
-    every = list(samples)
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1):  # many small matrices: on a busy machine threads would mostly wait for each other
+        return _fit_profile(list(samples), identity, clock)
+
+
+def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -> tuple[Profile, list[ErrorRow]]:
     single = [sample for sample in every if not is_exchange(sample.signature)]
     calm = calm_samples(single)
     together = [sample for sample in calm if sample.plan]
@@ -62,7 +68,7 @@ def fit_profile(samples: Iterable[Sample], identity: Mapping[str, Any], clock: s
     parts = {"": held, "alone: ": [s for s in held if not s.found], "in steps: ": [s for s in held if s.found]}
     errors = [row for where, some in parts.items() for row in _errors(tried, some, caches, reference, clock, where)]
     errors += _repeated(alone, clock)
-    models = _models(ops, caches, reference, clock)
+    models = _few_models(ops, caches, reference, clock) | _models(ops, caches, reference, clock)
     exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
     jitter = _jitter(steps)
     exchanges = with_late(exchanges, together, reference, jitter)
@@ -116,6 +122,18 @@ def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None) 
     if coefficients is None:
         coefficients = fit_terms(terms, seconds, _most_prices(terms.shape[1]))
     return fit_kind(terms, places, seconds, coefficients)
+
+
+def _few_models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
+    """Of kinds with too few samples to be fitted: a store of `bench --for` may have one of each op."""
+    models = {}
+    for kind, points in _by_kind(samples, caches, reference, clock).items():
+        if len(points) < _FEWEST:
+            terms, places = (
+                np.array([getattr(features, name) for features, _ in points]) for name in ("terms", "place")
+            )
+            models[kind] = fit_few(terms, places, np.array([taken for _, taken in points]), rough_prices(points[0][0]))
+    return models
 
 
 def _most_prices(terms: int) -> FloatArray:

@@ -19,7 +19,7 @@ from traincast.files.writing import write_bytes
 KIND = "calibrated"
 """What `kind` says in the file of such a profile."""
 _MOST_BYTES = 32 << 20
-_FORM = 3  # of the features that models are fitted to; those of another form mean something else
+_FORM = 4  # of the features that models are fitted to; those of another form mean something else
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

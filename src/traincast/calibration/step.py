@@ -12,8 +12,8 @@ import numpy as np
 
 from traincast.arrays import FloatArray
 from traincast.calibration.caches import Found, Operand, operands
-from traincast.calibration.cpu_ops import VIEWS, cpu_ops
-from traincast.calibration.features import WORK, Caches, describe, family_of, kind_of, touched_bytes
+from traincast.calibration.cpu_ops import VIEWS, cpu_ops, runs_no_kernel
+from traincast.calibration.features import describe, family_of, kind_of, touched_bytes
 from traincast.calibration.profile import Profile
 from traincast.quantiles import Z90
 from traincast.results import Records, Result
@@ -186,20 +186,11 @@ def _priced(
     profile: Profile, whole: Signature, signature: Signature, found: Found, law: str
 ) -> tuple[float, float, bool]:
     """Seconds, deviation, and whether measured, of one CPU op out of a captured one."""
-    if signature.name == "aten::zero_" and signature.scalar("self_layout") == "sparse_coo":
-        return 0.0, 0.0, True  # forgets its rows: host time only
+    if runs_no_kernel(signature):
+        return 0.0, 0.0, True
     row, code = found
     if len(whole.inputs) != len(signature.inputs):
         farthest = max((operand.distance for operand in row), default=0)
         row = tuple(Operand(spec.nbytes, farthest) for spec in (*signature.inputs, *signature.outputs))
     seconds, sigma, known = profile.seconds(describe(signature, row, profile.caches, law, code=code, inside=True))
     return (1.0 + profile.longer) * seconds, sigma, known
-
-
-def rough_seconds(signature: Signature) -> float:
-    """About how long an op takes on a core of any kind (10 GB/s, 50 Gflop/s): enough to put ops in order."""
-    features = describe(signature, (), Caches(1.0, 1.0))
-    flops = {"gemm": float(features.terms[WORK]), "conv": float(features.terms[WORK : WORK + 2].sum())}.get(
-        features.family, 0.0
-    )
-    return 2e-6 + sum(touched_bytes(signature)) / 1e10 + flops / 5e10
