@@ -78,7 +78,7 @@ def test_a_flipped_byte_is_refused_or_harmless(good: bytes, path: Path) -> None:
     assert harmless < len(good) / 5 / 4  # dates, attributes and the like
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 @given(edits=st.lists(st.tuples(st.integers(0, 1 << 20), st.binary(max_size=6), st.integers(0, 40)), max_size=5))
 def test_random_damage(good: bytes, path: Path, edits: list[tuple[int, bytes, int]]) -> None:
     data = good
@@ -89,7 +89,7 @@ def test_random_damage(good: bytes, path: Path, edits: list[tuple[int, bytes, in
 
 
 @given(data=st.binary(max_size=200), magic=st.booleans())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_bytes(path: Path, data: bytes, magic: bool) -> None:
     assert outcome(path, b"PK\x03\x04" + data if magic else data)
 

@@ -59,7 +59,7 @@ def programs(draw: st.DrawFn) -> Program:
     return replace(builder.build(), rigid=draw(TEXT))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=80)
 @given(
     program=programs(), name=TEXT, ranks=st.lists(st.just(0), min_size=1, max_size=9), meta=st.dictionaries(TEXT, TEXT)
 )
