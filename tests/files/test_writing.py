@@ -144,7 +144,7 @@ def test_ctrl_c_between_two_files_waits_for_the_second(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", interrupted)
     other = threading.Event()  # another thread may take the signal
-    thread = threading.Thread(target=other.wait)
+    thread = threading.Thread(target=other.wait, daemon=True)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         write_together({tmp_path / "a": b"1", tmp_path / "b": b"2", tmp_path / "c": b"3"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
@@ -61,11 +60,17 @@ class Signals:
         """Sends a signal again that was raised where Python drops exceptions: in a weak reference's callback or in the
         clean-up of an object."""
         if isinstance(what.exc_value, KeyboardInterrupt | Terminated):
-            again = threading.Timer(_AGAIN, _thread.interrupt_main, (self._first,))
+            again = threading.Timer(_AGAIN, self._send_again)
             again.daemon = True
             again.start()
         else:
             sys.__unraisablehook__(what)
+
+    def _send_again(self) -> None:
+        """Sends the first signal to the main thread, which it wakes from whatever it waits for."""
+        main = threading.main_thread().ident
+        if main is not None and not self._settled:
+            signal.pthread_kill(main, self._first)
 
     @staticmethod
     def _raise(number: int) -> NoReturn:
