@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -22,32 +21,22 @@ from traincast.trials.dlrm import Division, dlrm_step, one_rank_plan  # noqa: E4
 from traincast.trials.workloads import trial_workload  # noqa: E402
 
 
-def ranks_losses():
-    """What both ranks print."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trials.sharded_losses"],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
+def ranks_losses(folder):
+    """What both ranks print; they find each other in a folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-m", "tests.trials.sharded_losses", str(folder)]
+    processes = [subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE) for rank in range(2)]
     try:
-        return [json.loads(process.communicate(timeout=120)[0]) for process in processes]
+        return [json.loads(process.communicate(timeout=300)[0]) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
 
 
-def test_every_sharding_computes_what_one_process_computes():
+def test_every_sharding_computes_what_one_process_computes(tmp_path):
     alone = losses(dlrm_step(TASK, one_rank_plan(CONFIG))(12))
-    first, second = ranks_losses()
+    first, second = ranks_losses(tmp_path)
     assert list(first) == list(PLANS) and len(PLANS) >= 6
     for name in PLANS:
         together = [(a + b) / 2 for a, b in zip(first[name], second[name], strict=True)]

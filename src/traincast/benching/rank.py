@@ -22,7 +22,7 @@ from traincast.arrays import FloatArray
 from traincast.benching.collectives import collective_work
 from traincast.benching.device import Device, Seconds, run_timed
 from traincast.benching.opening import open_device
-from traincast.benching.orders import JOBS, LAUNCHER, RESULTS
+from traincast.benching.orders import JOBS, LAUNCHER, MEETING, RESULTS
 from traincast.benching.timing import Reference
 
 Work = Callable[[], object]
@@ -201,7 +201,8 @@ def serve(
     order = json.loads((folder / JOBS).read_text(encoding="utf-8"))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = open_device(order["device"], int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(BACKENDS[device.kind])
+    meeting = dist.FileStore(str(folder / MEETING), ranks)
+    dist.init_process_group(BACKENDS[device.kind], store=meeting, rank=rank, world_size=ranks)
     if device.kind == "cpu":
         _own_core(rank, ranks)
     reference = Reference(device)
