@@ -144,17 +144,20 @@ def non_negative(columns: FloatArray, target: FloatArray, most: FloatArray | Non
     scale[scale == 0] = 1.0
     limit = np.full(columns.shape[1], np.inf) if most is None else most * scale
     a = columns / scale
-    gram, pull = a.T @ a, a.T @ target
-    solution = np.zeros(a.shape[1])
+    gram, left = a.T @ a, a.T @ target  # what each coefficient is pulled by
+    own, limits, solution = np.diag(gram).tolist(), limit.tolist(), [0.0] * len(left)
+    free = [j for j, square in enumerate(own) if square > 0]
     for _ in range(_SWEEPS):
         moved = 0.0
-        for j in range(len(solution)):
-            if gram[j, j] > 0:
-                new = min(max(0.0, solution[j] + (pull[j] - gram[j] @ solution) / gram[j, j]), limit[j])
-                moved, solution[j] = max(moved, abs(new - solution[j])), new
-        if moved <= _SETTLED * solution.max():
+        for j in free:
+            step = min(max(0.0, solution[j] + left.item(j) / own[j]), limits[j]) - solution[j]
+            if step:  # most that are zero stay so
+                solution[j] += step
+                left -= step * gram[j]
+                moved = max(moved, abs(step))
+        if moved <= _SETTLED * max(solution):
             break
-    return np.asarray(solution / scale)
+    return np.array(solution) / scale
 
 
 def _hyperparameters(places: FloatArray, residuals: FloatArray) -> tuple[FloatArray, float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -169,6 +170,7 @@ def _best_caches(samples: Sequence[Sample], reference: float, clock: str) -> Cac
     if len(plain) < 4 * _FEWEST:
         return _USUAL
 
+    @cache  # both rounds ask for many of the same
     def left_over(caches: Caches) -> float:
         total = 0.0
         for points in _by_kind(plain, caches, reference, clock).values():
