@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,11 @@ Promise.all([load(given, 'png'), load(kept, 'webp')]).then(both => {
   done(sum / a.length / 255);
 }, () => done(1));
 """
+_SETTLED = """
+const [milliseconds, done] = arguments, drawn = () => requestAnimationFrame(() => requestAnimationFrame(() => done()));
+milliseconds ? setTimeout(drawn, milliseconds) : drawn();
+"""
+_PATIENCE = 120  # seconds: on a busy machine a page may take long, and what never comes is found all the same
 _SHRINK = """
 const [text, width, done] = arguments, image = new Image();
 image.onload = () => { const c = document.createElement('canvas'); c.width = width;
@@ -55,6 +61,11 @@ class Browser:
         self.complaints()
         self.requests()
         self.driver.get(url)
+        self.settled()
+
+    def settled(self, milliseconds=0):
+        """Waits until the page has drawn what it was about to; timers of the page that are due by then have run."""
+        self.driver.execute_async_script(_SETTLED, milliseconds)
 
     def cdp(self, command, **arguments):
         return self.driver.execute_cdp_cmd(command, arguments)
@@ -69,11 +80,12 @@ class Browser:
     def keys(self, selector, text):
         self.find(selector).send_keys(text)
 
-    def until(self, script, seconds=20):
-        """Waits until an expression of the page is true."""
+    def until(self, wanted, seconds=_PATIENCE):
+        """Waits until an expression of the page, or a function without arguments, is true; gives what it is."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.driver, seconds, poll_frequency=0.03).until(lambda _: self.run(script))
+        ask = (lambda _: wanted()) if callable(wanted) else (lambda _: self.run(wanted))
+        return WebDriverWait(self.driver, seconds, poll_frequency=0.03).until(ask)
 
     def complaints(self):
         """What the console has complained of since it was asked last."""
@@ -108,6 +120,7 @@ class Browser:
 def chromium():
     """Chromium under Selenium."""
     from selenium import webdriver
+    from selenium.common.exceptions import WebDriverException
     from selenium.webdriver.chrome.options import Options
     from selenium.webdriver.chrome.service import Service
 
@@ -119,13 +132,16 @@ def chromium():
     for flag in _FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(driver))
+    for _ in range(2):
+        with suppress(WebDriverException):
+            return webdriver.Chrome(options=options, service=Service(driver))
+    return pytest.skip("chromium is installed and does not start; run it by hand to see why")
 
 
 @pytest.fixture(scope="session")
 def browser():
     """One browser for all tests of a process."""
     driver = chromium()
-    driver.set_script_timeout(30)
+    driver.set_script_timeout(_PATIENCE)
     yield Browser(driver)
     driver.quit()

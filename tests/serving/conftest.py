@@ -11,7 +11,7 @@ from traincast.serving.pool import Limits
 from traincast.serving.store import Room
 
 HERE = "http://127.0.0.1:8787"
-LIMITS = Limits(least=2, most=4, waiting=16, quick_seconds=60, long_seconds=60, check_seconds=20)
+LIMITS = Limits(least=2, most=4, waiting=16, quick_seconds=300, long_seconds=300, check_seconds=300)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import urllib.request
 def fetched(url, data=None, method=None, **headers):
     """The JSON of an answer."""
     request = urllib.request.Request(url, data=data, method=method, headers=headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return json.loads(answer.read() or b"null")
 
 

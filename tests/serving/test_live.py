@@ -59,8 +59,8 @@ def test_a_change_is_asked_for_and_is_in_the_address(browser, url):
     opened(browser, url + ASKED)
     before = browser.find("main .answer").text
 
-    browser.run("document.getElementById('f-batch_size').value = ''")
-    browser.keys("#f-batch_size", "4096\ue007")
+    browser.run("document.getElementById('f-batch_size').value = '4096'")  # keys that come slowly are several changes
+    browser.keys("#f-batch_size", "\ue007")
 
     browser.until(
         "document.querySelector('main .answer').innerText !== arguments[0]".replace("arguments[0]", json.dumps(before))
@@ -108,7 +108,7 @@ def test_perfetto_is_handed_the_timeline(browser, url):
 
     browser.find("#perfetto").click()
 
-    (other,) = set(browser.driver.window_handles) - {first}
+    (other,) = browser.until(lambda: set(browser.driver.window_handles) - {first})
     browser.driver.switch_to.window(other)
     browser.until("document.title.startsWith('got ')")
     assert int(browser.driver.title.split()[1]) > 10_000
