@@ -1,10 +1,16 @@
-"""What the tests of a scripted GPU share."""
+"""What the tests of measuring share: clocks and sizes that are not this machine's."""
 
 from __future__ import annotations
 
+from itertools import count
+from types import SimpleNamespace
+
 import pytest
 
-from traincast.benching import timing
+from traincast.benching import bench, timing
+from traincast.questions import bench as question
+
+_LOOK = 0.1  # seconds that pass between two looks at the clock
 
 
 @pytest.fixture
@@ -14,3 +20,12 @@ def small(monkeypatch):
     monkeypatch.setattr(timing, "_MOST_WARMING", 3)
     monkeypatch.setattr("traincast.benching.cuda._LEAST_FLUSHED", 64)
     monkeypatch.setattr("traincast.benching.cuda._FLUSHED_CACHES", 0)
+
+
+@pytest.fixture
+def counted_budget(monkeypatch):
+    """Budgets end after so many looks at the clock: what is measured in them does not depend on how fast that is."""
+    looks = count()
+    clock = SimpleNamespace(monotonic=lambda: _LOOK * next(looks))
+    for module in (bench, question):
+        monkeypatch.setattr(module, "time", clock)

@@ -11,7 +11,8 @@ from traincast.api import bench, fit_store, measure, predict_here, self_check
 from traincast.benching.bench import measure_task, task_key
 from traincast.benching.calls import OpCall, find_op
 from traincast.benching.opening import open_device
-from traincast.benching.plans import KINDS, plan, spec
+from traincast.benching.plans import KINDS, Task, plan
+from traincast.benching.signatures import op, spec
 from traincast.benching.timing import Reference
 from traincast.calibration.features import kind_of
 from traincast.cli.main import main
@@ -26,9 +27,11 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_every_kind_of_the_plan_runs():
+def test_every_kind_of_the_plan_runs(monkeypatch):
+    monkeypatch.setattr("traincast.benching.selfcheck._RANKS_SECONDS", 600.0)
     report = self_check("cpu")
-    assert [(part, said) for part, good, said in report.parts if not good and part != "reference"] == []
+    of_this_machine = ("timer", "reference")  # say whether it is calm; on a scripted one: test_selfcheck.py
+    assert [(part, said) for part, good, said in report.parts if not good and part not in of_this_machine] == []
     assert {part for part, _, _ in report.parts} >= set(KINDS)
     assert report.headline().startswith("self-check of cpu: ")
 
@@ -66,11 +69,12 @@ def test_an_op_that_torch_does_not_know_is_named():
 
 def test_a_sample_holds_one_call_by_two_clocks():
     device = open_device("cpu")
-    sample = measure_task(device, Reference(device), next(plan(0, ("relu",))))
-    assert 0 < sample.busy < 1 and 0 < sample.wall < 1 and sample.reference_busy > 1e-5
+    task = Task(op("relu", [("self", spec(1 << 22))], [spec(1 << 22)]), between=0)  # milliseconds
+    sample = measure_task(device, Reference(device), task)
+    assert sample.busy > 0 and sample.wall > 0 and sample.reference_busy > 0
 
 
-def test_measured_fitted_predicted(home, monkeypatch):
+def test_measured_fitted_predicted(home, monkeypatch, counted_budget):
     monkeypatch.setattr("traincast.questions.bench._beside_ops", lambda *_: [])
     first = bench(budget="3s")
     again = bench(budget="4s")
@@ -82,7 +86,7 @@ def test_measured_fitted_predicted(home, monkeypatch):
     assert 0.02 < predicted.iteration / measured.summary.corrected < 50, "plumbing: the bound is loose"
 
 
-def test_only_the_ops_of_a_workload(home):
+def test_only_the_ops_of_a_workload(home, counted_budget):
     result = bench(budget="3s", workload=TINY, batch_size=8)
     assert 0.0 < result.coverage[-1][1] <= 1.0 + 1e-9
     assert "of the step's predicted time" in result.headline()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from math import inf
 
 import pytest
 import torch
@@ -304,11 +305,11 @@ def test_memory_that_cannot_be_pinned_ends_copies_only(monkeypatch, tmp_path, sm
     cuda, device = opened(monkeypatch)
     store = Store(tmp_path, device.identity())
     monkeypatch.setattr("traincast.benching.parts._MOST_COPIES", 3)
-    assert measure_copies(device, store, 0, 10.0, lambda: None) == []
+    assert measure_copies(device, store, 0, inf, lambda: None) == []
     assert len(store) == 3
     cuda.sticky = True
     monkeypatch.setattr("traincast.benching.parts.Reference", lambda _: None)
-    (said,) = measure_copies(device, store, 1, 10.0, lambda: None)
+    (said,) = measure_copies(device, store, 1, inf, lambda: None)
     assert said.startswith("a copy to device, pinned, failed: CUDA error")
 
 
@@ -349,7 +350,7 @@ def test_programs_that_hold_memory_of_the_gpu_are_noticed(monkeypatch):
     assert device.free_bytes() == 40 << 30
 
 
-def test_a_throttled_gpu_is_told_of(monkeypatch, tmp_path, small):
+def test_a_throttled_gpu_is_told_of(monkeypatch, tmp_path, small, counted_budget):
     monkeypatch.setattr("traincast.questions.bench._beside_ops", lambda *_: [])
     monkeypatch.setattr("traincast.questions.bench._plan", lambda _, seed: plan(seed, ("relu",)))
     cuda = FakeCuda().install(monkeypatch)
