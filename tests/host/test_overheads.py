@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
+from tests.effort import instructions
 from tests.traces.timelines import event, kernel, launch, linked, step
 from traincast.host.overheads import ProfilerCost, measure_overheads
 
@@ -45,10 +44,8 @@ def test_recording_an_inner_op_is_taken_off_the_span_it_begins_in(tmp_path):
 
 
 def test_an_op_with_many_launches_takes_no_quadratic_time(tmp_path):
-    timelines = [linked(tmp_path, many_launches(count)) for count in (500, 16_000)]
-    times = []
-    for timeline in timelines:
-        begin = time.perf_counter()
-        measure_overheads(timeline, FREE)
-        times.append(time.perf_counter() - begin)
-    assert times[1] < 160 * times[0], "32 times the launches; squared it would be 1,024 times"
+    short, long = (linked(tmp_path, many_launches(count)) for count in (50, 800))
+    few, many = (
+        instructions(lambda timeline=timeline: measure_overheads(timeline, FREE)) for timeline in (short, long)
+    )
+    assert many < 32 * few, "16 times the launches; squared it would be 256 times"

@@ -226,9 +226,9 @@ def test_many_ranks_and_tables_are_written_fast():
     tables = [replace(table, name=f"t{i}") for i, table in enumerate(tables)]
     plan = plan_of(tables, [Placement("table_wise", (i % world,)) for i in range(len(tables))], world)
     sharded_dlrm(None, tables[:64], plan_of(tables[:64], plan.placements[:64], world), batch_size=256)  # tables' loads
-    start = time.perf_counter()
+    start = time.process_time()
     workload = sharded_dlrm(None, tables, plan, batch_size=256)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert len({id(program.columns) for program in workload.programs}) == 1
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 
+from tests.effort import calls
 from traincast.embeddings import Pooling, Table, Zipf
 from traincast.placement import Placement, Plan, check_plan
 from traincast.placement.memory import memory_need
@@ -221,17 +221,14 @@ def _options(assignment):
     return Changes.single(tables, np.array([rows[t] for t in tables]), places)
 
 
-def test_ten_thousand_plans_are_scored_a_second():
+def test_plans_are_scored_together():
     task = make_task(skewed_tables(8, 26), load_platform("dgx-a100"), gpus=8, batch_size=2048)
     cost = FastCost(task)
     plan = Plan(tuple(t.name for t in task.tables), tuple(Placement("table_wise", (i % 8,)) for i in range(26)), 8)
     assignment = cost.assignment(plan)
     changes = exchanges(assignment, np.arange(8), np.random.default_rng(0))
     best_of(cost, [assignment.pending(changes)])
-    began = time.process_time()
-    for _ in range(5):
-        best_of(cost, [assignment.pending(changes)])
-    assert 5 * changes.count / (time.process_time() - began) > 10_000
+    assert calls(lambda: best_of(cost, [assignment.pending(changes)])) < 8 * changes.count, "arrays of them"
 
 
 def test_the_busiest_receiver_decides_an_exchange():

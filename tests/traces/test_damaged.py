@@ -50,9 +50,9 @@ def test_every_damaged_timeline_is_read_or_refused(tmp_path):
     path, read = tmp_path / "trace.json", 0
     for what, data in CORPUS:
         path.write_bytes(data)
-        began = time.perf_counter()
+        began = time.process_time()
         read += read_or_refuse(read_trace_file, path) is not None
-        assert time.perf_counter() - began < 10, what
+        assert time.process_time() - began < 10, what
     assert 0 < read < len(CORPUS)
 
 

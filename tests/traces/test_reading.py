@@ -6,6 +6,7 @@ import gzip
 import json
 
 import numpy as np
+import orjson
 import pytest
 
 from tests.traces import damaged
@@ -120,11 +121,11 @@ def test_every_public_trace_is_read_whole(shared_data):
         assert trace.notes == ()
         raw = b"" if file.name.endswith(".et.gz") else gzip.decompress(file.read_bytes())
         if isinstance(trace, TimelineTrace):
-            kept = [e for e in json.loads(raw)["traceEvents"] if e["ph"] == "X" and is_kept(e)]
+            kept = [e for e in orjson.loads(raw)["traceEvents"] if e["ph"] == "X" and is_kept(e)]
             assert len(trace.events) == len(kept)
             assert trace.events["duration"].sum() == pytest.approx(1000 * sum(e["dur"] for e in kept), rel=1e-12)
         elif raw:
-            document = json.loads(raw)
+            document = orjson.loads(raw)
             assert len(trace.nodes) == len(document.get("nodes") or document["workload_graph"])
 
 

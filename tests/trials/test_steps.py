@@ -22,7 +22,7 @@ def test_a_small_model_runs_and_is_captured(name):
     make_step = make_step_of(next(trial for trial in one_process_trials(dlrms=1) if trial.name == name))
     step = make_step(1)
     step()
-    assert 1e-5 < isolated_seconds(step) < 5.0
+    assert isolated_seconds(step) > 0
     program = capture_function(make_step, batch_size=1, rebatch=False).programs[0]
     kernels = {"gpt2-mini": "aten::native_layer_norm", "plain-mini": "aten::convolution"}
     assert kernels[name] in {op.name for op in program.ops}

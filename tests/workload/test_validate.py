@@ -1,9 +1,9 @@
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.effort import calls
 from tests.workload.steps import make_mlp, make_workload, spec
 from traincast.errors import TraincastError
 from traincast.workload import Phase, Program, ProgramBuilder, Signature, TensorSpec, Workload
@@ -146,7 +146,7 @@ def test_a_wrong_workload_is_named(changes: dict, message: str) -> None:
         validate_workload(replace(make_workload(), **changes))
 
 
-def test_thousands_of_ops_are_checked_in_milliseconds() -> None:
+def test_thousands_of_ops_are_checked_together() -> None:
     builder = ProgramBuilder(batch_size=4)
     tensors = [builder.tensor(builder.storage(64)) for _ in range(100)]
     for i in range(4000):
@@ -157,12 +157,7 @@ def test_thousands_of_ops_are_checked_in_milliseconds() -> None:
         builder.op(signature, [tensors[i % 100], tensors[0]], [tensors[1]])
     workload = Workload(name="w", programs=(builder.build(),))
     validate_workload(workload)
-    times = []
-    for _ in range(7):
-        start = time.process_time()
-        validate_workload(workload)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.02, min(times)
+    assert calls(lambda: validate_workload(workload)) < 10 * 4000, "some milliseconds"
     assert isinstance(workload.programs[0].size_values, np.ndarray)
 
 
