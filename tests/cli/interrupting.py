@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.traces.damaged import kineto_document
+from traincast.cli import main as command_line
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 BEFORE = b"what was there before"
@@ -50,9 +52,10 @@ def make(batch_size):
 
 
 class Trial:
-    """One command in a folder of its own, with a file where its output goes."""
+    """One command in a folder of its own, with a file where its output goes. `warm` runs it in this process first, so
+    that forks find loaded what it reads; not for commands that use torch, whose threads a fork does not have."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *, warm: bool = False) -> None:
         self.words = COMMANDS[name].split()
         self.folder = folder
         self.targets = [folder / path for path in (FITTED if name == "fit" else ("out",))]
@@ -60,6 +63,9 @@ class Trial:
         (folder / "trace.json").write_text(json.dumps(kineto_document()))
         (folder / "tables.yaml").write_text("tables: [{name: a, rows: 1000, dim: 16}, {name: b, rows: 90, dim: 8}]")
         self.targets[0].parent.mkdir(parents=True, exist_ok=True)
+        if warm:
+            with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+                command_line.main(self.words)
         start = time.monotonic()
         status, said = self.run()
         self.seconds = time.monotonic() - start
@@ -150,8 +156,6 @@ def _become(words: list[str], folder: Path, stderr: int, prepare: Callable[[], N
     """The child: runs the command line as a program of its own would, and ends."""
     code = 99
     try:
-        from traincast.cli.main import main
-
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command line has its own
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         os.chdir(folder)
@@ -160,7 +164,7 @@ def _become(words: list[str], folder: Path, stderr: int, prepare: Callable[[], N
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         sys.argv = ["traincast", *words]
         prepare()
-        code = main()
+        code = command_line.main()
     except BaseException:  # what comes out of the command line is a finding, and its place is wanted
         traceback.print_exc()
     finally:
@@ -175,9 +179,9 @@ def imported(*commands: str) -> None:
         importlib.import_module(f"traincast.cli.commands.{verb}")
 
 
-def broken(name: str, times: int, seed: int, folder: Path) -> Counter[str]:
+def broken(name: str, times: int, seed: int, folder: Path, *, warm: bool = False) -> Counter[str]:
     """What broke the promise, and how often, of so many SIGKILLs, SIGINTs and full disks, and a fifth of SIGTERMs."""
-    trial, rng, problems = Trial(name, folder), random.Random(f"{name} {seed}"), Counter[str]()
+    trial, rng, problems = Trial(name, folder, warm=warm), random.Random(f"{name} {seed}"), Counter[str]()
     for time_number in range(times):
         for number in (signal.SIGKILL, signal.SIGINT, *([signal.SIGTERM] if time_number % 5 == 0 else [])):
             problems[trial.ended(number, rng)] += 1

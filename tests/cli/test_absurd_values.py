@@ -35,7 +35,8 @@ ABSURD_NAMES = (
 NAMES = {"out", "trace_out", "workload_out", "torchrec_out", "name"}
 """Where any name is fine, so that a value which is absurd elsewhere costs a whole answer."""
 _PREDICTING = ("report", "whatif", "sweep")  # verbs that take the options of predict
-SECONDS = 10  # for one command; all of them take far less than one
+SECONDS = 20  # of CPU time for one command; all of them take far less than one
+_PATIENCE = 300  # seconds by the clock until a command that computes nothing counts as a hang
 
 TABLES = "tables:\n- {name: a, rows: 1000, dim: 16}\n- {name: b, rows: 2000, dim: 8}\n"
 STEP = """
@@ -71,7 +72,7 @@ SOUND = {
         "mpt-125m --on dgx-h100 --gpus 2 --tp 2",
     ],
     "plan": ["mpt-125m --on dgx-h100 --gpus 2 --global-batch 4"],
-    "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0.1"],
+    "shard": ["tables.yaml --on dgx1-v100 --gpus 2 --no-torchrec --time-limit 0"],
     "whatif": ["dlrm-ddp --on v100 --set batch-size=64"],
     "sweep": ["dlrm-ddp --on v100 --vary batch-size=64 --processes 1"],
     "report": ["trace.json -o out.html"],
@@ -111,7 +112,7 @@ def absurd_commands(verb: str, sound: str) -> list[list[str]]:
 
 
 class TooSlow(BaseException):
-    """A command that takes longer than `SECONDS`."""
+    """A command that computes or waits for too long."""
 
 
 def too_slow(*_):
@@ -120,13 +121,16 @@ def too_slow(*_):
 
 def trouble(arguments, capsys):
     """What is wrong with how a command ended, or None."""
-    signal.signal(signal.SIGALRM, too_slow)
-    signal.alarm(SECONDS)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, too_slow)
+    signal.alarm(_PATIENCE)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         code = main(arguments)
     except BaseException as error:
         return f"raised {type(error).__name__}: {error}"
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
         captured = capsys.readouterr()
     lines = captured.err.splitlines()

@@ -186,7 +186,7 @@ def _tables(rng: random.Random, folder: Path) -> Command:
     else:
         rows = document.get("tables") if isinstance(document, dict) else document
         path.write_bytes(_csv(rows if isinstance(rows, list) else TABLES["tables"], rng))
-    return ["shard", str(path), "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--time-limit", "0.1"]
+    return ["shard", str(path), "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--time-limit", "0"]
 
 
 def _csv(rows: list[Any], rng: random.Random) -> bytes:
@@ -262,7 +262,7 @@ def _indices(rng: random.Random, folder: Path) -> Command:
         "access": {"indices": rng.choice(("i.npz", "i.npz", "../i.npz", "/i.npz"))},
     }
     tables.write_text(yaml.safe_dump({"tables": [entry]}), encoding="utf-8")
-    return ["shard", str(tables), "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--time-limit", "0.1"]
+    return ["shard", str(tables), "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--time-limit", "0"]
 
 
 FORMATS = tuple(

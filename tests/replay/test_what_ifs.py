@@ -47,16 +47,16 @@ RUNS = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=list(RUNS))
-def traced(request, tmp_path):
+@pytest.fixture(scope="module", params=list(RUNS))
+def traced(request, tmp_path_factory):
+    """A run, its trace and the report of that."""
     run, first, count = RUNS[request.param]
-    return run, linked(tmp_path, run.trace(first, count))
+    tied = linked(tmp_path_factory.mktemp("run"), run.trace(first, count))
+    return run, tied, path_report(0, tied, timeline_instructions(tied))
 
 
 def test_gains_are_the_true_ones_wherever_the_step_is_bound(traced):
-    run, tied = traced
-
-    path = path_report(0, tied, timeline_instructions(tied))
+    run, _, path = traced
 
     kernels = {name for call in run.calls for name, _ in call.kernels}
     for what in ("host", *kernels):
@@ -66,7 +66,7 @@ def test_gains_are_the_true_ones_wherever_the_step_is_bound(traced):
 
 
 def test_simulated_steps_replay_as_they_were(traced):
-    _, tied = traced
+    _, tied, _ = traced
 
     replayed = rewalk(tied, timeline_instructions(tied))
 
@@ -76,9 +76,7 @@ def test_simulated_steps_replay_as_they_were(traced):
 
 
 def test_the_family_with_most_of_the_path_gains_most(traced):
-    _, tied = traced
-
-    path = path_report(0, tied, timeline_instructions(tied))
+    _, _, path = traced
 
     families = [name for name in path.by_what if name in FAMILY.values() and name != "host"]
     if families:

@@ -123,10 +123,10 @@ def test_a_killed_sweep_loses_at_most_the_points_in_flight(tmp_path):
     # given a sweep in a process of its own
     out = tmp_path / "s.csv"
     command = [sys.executable, "-m", "traincast", "sweep", "dlrm-ddp", "--on", "v100", "--vary",
-               "batch-size=100:3000:1", "--out", str(out), "--processes", "2"]  # fmt: skip
+               "batch-size=100:20000:1", "--out", str(out), "--processes", "2"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     journal = tmp_path / "s.csv.points"
-    for _ in range(1200):
+    for _ in range(6000):
         if journal.exists() and journal.stat().st_size > 40_000:
             break
         time.sleep(0.05)
