@@ -19,7 +19,7 @@ from traincast.prediction.result import Prediction
 from traincast.prediction.scaling import ScalingCurve
 from traincast.questions.export import Exported
 from traincast.questions.fit import FitResult
-from traincast.questions.models import ModelList
+from traincast.questions.models import ModelList, built_in_models
 from traincast.questions.platforms import PlatformList
 from traincast.questions.variant import Variant, VariantOptions
 from traincast.replay.results import TraceReport
@@ -145,7 +145,18 @@ def test_sharding_refuses_what_makes_no_sense(wrong, said):
         traincast.shard("mlperf-dlrm", **{"on": "dgx-a100", "gpus": 2, **wrong})
 
 
-def test_models_are_those_of_the_command_line(capsys):
+@pytest.fixture(scope="module")
+def built_in():
+    """The built-in models, read once for all that is asked of them."""
+    return built_in_models()
+
+
+@pytest.fixture
+def read_once(built_in, monkeypatch):
+    monkeypatch.setattr("traincast.questions.models.built_in_models", lambda: built_in)
+
+
+def test_models_are_those_of_the_command_line(capsys, read_once):
     result = traincast.models()
 
     assert isinstance(result, ModelList)
@@ -156,7 +167,7 @@ def test_models_are_those_of_the_command_line(capsys):
     check_shown(result, starts=f"ModelList: {len(result)} built-in models")
 
 
-def test_coverage_is_that_of_the_command_line(capsys):
+def test_coverage_is_that_of_the_command_line(capsys, read_once):
     result = traincast.models().coverage()
 
     assert plain(result) == document(capsys, "models", "--coverage")

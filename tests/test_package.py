@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import traincast
 from traincast.cli.main import main
 from traincast.cli.verbs import VERBS
@@ -38,7 +40,9 @@ def test_command_line_runs_as_a_module_and_prints_one_json_document():
 
 def test_every_verb_has_help_and_json(capsys):
     for verb in VERBS:
-        assert main([verb, "--help"]) == 0, verb
+        with pytest.raises(SystemExit) as ended:
+            main([verb, "--help"])
+        assert ended.value.code == 0, verb
         assert "--json" in capsys.readouterr().out, verb
 
 

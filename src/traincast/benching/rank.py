@@ -201,7 +201,7 @@ def serve(
     order = json.loads((folder / JOBS).read_text(encoding="utf-8"))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = open_device(order["device"], int(os.environ["LOCAL_RANK"]))
-    meeting = dist.FileStore(str(folder / MEETING), ranks)
+    meeting = dist.FileStore(str(folder / MEETING), ranks)  # type: ignore[attr-defined]
     dist.init_process_group(BACKENDS[device.kind], store=meeting, rank=rank, world_size=ranks)
     if device.kind == "cpu":
         _own_core(rank, ranks)

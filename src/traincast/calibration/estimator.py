@@ -157,7 +157,7 @@ def non_negative(columns: FloatArray, target: FloatArray, most: FloatArray | Non
                 moved = max(moved, abs(step))
         if moved <= _SETTLED * max(solution):
             break
-    return np.array(solution) / scale
+    return np.asarray(np.array(solution) / scale)
 
 
 def _hyperparameters(places: FloatArray, residuals: FloatArray) -> tuple[FloatArray, float, float]:
