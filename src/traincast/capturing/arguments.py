@@ -77,6 +77,8 @@ def _plain(value: Any) -> Scalar:
         return str(value).removeprefix("torch.")
     if isinstance(value, torch.ScriptObject):
         return _process_group(value)
+    if isinstance(value, torch.UntypedStorage):
+        return int(value.nbytes())  # its text would be what happens to lie in memory
     return str(value)
 
 

@@ -132,7 +132,8 @@ def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> Non
     number: dict[int, int] = {}
     used = {book.final(storage) for storage in book.tensor_storage}
     for info in book.recorded:
-        if info.merged_into is not None:
+        # What lies on the host and no op touches is no part of the step: modules make such tensors when first imported.
+        if info.merged_into is not None or (info.device != "cuda" and info.index not in used):
             continue
         # Host memory is not the device's: it takes no device bytes. Nor does what the step leaves on `meta`.
         held = info.device == "cuda" and not (info.hollow and info.index not in used)

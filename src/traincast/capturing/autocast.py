@@ -37,7 +37,8 @@ class Autocast:
             ((BANNED,), self._banned),
         ):  # fmt: skip
             for name in names:
-                library.impl(name, self._kernel(_overload(name), policy))
+                if _exists(name):
+                    library.impl(name, self._kernel(_overload(name), policy))
         anything: Any = torch.library.Library("_", "IMPL", _KEY)  # type: ignore[no-untyped-call]
         patches.callback(anything._destroy)
         anything.fallback(torch.library.fallthrough_kernel)
@@ -121,6 +122,11 @@ def _below() -> AbstractContextManager[Any]:
     """Dispatch below autocast: a cast op is not cast again."""
     guard: AbstractContextManager[Any] = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_KEY_VALUE))
     return guard
+
+
+def _exists(name: str) -> bool:
+    """Whether this PyTorch has the op: the lists are those of the newest that is tested."""
+    return hasattr(torch.ops.aten, name.partition(".")[0])
 
 
 def _overload(name: str) -> Any:

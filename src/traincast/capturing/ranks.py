@@ -63,13 +63,12 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     os.environ.update(_launched(place))
     patches.set(torch._C, "_get_accelerator", lambda check=None: torch.device("cuda"))  # where meshes are by default
     patches.set_everywhere(dist, "destroy_process_group", lambda *args, **kwargs: None)
-    new_group = dist.new_group
-    patches.set_everywhere(dist, "new_group", lambda *args, backend=None, **kwargs: new_group(*args, **kwargs))
     recorder.regions.devices = int(os.environ["LOCAL_WORLD_SIZE"])
     recorder.regions.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     communication = recorder.communication = Communication(recorder, place.mail)
     communication.install(patches)
     patches.set_everywhere(dist, "init_process_group", _already_there(place, communication))
+    _backends_as_asked_for(patches, communication)
     place.mail.install(patches)
     patches.set_everywhere(dist, "is_nccl_available", lambda: True)
     patches.set(torch.cuda.nccl, "version", lambda: _NCCL)
@@ -135,6 +134,25 @@ def _already_there(place: Place, communication: Communication) -> Any:
                 )
 
     return init_process_group
+
+
+def _backends_as_asked_for(patches: Patches, communication: Communication) -> None:
+    """Groups are all fake, and say they are what the script has asked for: code that asks goes the way of a GPU."""
+    new_group, get_backend, asked = dist.new_group, dist.get_backend, dict[int, tuple[Any, str]]()
+
+    def made(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+        group = new_group(*args, **kwargs)
+        if backend:
+            asked[id(group)] = (group, str(backend))
+        return group
+
+    def answer(group: Any = None) -> str:
+        get_backend(group)  # refuses a group that this rank is no part of
+        _, backend = asked.get(id(group), (None, communication.backend))
+        return str(dist.Backend(backend or dist.Backend.NCCL))
+
+    patches.set_everywhere(dist, "new_group", made)
+    patches.set_everywhere(dist, "get_backend", answer)
 
 
 def _launched(place: Place) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Regions:
         self._training = training
         self._streams = 0
         self._events = 0
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, tuple[weakref.ref[nn.Module], str]] = {}  # by id, which another may have later
         self._stack: list[tuple[str, bool]] = []  # path, whether a loss
         self._backward = 0
         self._after_backward = False
@@ -125,7 +125,7 @@ class Regions:
     def _enter(self, module: nn.Module, args: Any) -> None:
         if not self._stack:
             self._root(module)
-        path = self._paths.get(id(module))
+        path = self._path(module)
         if path is None:
             path = f"{self._stack[-1][0]}.{type(module).__name__}" if self._stack else type(module).__name__
         self._stack.append((path, isinstance(module, _Loss)))
@@ -144,4 +144,10 @@ class Regions:
         module = getattr(module, "_orig_mod", module)  # of a compiled one
         name = type(module).__name__
         for path, child in module.named_modules():
-            self._paths.setdefault(id(child), f"{name}.{path}" if path else name)
+            if self._path(child) is None:
+                self._paths[id(child)] = (weakref.ref(child), f"{name}.{path}" if path else name)
+
+    def _path(self, module: nn.Module) -> str | None:
+        """The path of a module below the first outermost one that had it."""
+        known, path = self._paths.get(id(module), (None, None))
+        return path if known is not None and known() is module else None
