@@ -26,6 +26,7 @@ from traincast.errors import TraincastError
 _USUAL_NODE = 8  # GPUs
 _NCCL, _CUDA = (2, 27, 5), "12.8"  # versions of a usual build
 _CACHES: dict[str, tuple[int, list[Any]]] = {}  # modules with so many names, and their functions that have a cache
+_OF_MESHES: tuple[int, list[str]] = (0, [])  # so many modules were imported, and those that keep things for meshes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +108,26 @@ def _every_rank_has_samples(patches: Patches, recorder: Recorder) -> None:
 
 def _forget_meshes() -> None:
     """Empties PyTorch's caches of what was found for meshes: their groups are those of one capture of one rank."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(("torch.distributed.tensor", "torch.distributed.device_mesh")):
-            names = vars(module)
-            if _CACHES.get(name, (0, ()))[0] != len(names):
-                held = [value for value in list(names.values()) if not isinstance(value, type)]
-                _CACHES[name] = (len(names), [v for v in held if callable(getattr(v, "cache_clear", None))])
-            for cached in _CACHES[name][1]:
-                cached.cache_clear()
+    for name in _modules_of_meshes():
+        names = vars(sys.modules[name])
+        if _CACHES.get(name, (0, ()))[0] != len(names):
+            held = [value for value in list(names.values()) if not isinstance(value, type)]
+            _CACHES[name] = (len(names), [v for v in held if callable(getattr(v, "cache_clear", None))])
+        for cached in _CACHES[name][1]:
+            cached.cache_clear()
     dispatcher: Any = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if dispatcher is not None:
         dispatcher._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
         torch._C._clear_DTensor_sharding_propagator_cache()
+
+
+def _modules_of_meshes() -> list[str]:
+    """Looked for anew when other modules have been imported."""
+    global _OF_MESHES
+    if _OF_MESHES[0] != len(sys.modules) or not all(name in sys.modules for name in _OF_MESHES[1]):
+        of_meshes = ("torch.distributed.tensor", "torch.distributed.device_mesh")
+        _OF_MESHES = (len(sys.modules), [name for name in list(sys.modules) if name.startswith(of_meshes)])
+    return _OF_MESHES[1]
 
 
 def _already_there(place: Place, communication: Communication) -> Any:
