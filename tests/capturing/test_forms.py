@@ -8,11 +8,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from tests.capturing.sharded_steps import fsdp2
+from tests.capturing.sharded_steps import fsdp2, tensor_parallel
 from tests.capturing.small_models import cnn, encoder
 from tests.corpus.setups import trained
 from traincast.capturing import capture_distributed, capture_step, shardings
-from traincast.capturing.forms import Forms
+from traincast.capturing.forms import Forms, Unusual
 from traincast.workload.program import Columns
 
 aten = torch.ops.aten
@@ -149,3 +149,19 @@ def test_shardings_are_found_once_and_change_no_program(monkeypatch):
     remembered, fewer = captured()
     assert remembered == asked
     assert 0 < fewer <= 0.7 * times
+
+
+def test_forms_of_dtensors_are_those_that_fake_tensors_give(monkeypatch):
+    def captured():
+        return contents(capture_distributed(tensor_parallel, world_size=2, batch_size=4, name="x", rebatch=False))
+
+    asked = []
+
+    def unusual(schema):
+        asked.append(schema.op)
+        raise Unusual
+
+    directly = captured()
+    monkeypatch.setattr(shardings, "_forms_without_data", unusual)
+    assert captured() == directly
+    assert len(asked) > 10

@@ -185,6 +185,21 @@ def test_ranks_are_told_what_torchrun_tells_them():
     assert seen[9] == (["9", "12", "9", "12", "0"], torch.device("cuda", 9), 12)
 
 
+def test_groups_say_they_are_what_was_asked_for():
+    seen = []
+
+    def make_step(batch, *, rank, world_size):
+        before = dist.get_backend()
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+        host = dist.new_group([0, 1], backend="gloo")
+        seen.append((before, dist.get_backend(), dist.get_backend(host)))
+        x = torch.zeros(batch, device="cuda")
+        return lambda: x + 1
+
+    captured(make_step, 2, rebatch=False)
+    assert seen == [("nccl", "cpu:gloo,cuda:nccl", "gloo")] * 2
+
+
 def test_nothing_that_libraries_keep_for_a_process_reaches_the_next_rank(monkeypatch):
     # Given libraries that keep groups and states from their first use on, and one of before the capture
     comm, state = ModuleType("comm"), ModuleType("state")

@@ -40,6 +40,7 @@ _BROKEN: dict[Any, bool] = {  # what a run that goes well answers
     torch.isnan: False, torch.Tensor.isnan: False, torch.isinf: False, torch.Tensor.isinf: False,
     torch.isfinite: True, torch.Tensor.isfinite: True, torch._is_all_true: True,
 }  # fmt: skip
+_OPERATORS = (torch._ops.OperatorBase, torch._ops.OpOverloadPacket)
 _WHOLE = (torch.Tensor.tolist, torch.Tensor.numpy)
 
 
@@ -120,15 +121,8 @@ class DeviceMode(TorchFunctionMode):
             return self._asked(func, *args, **kwargs)
         if func in _NUMBERS:
             return self._number(func, args[0])
-        optimizer = table_batched.optimizer_of(func)
-        if optimizer is not None:
-            with self:
-                return table_batched.lookup(func, optimizer, args, kwargs)
-        parts = composite(func)
-        if parts is not None:
-            return parts(*args, **kwargs)
-        if is_flex(func):
-            return flex_attention(self.recorder.regions.compiled, *args, **kwargs)
+        if isinstance(func, _OPERATORS) and (made := self._operator(func, args, kwargs)) is not NotImplemented:
+            return made
         if self.recorder.execution.unknown_numbers:
             refuse_unknown(args, kwargs)
         hollow = self.meta_is_hollow and _is_meta(kwargs.get("device")) and func in _device_constructors()
@@ -141,6 +135,19 @@ class DeviceMode(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
         return self._hollow(func(*args, **kwargs)) if hollow else func(*args, **kwargs)
+
+    def _operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Operators that have a stand-in here; `NotImplemented` for all others."""
+        optimizer = table_batched.optimizer_of(func)
+        if optimizer is not None:
+            with self:
+                return table_batched.lookup(func, optimizer, args, kwargs)
+        parts = composite(func)
+        if parts is not None:
+            return parts(*args, **kwargs)
+        if is_flex(func):
+            return flex_attention(self.recorder.regions.compiled, *args, **kwargs)
+        return NotImplemented
 
     def _hollow(self, made: torch.Tensor) -> torch.Tensor:
         """Notes that the user has put a tensor on `meta`: it takes no memory unless the step uses it."""
