@@ -33,8 +33,9 @@ def test_two_devices_in_one_process_are_told_apart(tmp_path):
 def test_kernels_without_any_launch_count_to_the_step_they_ran_in(tmp_path):
     events = step(event("cpu_op", "aten::mm", 10, 50), kernel(1, 20, 100), kernel(2, 200, 300))
     report = analyse_traces([write_trace(tmp_path / "t.json", events)]).ranks[0]
-    assert "no launch of a kernel is in the trace" in " ".join(report.notes)
+    assert "no launch of a kernel (no runtime calls with correlations) is in the trace" in " ".join(report.notes)
     assert (report.steps[0].kernels, report.steps[0].by_family) == (2, {"gemm": 400e-6})
+    assert (report.steps[0].host_bound, report.steps[0].not_recorded) == (0.0, report.steps[0].idle)
 
 
 def test_steps_told_by_an_optimizer_or_an_annotation_are_said(tmp_path):

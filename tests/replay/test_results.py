@@ -30,7 +30,7 @@ def test_a_step_as_plain_data(small):
         {
             "number": 3, "iteration_ms": 1.0, "device_active_ms": 0.42, "communication_ms": 0.0, "eg_comm": 0.0,
             "kernels": 2, "compute_ms": 0.42, "exposed_comm_ms": 0.0, "host_bound_ms": 0.545, "synchronised_ms": 0.005,
-            "event_wait_ms": 0.0, "graph_nodes_ms": 0.0, "launch_latency_ms": 0.03,
+            "event_wait_ms": 0.0, "graph_nodes_ms": 0.0, "launch_latency_ms": 0.03, "not_recorded_ms": 0.0,
             "idle_ms": 0.58, "replayed_ms": 1.0, "replay_error": 0.0,
         }
     )  # fmt: skip

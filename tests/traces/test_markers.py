@@ -119,3 +119,10 @@ def test_graph_nodes_are_the_reason_where_they_are(tmp_path):
 
     assert step.graph_nodes == pytest.approx(500e-6)
     assert step.evidence["graph_nodes"] == "late_node"
+
+
+def test_what_the_profiler_puts_on_devices_for_an_optimizer_marks_nothing_beside_the_hosts(tmp_path):
+    host, device = loop("Optimizer.step#SGD.step", 100, 300, 600), loop("Optimizer.step#SGD.step", 150, 350, 650)
+    tied = run(tmp_path, *host, *({**mark, "cat": "gpu_user_annotation", "pid": 0} for mark in device))
+
+    assert [step.start for step in tied.steps] == [100_000, 300_000]

@@ -131,7 +131,7 @@ def test_every_public_trace_is_read_whole(shared_data):
 
 CATEGORIES = {
     "cpu_op", "Operator", "user_annotation", "cuda_runtime", "Runtime", "kernel", "Kernel", "gpu_memcpy", "Memcpy",
-    "gpu_memset", "Memset", "cuda_sync", "cuda_driver", "overhead",
+    "gpu_memset", "Memset", "cuda_sync", "cuda_driver", "overhead", "gpu_user_annotation",
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ PART_WORDS = {
     "event_wait": "idle: streams wait for each other",
     "launch_latency": "idle: launched, not begun",
     "graph_nodes": "idle: between nodes of a graph",
+    "not_recorded": "idle: launches were not recorded",
 }
 """The parts of a measured step in words."""
 _MOST_GAINS = 15
@@ -34,9 +35,10 @@ def trace_page(report: TraceReport, price: float | None = None) -> Page:
     rank = slowest_rank(report)
     several = f", {len(report.ranks)} ranks" if len(report.ranks) > 1 else ""
     device = rank.linked.trace.device_name or "unknown device"
-    sections = [answer_section(report), why_section(report), timeline_section(report), gains_section(report, price)]
+    sections = [answer_section(report), why_section(report), timeline_section(report)]
+    sections += [gains_section(report, price)] if rank.linked.launched else []
     sections += [*attribution_sections(rank), *profile_sections(rank), *collectives_sections(report, rank)]
-    sections.append(overheads_section(rank))
+    sections += [overheads_section(rank)] if rank.overheads.table else []
     sections.append(software_section([
         ("Files", ", ".join(one.linked.trace.path.name for one in report.ranks)), ("Device", device),
         ("Marked steps", _marks(rank)),
@@ -103,11 +105,14 @@ def why_section(report: TraceReport) -> Section:
     rank = slowest_rank(report)
     step = rank.median_step
     parts = [(PART_WORDS[name], float(getattr(step, name))) for name in PARTS]
-    pieces = [
-        step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}"),
-        heading("What holds the step up"),
-        _shares("on the critical path", rank.path.by_what, "The critical path by what it is spent on"),
-        folded("by op", _shares("op", rank.path.by_op, "The critical path by op")),
+    pieces = [step_stack(parts, step.step, f"Step {step.number} of rank {rank.rank}")]
+    if rank.path.by_what:
+        pieces += [
+            heading("What holds the step up"),
+            _shares("on the critical path", rank.path.by_what, "The critical path by what it is spent on"),
+            folded("by op", _shares("op", rank.path.by_op, "The critical path by op")),
+        ]
+    pieces += [
         heading("Kernels"),
         seconds_table("family", step.by_family, "Kernel time by family"),
         folded("by op", seconds_table("op", step.by_op, "Kernel time by op")),

@@ -48,9 +48,11 @@ class GraphRow:
 
 
 def launch_rows(linked: Linked, queue: LaunchQueue) -> tuple[LaunchRow, ...]:
-    """The launches of every step."""
+    """The launches of every step; nothing where none was recorded."""
     rows = inside_steps(linked)
     rows = rows[linked.launch[rows] >= 0]
+    if not linked.launched:
+        return ()
     return tuple(
         _step(linked, queue, step.number, rows[linked.step[rows] == index]) for index, step in enumerate(linked.steps)
     )

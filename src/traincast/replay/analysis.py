@@ -71,12 +71,14 @@ def _together(ranks: Sequence[RankReport], question: TraceQuestion) -> TogetherR
     numbers, linked = tuple(report.rank for report in ranks), [report.linked for report in ranks]
     matches = match_collectives(linked, [report.collectives for report in ranks])
     notes = list(matches.notes)
+    launched = all(one.launched for one in linked)
     replayed = replay_ranks(
         linked, [report.instructions for report in ranks], matches, [report.steps for report in ranks]
-    )
+    ) if launched else None  # fmt: skip
     path, prediction = None, None
     if replayed is None:
         why = "contradict each other" if matches.collectives else "have no collective in common"
+        why = why if launched else "have no launches of their kernels"
         notes.append(f"the ranks cannot be replayed together: they {why}")
     else:
         path = ranks_path(numbers, linked, replayed.walked, question.twice)
@@ -144,6 +146,10 @@ def _predicted(
     platform: Platform,
     question: TraceQuestion,
 ) -> Attribution:
+    if not linked.launched:
+        raise TraincastError(
+            f"'{linked.trace.path}' has no launches of its kernels: nothing can be predicted; record CPU activities too"
+        )
     own_host = question.host is None and question.host_scale == 1.0
     profile = choose_profile(platform, linked, None if question.host == PLATFORM_HOST else question.host)
     scale = host_scale(overheads, profile) if question.host_scale is None else question.host_scale

@@ -22,7 +22,15 @@ from traincast.walk.schedule import Code
 # made from the user's program as long as that code is
 _KEPT = re.compile(r"enumerate\(DataLoader\)|CompiledFunction|Torch-Compiled Region|CompiledFxGraph|## Call CompiledFx")
 KEPT = "kept"
-TYPES = (*OVERHEAD_TYPES, KEPT)
+"""Host time of the program's own, which no profile knows."""
+
+SET_UP = "set-up"
+"""Host time inside of ops and calls that no overhead explains: a context is made, code is loaded, memory is allocated,
+a library begins its work, or something stalls."""
+
+TYPES = (*OVERHEAD_TYPES, KEPT, SET_UP)
+# seconds, and times what the profile says: overheads of ops and calls are tens of microseconds, on slow hosts too
+_NO_OVERHEAD, _TIMES = 1e-3, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class _Cutter:
             return
         kind = runtime_class(name)
         seconds = self.profile.t4.get(kind, self.profile.t4["launch"]) + 1e-9 * self.cost.call if first else 0.0
-        self.pieces.append(HostPiece(i, "T4", name, measured, seconds))
+        self._piece(i, "T4", name, measured, seconds)
 
     def _gap(self, i: int, thread: int, point: int, begin: int, end: int) -> None:
         """The way from a thread's last call to this one, through the ends and beginnings of scopes."""
@@ -182,4 +190,10 @@ class _Cutter:
 
     def _add(self, i: int, kind: str, op: str, measured_ns: int, pooled: float) -> None:
         if measured_ns or pooled:
-            self.pieces.append(HostPiece(i, kind, op, 1e-9 * measured_ns, pooled))
+            self._piece(i, kind, op, 1e-9 * measured_ns, pooled)
+
+    def _piece(self, i: int, kind: str, op: str, measured: float, pooled: float) -> None:
+        """A stretch of host time under a profile; one that is far longer than any overhead stays as it was."""
+        if measured > _NO_OVERHEAD and measured > _TIMES * pooled and kind != KEPT:
+            kind, pooled = SET_UP, measured
+        self.pieces.append(HostPiece(i, kind, op, measured, pooled))

@@ -6,6 +6,7 @@ import numpy as np
 
 from traincast.arrays import IntArray
 from traincast.replay.steps import Replay
+from traincast.traces.calls import processes
 from traincast.traces.intervals import Intervals
 from traincast.traces.join import other_shapes
 from traincast.traces.link import Linked
@@ -18,9 +19,10 @@ _WELL = 0.03  # steps of one run differ by about as much among themselves
 def step_notes(linked: Linked) -> list[str]:
     """How steps were told where nothing marked them."""
     if linked.period:
+        pausing = "host" if linked.launched else "device"
         return [
             f"no marker of steps: they are told by the sequence of kernels, which comes again after {linked.period}, "
-            "and begin where the host pauses longest; name a marker with `step_marker`"
+            f"and begin where the {pausing} pauses longest; name a marker with `step_marker`"
         ]
     if linked.marker:
         return [f"no ProfilerStep marker: steps begin at '{linked.marker[:80]}'; name another with `step_marker`"]
@@ -42,6 +44,12 @@ def device_notes(linked: Linked) -> list[str]:
             f"a profiler without device activities. Device time and what-ifs of kernels say nothing{known}"
         ]
     numbers = np.unique(linked.events["device"][device])
+    merged = len(np.unique(processes(linked.trace)[device]))
+    if merged > len(numbers):
+        return [
+            f"kernels of {merged} processes: 'active' means that any of them ran; give every rank of a run a file of "
+            "its own"
+        ]
     if len(numbers) == 1:
         return []
     whole = max(sum(step.seconds for step in linked.steps), 1e-12)
@@ -66,12 +74,14 @@ def launch_notes(linked: Linked) -> list[str]:
         )
     device, every = linked.device, len(linked.device)
     unlinked = linked.launch[device] < 0
-    if every and unlinked.all():
+    if not linked.launched:
+        what = (
+            "no launch of a kernel (no runtime calls with correlations)" if len(linked.host) else "nothing of the host"
+        )
         return [
             *notes,
-            "no launch of a kernel is in the trace (runtime calls were not recorded): kernels count to the step in "
-            "which they ran, why the device was idle cannot be told (all of it reads host-bound), and what-ifs say "
-            "nothing",
+            f"{what} is in the trace: kernels count to the step in which they ran, why the device was idle cannot be "
+            "told, and there are no what-ifs, launches or host times; record CPU activities too",
         ]
     lost = int((linked.follows[device] >= 0).sum())
     before = int(unlinked.sum()) - lost

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from traincast.errors import unknown
+from traincast.errors import TraincastError, unknown
 from traincast.replay.labels import HOST, Labels
 from traincast.replay.steady import cycle, steady_path, steady_seconds, whole_walk
 from traincast.replay.timeline import TimelineInstructions
@@ -84,7 +84,10 @@ def by_gain(gains: dict[str, float], asked_for: Sequence[str], shares: Mapping[s
 
 
 def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()) -> PathReport:
-    """The path of a timeline, and the gains of what is on it and of all that is named in `twice`."""
+    """The path of a timeline, and the gains of what is on it and of all that is named in `twice`; nothing where no
+    launch was recorded, since then nobody knows what waited for what."""
+    if not linked.launched:
+        return _unknown(linked, twice)
     labels = Labels(linked, instructions)
     segments = _in_words(rank, labels, critical_path([whole_walk(instructions)]))
     repeated = cycle(linked, instructions)
@@ -111,6 +114,13 @@ def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, t
         after=_shares(rank, linked, settled, settled.halved(first)).by_what if taken_over else {},
         kinds=frozenset((HOST, *labels.families)),
     )
+
+
+def _unknown(linked: Linked, twice: Sequence[str]) -> PathReport:
+    if twice:
+        raise TraincastError(f"'{linked.trace.path}' has no launches of its kernels: what-ifs ({twice[0]}) need them")
+    steady = sum(step.seconds for step in linked.steps) / len(linked.steps)
+    return PathReport(segments=(), by_what={}, by_op={}, faster={}, steady=steady, after={}, kinds=frozenset())
 
 
 def _in_words(rank: int, labels: Labels, path: Sequence[Segment]) -> tuple[PathPart, ...]:

@@ -7,9 +7,11 @@ import numpy as np
 from traincast.display.text import milliseconds, table
 from traincast.replay.attribution import OWN_HOST, Attribution, Pair
 from traincast.replay.host import KEPT as KEPT_HOST
+from traincast.replay.host import SET_UP
 from traincast.replay.kernels import Known
 
 _TOP = 8  # rows of a table: a page shows the largest, JSON all
+_MOST_NAMED = 4
 MOST_STEPS = 20
 """Steps that a page shows one by one; JSON has all."""
 
@@ -22,6 +24,7 @@ _WHY = {
 OVERHEAD_NAMES = {
     "T1": "T1 between ops", "T2": "T2 before launch", "T3": "T3 after launch", "T4": "T4 runtime calls",
     "T5": "T5 between launches", "alone": "T5 ops without launch", KEPT_HOST: "program's own (kept)",
+    SET_UP: "set-up and stalls (kept)",
 }  # fmt: skip
 """What the types of overhead are called on pages."""
 
@@ -57,9 +60,17 @@ def _host(attribution: Attribution) -> list[str]:
     return [
         "Host time, per step, the profiler's cost included",
         _types(attribution),
+        *_set_up(attribution),
         "",
         *_host_ops(attribution),
     ]
+
+
+def _set_up(attribution: Attribution) -> list[str]:
+    """Where the host time arose that is far longer than any overhead."""
+    kept = sorted((-m, op) for (kind, op), (m, _) in attribution.host_ops().items() if kind == SET_UP)
+    named = ", ".join(f"{op or 'between ops'} {milliseconds(-seconds)} ms" for seconds, op in kept[:_MOST_NAMED])
+    return [f"  more than 1 ms at once, which no overhead takes: {named}"] if kept else []
 
 
 def _steps(attribution: Attribution) -> str:

@@ -12,11 +12,12 @@ from traincast.report.attribution import MOST_STEPS, OVERHEAD_NAMES, attribution
 from traincast.report.measured_path import path_text
 from traincast.report.measured_profile import exchanges_text, profile_text
 from traincast.report.measured_ranks import together_text
-from traincast.traces.breakdown import PARTS, StepBreakdown
+from traincast.traces.breakdown import NO_OP, PARTS, REASONS, StepBreakdown
 
 PART_NAMES = dict(zip(PARTS, (
     "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
     "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
+    "idle: launches not recorded",
 ), strict=True))  # fmt: skip
 """The parts of a step in words."""
 _LEAST_EVIDENCE = 0.01  # share of the step: less idle time than this needs no explanation
@@ -52,12 +53,17 @@ def _rank_text(rank: RankReport, top: int) -> str:
         "",
         *_top("Kernels", rank, "by_family", top),
     ]
-    lines += ["", *_top("Ops", rank, "by_op", top), *profile_text(rank, top), "", _overheads_table(rank)]
+    if any(step.by_op.keys() - {NO_OP} for step in rank.steps):
+        lines += ["", *_top("Ops", rank, "by_op", top)]
+    lines += profile_text(rank, top)
+    if rank.overheads.table:
+        lines += ["", _overheads_table(rank)]
     if rank.collectives:
         lines += ["", exchanges_text(rank, top)]
     if rank.slowdowns:
         lines += ["", "Beside a collective, against the same kernels alone", _slowdowns_table(rank)]
-    lines += ["", path_text(rank.path)]
+    if rank.path.by_what:
+        lines += ["", path_text(rank.path)]
     if rank.attribution:
         lines += ["", attribution_text(linked.trace.device_name, rank.attribution)]
     return "\n".join(lines)
@@ -86,7 +92,8 @@ def _share(seconds: float, step: StepBreakdown) -> float:
 
 def _parts(rank: RankReport) -> list[str]:
     step = rank.median_step
-    rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items()]
+    left_out = REASONS[-1:] if rank.linked.launched else REASONS[:-1]
+    rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items() if name not in left_out]
     lines = [
         f"  {label:<34} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows
     ]

@@ -12,15 +12,18 @@ from traincast.totals import totals
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
 
+NO_OP = "(no op)"
+"""What the device time is called of kernels that no op of the trace launched."""
 _NO_OP, _END = -1, -2  # instead of the number of a name: no op, and no kernel but the end of the step
 
 PARTS = (
     "compute", "exposed_comm", "host_bound", "synchronised", "event_wait", "graph_nodes", "launch_latency",
+    "not_recorded",
 )  # fmt: skip
 """What a step is made of: attributes of `StepBreakdown` that add up to it."""
 
-
-_REASONS = PARTS[2:]
+REASONS = PARTS[2:]
+"""Why the device was idle; where no launch is in the trace all of it is the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +33,9 @@ class StepBreakdown:
     `step = compute + exposed_comm + idle`. Idle is `host_bound` (the device waited until a call of the host
     had launched something), `synchronised` (likewise, while the host was inside of a synchronising call), `event_wait`
     (a kernel was launched in time but its stream waited for another), `graph_nodes` (it is a graph's node) or
-    `launch_latency` (it was launched in time and simply began later). `evidence` names for each reason what most of it
-    stands before or under. `by_family` and `by_op` are kernel seconds, which can exceed the time covered where streams
-    overlap.
+    `launch_latency` (it was launched in time and simply began later); where no launch is in the trace nobody knows, and
+    all of it is `not_recorded`. `evidence` names for each reason what most of it stands before or under. `by_family`
+    and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
     """
 
     number: int
@@ -46,6 +49,7 @@ class StepBreakdown:
     event_wait: float
     graph_nodes: float
     launch_latency: float
+    not_recorded: float
     evidence: dict[str, str]
     by_family: dict[str, float]
     by_op: dict[str, float]
@@ -123,7 +127,7 @@ def _op_numbers(linked: Linked, rows: IntArray) -> IntArray:
 def _op_name(linked: Linked, number: int) -> str:
     if number == _END:
         return "the end of the step"
-    return linked.trace.names[number] if number != _NO_OP else "(no op)"
+    return linked.trace.names[number] if number != _NO_OP else NO_OP
 
 
 def _by_number(numbers: IntArray, weights: IntArray | FloatArray) -> list[tuple[int, float]]:
@@ -139,17 +143,29 @@ def _idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tuple[dic
     why it was there; `held` is when the host was in a synchronising call."""
     events, device = linked.events, linked.device
     row = np.append(device, -1)[np.searchsorted(events["start"][device], gaps.end)]  # -1: the step ended
+    if not linked.launched:
+        return _unknown(linked, gaps, row)
     launch = np.where(row >= 0, linked.launch[row], -1)
     # the device could have gone on from here had it been told to
     told = np.where(row >= 0, np.clip(_told(linked, row, launch), gaps.start, gaps.end), gaps.end)
     waited, late = held.covered(gaps.start, told), gaps.end - told
     op = np.where(row >= 0, _op_numbers(linked, row), _END)
     parts = {"host_bound": (op, told - gaps.start - waited), "synchronised": (op, waited)}
+    parts["not_recorded"] = (op[:0], late[:0])
     for reason, chosen in _why_late(linked, row, launch).items():
         parts[reason] = (events["name"][row][chosen], late[chosen])
-    reasons = {reason: int(parts[reason][1].sum()) for reason in _REASONS}
-    most = {reason: totals(_by_number(*parts[reason])) for reason in _REASONS if reasons[reason]}
+    reasons = {reason: int(parts[reason][1].sum()) for reason in REASONS}
+    most = {reason: totals(_by_number(*parts[reason])) for reason in REASONS if reasons[reason]}
     return reasons, {reason: _op_name(linked, next(iter(numbers))) for reason, numbers in most.items()}
+
+
+def _unknown(linked: Linked, gaps: Intervals, row: IntArray) -> tuple[dict[str, int], dict[str, str]]:
+    """The reasons for idle time, and what most of it stands before, where no launch is in the trace."""
+    lengths = gaps.end - gaps.start
+    before = totals(_by_number(np.where(row >= 0, linked.events["name"][row], _END), lengths))
+    reasons = {**dict.fromkeys(REASONS, 0), "not_recorded": int(lengths.sum())}
+    evidence = {"not_recorded": _op_name(linked, next(iter(before)))} if reasons["not_recorded"] else {}
+    return reasons, evidence
 
 
 def _told(linked: Linked, row: IntArray, launch: IntArray) -> IntArray:
@@ -157,8 +173,7 @@ def _told(linked: Linked, row: IntArray, launch: IntArray) -> IntArray:
     of theirs began, if that was earlier. What has no call was launched before the trace (0), or the call was lost: then
     nobody knows, and it counts as launched when it began."""
     calls = np.maximum(launch, 0)
-    recorded = (linked.launch[linked.device] >= 0).any()
-    without = np.where((linked.follows[row] < 0) & recorded, 0, linked.events["start"][row])
+    without = np.where(linked.follows[row] < 0, 0, linked.events["start"][row])
     told: IntArray = np.where(launch >= 0, np.minimum(linked.end[calls], linked.first_start[calls]), without)
     return told
 

@@ -5,28 +5,55 @@ from __future__ import annotations
 import numpy as np
 
 from traincast.arrays import IntArray
+from traincast.errors import TraincastError, printable
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
 from traincast.traces.nodes import rows_of
 
+_MOST_SHARED = 0.01  # share of the calls whose correlation a call of another process has too: fewer are damage
+
 
 def stream_numbers(trace: TimelineTrace) -> IntArray:
-    """Streams by number, in the order of device and stream; -1 for what is no kernel, copy or memset."""
+    """Streams by number, in the order of device and stream; -1 for what is no kernel, copy or memset. Files that
+    somebody put together have the same device and stream under several processes: these are several."""
     numbers = np.full(len(trace.events), -1, dtype=np.int64)
     device = trace.of_kind(*DEVICE_KINDS)
-    keys = np.stack([trace.events["device"][device], trace.events["stream"][device]], axis=1)
+    columns = (trace.events["device"][device], trace.events["stream"][device], processes(trace)[device])
+    keys = np.stack(columns, axis=1)
     numbers[device] = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
     return numbers
 
 
+def processes(trace: TimelineTrace) -> IntArray:
+    """A number for the process of every event (of a kernel usually that of its device), in the order of the names."""
+    _, number = np.unique([str(process) for process, _ in trace.tracks], return_inverse=True)
+    return np.asarray(number.reshape(-1)[trace.events["track"]])
+
+
 def launches(trace: TimelineTrace) -> IntArray:
-    """The runtime call of every kernel, copy and memset, by correlation; -1 for none."""
+    """The runtime call of every kernel, copy and memset, by correlation; -1 for none. Refuses calls of several
+    processes that have the same correlations."""
     launch = np.full(len(trace.events), -1, dtype=np.int64)
     calls, device = trace.of_kind(Kind.RUNTIME), trace.of_kind(*DEVICE_KINDS)
     calls = calls[trace.events["correlation"][calls] >= 0]
     order = np.argsort(trace.events["correlation"][calls], kind="stable")
+    _check_processes(trace, calls[order])
     caller = rows_of(trace.events["correlation"][calls][order], calls[order], trace.events["correlation"][device])
     launch[device] = np.where(trace.events["correlation"][device] >= 0, caller, -1)
     return launch
+
+
+def _check_processes(trace: TimelineTrace, calls: IntArray) -> None:
+    """Refuses ranks that somebody put together in one file: each process counts its calls (here in the order of their
+    correlations) from the begin, so that nobody knows which of them launched a kernel."""
+    process = processes(trace)[calls]
+    same = trace.events["correlation"][calls][1:] == trace.events["correlation"][calls][:-1]
+    shared = int((same & (process[1:] != process[:-1])).sum())
+    if shared > _MOST_SHARED * len(calls):
+        names = sorted({str(trace.tracks[track][0]) for track in np.unique(trace.events["track"][calls]).tolist()})
+        raise TraincastError(
+            f"'{trace.path}' holds calls of {len(names)} processes ({printable(', '.join(names))[:80]}) with the same "
+            "correlations; give each of them a file of its own"
+        )
 
 
 def followed(trace: TimelineTrace, launch: IntArray) -> IntArray:

@@ -24,9 +24,14 @@ class Kind(IntEnum):
     SYNC = 6
     OVERHEAD = 7
     MODULE = 8  # the forward pass of an `nn.Module`, as Python's tracer saw it
+    DEVICE_ANNOTATION = 9  # from the first to the last kernel that was launched inside of an annotation
 
 
 DEVICE_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET)
+"""What runs on devices."""
+
+HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
+"""What host threads do."""
 
 # every name that Kineto has had for a category that matters
 CATEGORIES = {
@@ -40,6 +45,7 @@ CATEGORIES = {
     "gpu_memset": Kind.MEMSET, "Memset": Kind.MEMSET,
     "cuda_sync": Kind.SYNC,
     "overhead": Kind.OVERHEAD,
+    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
 }  # fmt: skip
 
 EVENT = np.dtype(

@@ -2,94 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from traincast.errors import printable
-from traincast.traces.events import CATEGORIES, EVENT, MEMORY, Kind, TimelineTrace, blank_events
-from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
+from traincast.traces.doubles import without_doubles
+from traincast.traces.events import CATEGORIES, DEVICE_KINDS, EVENT, MEMORY, Kind, TimelineTrace, blank_events
+from traincast.traces.kineto_events import Arguments, Event, decode_batch, decode_one, number_at_end
+from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner, Table, TableBuilder
 
-Time = Int | Annotated[float, msgspec.Meta(ge=-4e18, le=4e18)]
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
 _LARGEST_US = 9 * 10**15  # in nanoseconds this still fits into a column
-_NOT_JSON = re.compile(rb"([:\[,]\s*)[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
-_BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrtu])')
-_RAW = msgspec.Raw(b"")
 _HOST = {int(Kind.OP), int(Kind.ANNOTATION)}
 _CODES = {category: int(kind) for category, kind in CATEGORIES.items()} | {"nn.Module": int(Kind.MODULE)}
-# what takes no time of its own: Python frames, ranges of annotations on devices, the profiler's own marks
-_NOT_COUNTED = frozenset({"python_function", "gpu_user_annotation", "user_annotation", "Trace", "ac2g", "fwdbwd", ""})
+# what takes no time of its own: Python frames, the profiler's own marks
+_NOT_COUNTED = frozenset({"python_function", "Trace", "ac2g", "fwdbwd", ""})
 _MOST_CATEGORIES = 20
 _PYTHON, _MODULE = "python_function", "nn.Module: "
 _ALLOCATION, _ON_DEVICE = "[memory]", 1  # an instant event, and the device type of GPUs in it
-
-
-class Arguments(msgspec.Struct, gc=False, rename={
-    "external": "External id", "external_old": "external id", "dims": "Input Dims", "types": "Input type",
-    "concrete": "Concrete Inputs", "sequence": "Sequence number", "forward_thread": "Fwd thread id",
-    "record_function": "Record function id", "waits_for": "wait_on_cuda_event_record_corr_id",
-    "collective": "Collective name", "in_elements": "In msg nelems", "out_elements": "Out msg nelems",
-    "in_split": "In split size", "out_split": "Out split size", "group": "Process Group Name",
-    "group_ranks": "Process Group Ranks", "group_size": "Group size",
-    "stack": "Call stack", "strides": "Input Strides", "allocation": "Bytes", "allocated": "Total Allocated",
-    "reserved": "Total Reserved", "device_type": "Device Type", "device_id": "Device Id",
-}):  # fmt: skip
-    """The arguments of an event that matter; everything else is skipped without being built."""
-
-    external: Int = -1
-    external_old: Int = -1
-    correlation: Int = -1
-    stream: Int | str = -1  # AMD's launch calls name a handle, "0x0" for the default stream
-    device: Int = -1
-    bytes: Any = -1
-    sequence: Int = -1
-    forward_thread: Int = 0
-    record_function: Int = -1
-    waits_for: Int = -1
-    dims: msgspec.Raw = _RAW
-    types: msgspec.Raw = _RAW
-    strides: msgspec.Raw = _RAW
-    concrete: msgspec.Raw = _RAW
-    collective: str = ""
-    dtype: Any = ""
-    in_elements: Any = 0
-    out_elements: Any = 0
-    in_split: Any = ""
-    out_split: Any = ""
-    group: Any = ""
-    group_ranks: Any = ""
-    group_size: Any = 0
-    stack: msgspec.Raw = _RAW
-    allocation: Any = 0
-    allocated: Any = -1
-    reserved: Any = -1
-    device_type: Any = -1
-    device_id: Any = 0
-
-
-class Event(msgspec.Struct, gc=False):
-    """One trace event."""
-
-    name: str = ""
-    ph: str = ""
-    cat: str = ""
-    pid: Int | str = 0
-    tid: Int | str = 0
-    ts: Time = 0
-    dur: Time = -1  # not recorded: such an event makes no sense
-    args: Arguments | None = None
-
-
 _NO_ARGUMENTS = Arguments()
-_BATCH = msgspec.json.Decoder(list[Event])
-_LENIENT = msgspec.json.Decoder(Event, strict=False)
 
 
 class _KinetoSink(RowSink):
@@ -104,13 +41,14 @@ class _KinetoSink(RowSink):
         self.nanoseconds: bool | None = None
         self.device = -1  # that the first kernel ran on
         self._recorded: dict[bytes, int] = {}
+        self._streams: Interner[str] = Interner("streams")  # that have a name but no number
         self.memory = TableBuilder(MEMORY)
         self.unread: Counter[str] = Counter()
 
     def batch(self, raw: bytes) -> bool:
         """Rows of a whole batch."""
         try:
-            events = _BATCH.decode(raw)
+            events = decode_batch(raw)
         except UNREADABLE:
             return False
         self.seen += len(events)
@@ -121,7 +59,7 @@ class _KinetoSink(RowSink):
         """The row of an event in a batch that did not parse, as far as it can be understood."""
         self.seen += 1
         try:
-            event = _LENIENT.decode(_repaired(raw))
+            event = decode_one(raw)
         except UNREADABLE:
             self.skipped += 1
             return
@@ -202,12 +140,31 @@ class _KinetoSink(RowSink):
             rows["correlation"] = [a.correlation for a in arguments]
             rows["stream"] = [a.stream if isinstance(a.stream, int) else _stream(a.stream) for a in arguments]
             rows["device"] = [a.device for a in arguments]
+            self._place(rows, events, arguments)
             rows["bytes"] = [_count(a.bytes) if a.bytes != -1 else -1 for a in arguments]
         if Kind.SYNC in present:
             rows["waits_for"] = [a.waits_for for a in arguments]
         if self.device < 0 and Kind.KERNEL in present:
-            self.device = arguments[kinds.index(Kind.KERNEL)].device
+            self.device = int(rows["device"][kinds.index(Kind.KERNEL)])
         return rows
+
+    def _place(self, rows: Table, events: list[Event], arguments: list[Arguments]) -> None:
+        """Gives what ran on a device its stream and device where the arguments have no number of them: the stream has a
+        name, or both are those of the track."""
+        on_device = np.isin(rows["kind"], DEVICE_KINDS)
+        for place in np.flatnonzero(on_device & (rows["stream"] < 0)).tolist():
+            named = arguments[place].stream
+            rows["stream"][place] = self._number(named if isinstance(named, str) else events[place].tid)
+        for place in np.flatnonzero(on_device & (rows["device"] < 0)).tolist():
+            process = events[place].pid
+            rows["device"][place] = process if isinstance(process, int) else number_at_end(process)
+
+    def _number(self, stream: int | str) -> int:
+        """The number of a stream; names that do not end in one are numbered downwards from -2."""
+        if isinstance(stream, int):
+            return stream
+        number = number_at_end(stream)
+        return number if number >= 0 else -2 - self._streams[stream]
 
     def _details_of(self, a: Arguments) -> int:
         """Number of the op's arguments; what equal ops recorded is put together only once."""
@@ -222,7 +179,10 @@ class _KinetoSink(RowSink):
     def _clock(self, values: Any) -> Any:
         if self.nanoseconds:
             return values
-        return values * 1000 if values.dtype.kind == "i" else np.rint(values * 1e3)
+        if values.dtype.kind == "i":
+            return values * 1000
+        whole = np.floor(values)  # of microseconds since 1970 a product with 1000 would lose a quarter of one
+        return whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1e3).astype(np.int64)
 
 
 def _frames(stack: msgspec.Raw) -> int:
@@ -262,12 +222,6 @@ def _details(a: Arguments) -> bytes:
     return b'%b,"collective":%b}' % (shapes, msgspec.json.encode(collective))
 
 
-def _repaired(raw: bytes) -> bytes:
-    """An event with the mistakes that profilers make put right: other encodings, bare backslashes, nan and inf."""
-    text = raw.decode("utf-8", "replace").encode()
-    return _NOT_JSON.sub(rb"\1null", _BAD_ESCAPE.sub(rb"\\\\", text))
-
-
 def read_kineto(path: str | Path) -> TimelineTrace:
     """Reads a Kineto trace of any size in bounded memory. Refuses what would make an answer wrong."""
     path = Path(path)
@@ -277,11 +231,14 @@ def read_kineto(path: str | Path) -> TimelineTrace:
     notes = sink.checked(path, ended, f"no ops, launches or kernels of a Kineto trace{hint}")
     if sink.nanoseconds:
         notes.append("times are in nanoseconds")
+    events, doubles = without_doubles(sink.table.finish())
+    if doubles:
+        notes.append(f"{doubles} events stand in the file more than once and count once")
     distributed = sink.members.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     return TimelineTrace(
         path=path,
-        events=sink.table.finish(),
+        events=events,
         names=tuple(map(printable, sink.names)),
         details=tuple(sink.details),
         tracks=tuple(sink.tracks),

@@ -14,12 +14,12 @@ from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.errors import TraincastError
 from traincast.traces.calls import followed, launches, stream_numbers
 from traincast.traces.classify import COMMUNICATION, OTHER, kernel_family
-from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
+from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
 from traincast.traces.markers import STEP as _STEP
 from traincast.traces.markers import marker_rows, without_numbers
 from traincast.traces.periods import periodic_rows
 from traincast.traces.tables import Table
-from traincast.traces.tree import HOST_KINDS, host_order, op_tree, thread_numbers
+from traincast.traces.tree import host_order, op_tree, thread_numbers
 
 _LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*|urEnqueue\w+|zeCommandListAppend\w+")
 _SYNCHRONISE = re.compile(
@@ -98,6 +98,12 @@ class Linked:
     def stream(self) -> IntArray:
         """The number of the stream of kernels, copies and memsets (streams of two devices are two); -1 for others."""
         return stream_numbers(self.trace)
+
+    @cached_property
+    def launched(self) -> bool:
+        """Whether launches were recorded: not so where kernels ran and no launch of any is in the trace. Then nothing
+        is known of what the device waited for."""
+        return not len(self.device) or bool((self.launch[self.device] >= 0).any())
 
     @cached_property
     def host(self) -> IntArray:

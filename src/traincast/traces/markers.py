@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from traincast.arrays import IntArray, grouped
+from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.errors import TraincastError, printable, unknown
-from traincast.traces.events import Kind, TimelineTrace
+from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
 
 STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 """The profiler's own markers."""
@@ -38,21 +38,32 @@ def without_numbers(name: str) -> str:
 def marker_rows(trace: TimelineTrace, marker: str = "") -> IntArray:
     """The ops and annotations at which steps begin, in order: those called `marker` ("Name#..." counts as "Name", "*"
     stands for anything), or the profiler's own; where it made none, the steps of the optimizer that has most of them,
-    if it has two, else annotations that call themselves steps and make up most of the trace."""
-    kinds = np.isin(trace.events["kind"], (Kind.OP, Kind.ANNOTATION))
+    if it has two, else annotations that call themselves steps and make up most of the trace. Where nothing of the host
+    was recorded, what the profiler put on the devices' tracks for its annotations counts."""
+    host = np.isin(trace.events["kind"], HOST_KINDS).any()
+    annotation = Kind.ANNOTATION if host else Kind.DEVICE_ANNOTATION
+    kinds = np.isin(trace.events["kind"], (Kind.OP, annotation))
     if marker:
-        rows = _named(trace, [_is_marker(name, marker) for name in trace.names])
-        rows = rows[kinds[rows]]
+        rows = _of_kinds(trace, _named(trace, [_is_marker(name, marker) for name in trace.names]), kinds)
         if len(rows) < 2:
-            names = {trace.names[name] for name in trace.events["name"][trace.events["kind"] == Kind.ANNOTATION]}
+            names = {trace.names[name] for name in trace.events["name"][trace.events["kind"] == annotation]}
             raise unknown("step marker", marker, sorted(names), "Name an annotation or op that occurs at least twice.")
         return rows
-    rows = _named(trace, [bool(STEP.match(name)) for name in trace.names])
-    rows = rows[kinds[rows]]
+    rows = _of_kinds(trace, _named(trace, [bool(STEP.match(name)) for name in trace.names]), kinds)
     _of_one_process(trace, rows)
     if not len(rows):
-        rows = _optimizer_steps(trace)
-    return rows if len(rows) else _annotated_steps(trace)
+        rows = _optimizer_steps(trace, kinds)
+    return rows if len(rows) else _annotated_steps(trace, annotation)
+
+
+def _of_kinds(trace: TimelineTrace, rows: IntArray, kinds: BoolArray) -> IntArray:
+    """Those of these rows that are of the kinds that count. Annotations on devices come once for every stream on which
+    they have kernels: those of the stream that has most of them."""
+    rows = rows[kinds[rows]]
+    if not len(rows) or trace.events["kind"][rows[0]] != Kind.DEVICE_ANNOTATION:
+        return rows
+    tracks = trace.events["track"][rows]
+    return rows[tracks == np.bincount(tracks).argmax()]
 
 
 def _of_one_process(trace: TimelineTrace, rows: IntArray) -> None:
@@ -74,19 +85,19 @@ def _named(trace: TimelineTrace, chosen: list[bool]) -> IntArray:
     return rows[np.argsort(trace.events["start"][rows], kind="stable")]
 
 
-def _optimizer_steps(trace: TimelineTrace) -> IntArray:
-    rows = _named(trace, [bool(_OPTIMIZER.match(name)) for name in trace.names])
+def _optimizer_steps(trace: TimelineTrace, kinds: BoolArray) -> IntArray:
+    rows = _of_kinds(trace, _named(trace, [bool(_OPTIMIZER.match(name)) for name in trace.names]), kinds)
     if len(rows):
         numbers = trace.events["name"][rows]
         rows = rows[numbers == np.bincount(numbers).argmax()]
     return rows if len(rows) > 1 else rows[:0]
 
 
-def _annotated_steps(trace: TimelineTrace) -> IntArray:
+def _annotated_steps(trace: TimelineTrace, annotation: Kind) -> IntArray:
     """Annotations of one thread, alike but for numbers, that call themselves steps: of several the longest. They follow
     each other, and nearly all runtime calls lie between the first and the last."""
     rows = _named(trace, [bool(_CALLED_STEP.search(name)) for name in trace.names])
-    rows = rows[trace.events["kind"][rows] == Kind.ANNOTATION]
+    rows = rows[trace.events["kind"][rows] == annotation]
     patterns: dict[str, int] = {}
     pattern = np.array([patterns.setdefault(without_numbers(name), len(patterns)) for name in trace.names])
     groups = grouped(pattern[trace.events["name"][rows]] * len(trace.tracks) + trace.events["track"][rows])
@@ -99,7 +110,8 @@ def _make_up(trace: TimelineTrace, steps: IntArray) -> bool:
     start, length = trace.events["start"][steps], trace.events["duration"][steps]
     if len(steps) < _LEAST_STEPS or (start[1:] < (start + length)[:-1]).any():
         return False
-    calls = trace.events["start"][trace.of_kind(Kind.RUNTIME)]
+    on_device = trace.events["kind"][steps[0]] == Kind.DEVICE_ANNOTATION
+    calls = trace.events["start"][trace.of_kind(*(DEVICE_KINDS if on_device else (Kind.RUNTIME,)))]
     span = int(start[-1] + length[-1] - start[0])
     inside = np.count_nonzero((calls >= start[0]) & (calls <= start[0] + span))
     return bool(inside >= _MOST_CALLS * len(calls) and length.sum() >= _MOST_TIME * span)

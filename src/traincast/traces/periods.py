@@ -16,19 +16,26 @@ _MOST_TRIED = 500  # lags
 
 
 def periodic_rows(trace: TimelineTrace, thread: IntArray, scope: IntArray, launch: IntArray) -> tuple[IntArray, int]:
-    """The host events at which steps begin, and the kernels of a step; none and 0 where the sequence of kernels, in the
+    """The events at which steps begin, and the kernels of a step; none and 0 where the sequence of kernels, in the
     order of their launches, has no period.
 
     A step is the shortest stretch that comes again whole: every kernel, also one that it has only once, so that layers
-    are no steps. Steps begin where the host of the main thread pauses longest between two ops.
+    are no steps. Steps begin where the host of the main thread pauses longest between two ops; where no launch was
+    recorded, where the device does.
     """
     rows = trace.of_kind(*DEVICE_KINDS)
-    rows = rows[launch[rows] >= 0]
-    rows = rows[np.lexsort((trace.events["start"][rows], trace.events["start"][launch[rows]]))]
+    launched = rows[launch[rows] >= 0]
+    rows = launched if len(launched) else rows
+    start = trace.events["start"]
+    # processes count their calls, so that kernels know the order of their launches without them
+    issued = start[launch[rows]] if len(launched) else trace.events["correlation"][rows]
+    rows = rows[np.lexsort((start[rows], issued))]
     names = np.unique(trace.events["name"][rows], return_inverse=True)[1].reshape(-1)
     period = _period(names)
     if not period:
         return rows[:0], 0
+    if not len(launched):
+        return rows[_after_longest(_device_pauses(trace, rows), period) :: period], period
     calls = launch[rows]
     begins = np.where(scope[calls] >= 0, scope[calls], calls)
     first = _first(trace.events["start"][begins], begins, thread[calls] == 0, period)
@@ -65,7 +72,18 @@ def _comes_again(names: IntArray, lag: int) -> bool:
 
 def _first(start: IntArray, begins: IntArray, main: BoolArray, period: int) -> int:
     """The first kernel of the first whole step: where the main thread came to its op longest after the op before."""
-    pause = np.where(main[1:] & (begins[1:] != begins[:-1]), np.diff(start), 0)
+    return _after_longest(np.where(main[1:] & (begins[1:] != begins[:-1]), np.diff(start), 0), period)
+
+
+def _device_pauses(trace: TimelineTrace, rows: IntArray) -> IntArray:
+    """For how long nothing that was launched before ran until each of these kernels but the first began."""
+    start = trace.events["start"][rows]
+    until = np.maximum.accumulate(start + trace.events["duration"][rows])
+    return np.maximum(start[1:] - until[:-1], 0)
+
+
+def _after_longest(pause: IntArray, period: int) -> int:
+    """The place in a period after the pause that is longest in the middle of all periods."""
     whole = len(pause) // period * period
     middle = np.median(pause[:whole].reshape(-1, period), axis=0)
     return int(middle.argmax()) + 1

@@ -7,16 +7,13 @@ import re
 import numpy as np
 
 from traincast.arrays import BoolArray, IntArray
-from traincast.errors import TraincastError
-from traincast.traces.events import Kind, TimelineTrace
+from traincast.traces.events import HOST_KINDS, Kind, TimelineTrace
 
 # annotations that are themselves a unit of host work; all others only wrap ops
 _UNIT = re.compile(r"Optimizer\.|enumerate\(DataLoader\)")
 _WRAPPER = re.compile(
     r"ProfilerStep|## |autograd::engine::evaluate_function|DistributedDataParallel\.forward$|\[param\|"
 )
-HOST_KINDS = (Kind.OP, Kind.ANNOTATION, Kind.RUNTIME)
-"""What host threads do."""
 
 
 def host_order(trace: TimelineTrace) -> IntArray:
@@ -35,21 +32,25 @@ def thread_keys(trace: TimelineTrace) -> IntArray:
 
 def thread_numbers(trace: TimelineTrace, marker: IntArray, host: IntArray) -> IntArray:
     """Host threads by number: the marked one first, then by first event. Devices get -1."""
+    thread = np.full(len(trace.events), -1, dtype=np.int64)
     if not len(host):
-        raise TraincastError(f"'{trace.path}' has no host events; record CPU activities too")
+        return thread
     event_key = thread_keys(trace)
-    first = int(event_key[marker[0]]) if len(marker) else int(np.bincount(event_key[host]).argmax())
+    marked = len(marker) and trace.events["kind"][marker[0]] in HOST_KINDS
+    first = int(event_key[marker[0]]) if marked else int(np.bincount(event_key[host]).argmax())
     keys, appears = np.unique(event_key[host], return_index=True)
     order = keys[np.argsort(appears)]
     number = np.full(int(event_key.max()) + 1, -1, dtype=np.int64)
     number[[first, *order[order != first].tolist()]] = np.arange(len(order))
-    thread = np.full(len(trace.events), -1, dtype=np.int64)
     thread[host] = number[event_key[host]]
     return thread
 
 
 def op_tree(trace: TimelineTrace, thread: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
     """Parent and scope of every host event, by containment in time on its thread."""
+    parent, scope = (np.full(len(trace.events), -1, dtype=np.int64) for _ in range(2))
+    if not len(host):
+        return parent, scope
     host = host[np.argsort(thread[host], kind="stable")]
     start, kind = trace.events["start"][host], trace.events["kind"][host]
     encloses = kind != Kind.RUNTIME
@@ -58,7 +59,6 @@ def op_tree(trace: TimelineTrace, thread: IntArray, host: IntArray) -> tuple[Int
     unit = np.zeros(len(host), dtype=np.bool_)
     unit[encloses] = allowed[trace.events["name"][host[encloses]], kind[encloses]]
     top = _outermost(above, unit)
-    parent, scope = (np.full(len(trace.events), -1, dtype=np.int64) for _ in range(2))
     parent[host], scope[host] = np.where(above >= 0, host[above], -1), np.where(top >= 0, host[top], -1)
     return parent, scope
 
