@@ -177,7 +177,7 @@ def test_kernels_alone_have_sums_families_and_gaps_but_no_reasons_or_gains(tmp_p
     assert "nothing of the host is in the trace" in " ".join(report.notes)
     assert main(["trace", str(tmp_path / "t.json")]) == 0
     page = capsys.readouterr().out
-    assert "idle: launches not recorded" in page
+    assert "idle: reason not recorded" in page
     assert not any(word in page for word in ("host-bound", "Twice as fast", "host overhead", "Launches:"))
 
 

@@ -24,7 +24,7 @@ PART_WORDS = {
     "event_wait": "idle: streams wait for each other",
     "launch_latency": "idle: launched, not begun",
     "graph_nodes": "idle: between nodes of a graph",
-    "not_recorded": "idle: launches were not recorded",
+    "not_recorded": "idle: the reason was not recorded",
 }
 """The parts of a measured step in words."""
 _MOST_GAINS = 15

@@ -51,7 +51,7 @@ def launch_rows(linked: Linked, queue: LaunchQueue) -> tuple[LaunchRow, ...]:
     """The launches of every step; nothing where none was recorded."""
     rows = inside_steps(linked)
     rows = rows[linked.launch[rows] >= 0]
-    if not linked.launched:
+    if not len(linked.device) or not linked.launched:
         return ()
     return tuple(
         _step(linked, queue, step.number, rows[linked.step[rows] == index]) for index, step in enumerate(linked.steps)

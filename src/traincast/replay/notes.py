@@ -44,7 +44,7 @@ def device_notes(linked: Linked) -> list[str]:
             f"a profiler without device activities. Device time and what-ifs of kernels say nothing{known}"
         ]
     numbers = np.unique(linked.events["device"][device])
-    merged = len(np.unique(processes(linked.trace)[device]))
+    merged = len(np.unique(processes(linked.trace, device)))
     if merged > len(numbers):
         return [
             f"kernels of {merged} processes: 'active' means that any of them ran; give every rank of a run a file of "

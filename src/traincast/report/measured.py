@@ -17,7 +17,7 @@ from traincast.traces.breakdown import NO_OP, PARTS, REASONS, StepBreakdown
 PART_NAMES = dict(zip(PARTS, (
     "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
     "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
-    "idle: launches not recorded",
+    "idle: reason not recorded",
 ), strict=True))  # fmt: skip
 """The parts of a step in words."""
 _LEAST_EVIDENCE = 0.01  # share of the step: less idle time than this needs no explanation
@@ -50,9 +50,9 @@ def _rank_text(rank: RankReport, top: int) -> str:
         "",
         "Where the median step goes",
         *_parts(rank),
-        "",
-        *_top("Kernels", rank, "by_family", top),
     ]
+    if len(linked.device):
+        lines += ["", *_top("Kernels", rank, "by_family", top)]
     if any(step.by_op.keys() - {NO_OP} for step in rank.steps):
         lines += ["", *_top("Ops", rank, "by_op", top)]
     lines += profile_text(rank, top)
@@ -92,7 +92,7 @@ def _share(seconds: float, step: StepBreakdown) -> float:
 
 def _parts(rank: RankReport) -> list[str]:
     step = rank.median_step
-    left_out = REASONS[-1:] if rank.linked.launched else REASONS[:-1]
+    left_out = REASONS[:-1] if step.not_recorded else REASONS[-1:]
     rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items() if name not in left_out]
     lines = [
         f"  {label:<34} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows

@@ -23,7 +23,7 @@ PARTS = (
 """What a step is made of: attributes of `StepBreakdown` that add up to it."""
 
 REASONS = PARTS[2:]
-"""Why the device was idle; where no launch is in the trace all of it is the last one."""
+"""Why the device was idle; where no launch, or no kernel, is in the trace all of it is the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class StepBreakdown:
     `step = compute + exposed_comm + idle`. Idle is `host_bound` (the device waited until a call of the host
     had launched something), `synchronised` (likewise, while the host was inside of a synchronising call), `event_wait`
     (a kernel was launched in time but its stream waited for another), `graph_nodes` (it is a graph's node) or
-    `launch_latency` (it was launched in time and simply began later); where no launch is in the trace nobody knows, and
-    all of it is `not_recorded`. `evidence` names for each reason what most of it stands before or under. `by_family`
+    `launch_latency` (it was launched in time and simply began later); where no launch, or no kernel, is in the trace
+    nobody knows, and all of it is `not_recorded`. `evidence` names for each reason what most of it stands before or under. `by_family`
     and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
     """
 
@@ -143,7 +143,7 @@ def _idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tuple[dic
     why it was there; `held` is when the host was in a synchronising call."""
     events, device = linked.events, linked.device
     row = np.append(device, -1)[np.searchsorted(events["start"][device], gaps.end)]  # -1: the step ended
-    if not linked.launched:
+    if not linked.launched or not len(device):
         return _unknown(linked, gaps, row)
     launch = np.where(row >= 0, linked.launch[row], -1)
     # the device could have gone on from here had it been told to
@@ -160,7 +160,7 @@ def _idle_reasons(linked: Linked, gaps: Intervals, held: Intervals) -> tuple[dic
 
 
 def _unknown(linked: Linked, gaps: Intervals, row: IntArray) -> tuple[dict[str, int], dict[str, str]]:
-    """The reasons for idle time, and what most of it stands before, where no launch is in the trace."""
+    """The reasons for idle time, and what most of it stands before, where no launch, or no kernel, is in the trace."""
     lengths = gaps.end - gaps.start
     before = totals(_by_number(np.where(row >= 0, linked.events["name"][row], _END), lengths))
     reasons = {**dict.fromkeys(REASONS, 0), "not_recorded": int(lengths.sum())}

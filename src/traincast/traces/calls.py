@@ -17,16 +17,18 @@ def stream_numbers(trace: TimelineTrace) -> IntArray:
     somebody put together have the same device and stream under several processes: these are several."""
     numbers = np.full(len(trace.events), -1, dtype=np.int64)
     device = trace.of_kind(*DEVICE_KINDS)
-    columns = (trace.events["device"][device], trace.events["stream"][device], processes(trace)[device])
-    keys = np.stack(columns, axis=1)
-    numbers[device] = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    key = np.zeros(len(device), dtype=np.int64)
+    for column in (trace.events["device"][device], trace.events["stream"][device], processes(trace, device)):
+        values, number = np.unique(column, return_inverse=True)
+        key = key * len(values) + number.reshape(-1)
+    numbers[device] = np.unique(key, return_inverse=True)[1].reshape(-1)
     return numbers
 
 
-def processes(trace: TimelineTrace) -> IntArray:
-    """A number for the process of every event (of a kernel usually that of its device), in the order of the names."""
+def processes(trace: TimelineTrace, rows: IntArray) -> IntArray:
+    """A number for the process of each of these events (of a kernel usually that of its device)."""
     _, number = np.unique([str(process) for process, _ in trace.tracks], return_inverse=True)
-    return np.asarray(number.reshape(-1)[trace.events["track"]])
+    return np.asarray(number.reshape(-1)[trace.events["track"][rows]])
 
 
 def launches(trace: TimelineTrace) -> IntArray:
@@ -45,7 +47,7 @@ def launches(trace: TimelineTrace) -> IntArray:
 def _check_processes(trace: TimelineTrace, calls: IntArray) -> None:
     """Refuses ranks that somebody put together in one file: each process counts its calls (here in the order of their
     correlations) from the begin, so that nobody knows which of them launched a kernel."""
-    process = processes(trace)[calls]
+    process = processes(trace, calls)
     same = trace.events["correlation"][calls][1:] == trace.events["correlation"][calls][:-1]
     shared = int((same & (process[1:] != process[:-1])).sum())
     if shared > _MOST_SHARED * len(calls):
