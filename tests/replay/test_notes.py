@@ -88,3 +88,10 @@ def test_a_last_step_that_had_only_begun_is_left_out(tmp_path):
 def test_graphs_whose_nodes_were_not_recorded_are_said(tmp_path):
     events = step(launch(1, 10), kernel(1, 20, 100), launch(2, 200, 30, name="cudaGraphLaunch"))
     assert "1 of 1 launches of graphs have no kernels" in notes(write_trace(tmp_path / "t.json", events))
+
+
+def test_kernels_that_begin_before_their_calls_are_said(tmp_path):
+    events = step(launch(1, 100), kernel(1, 40, 100), launch(2, 300), kernel(2, 260, 100))
+    said = notes(write_trace(tmp_path / "t.json", events))
+    assert "2 of 2 kernels begin before the call that launched them, half of these by more than 50.0 us" in said
+    assert "begin before the call" not in notes(write_trace(tmp_path / "t.json", small_events()))

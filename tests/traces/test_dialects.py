@@ -252,3 +252,10 @@ def test_microseconds_since_1970_lose_nothing_as_floats(tmp_path):
 
     whole, other = report_of(tmp_path, changed(later)), report_of(tmp_path, changed(as_floats), "floats.json")
     assert sums(other) == sums(whole)
+
+
+def test_annotations_on_devices_that_make_no_sense_refuse_no_trace(tmp_path):
+    odd = [{**on_device_track("nccl:all_reduce", 5000, 1, 20), "dur": -3} for _ in range(50)]
+    report = report_of(tmp_path, [*run(), *odd])
+
+    assert (report.linked.trace.skipped, report.notes) == (0, ())

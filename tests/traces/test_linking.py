@@ -225,3 +225,9 @@ def test_recording_stacks_costs_what_equal_ops_at_other_depths_show(tmp_path):
     # 4 us to the child and 12 to its launch, less what its own stack took (the stack of the op itself lies in the hop)
     assert 1e6 * spent.total == pytest.approx(sum(max(4 + 12 - 1.5 * depth, 0) for depth in (0, 4, 10)) * 3)
     assert profiler_cost(linked(tmp_path, one_op())).frame == 0.0
+
+
+def test_a_zero_that_several_calls_have_is_no_correlation(tmp_path):
+    tied = linked(tmp_path, step(launch(0, 10), kernel(0, 20, 30), launch(0, 60), kernel(0, 70, 30)))
+
+    assert not tied.launched

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import random
+import tarfile
 import zipfile
 
 import pytest
 
 from traincast.errors import TraincastError
+from traincast.traces.kineto import read_kineto
 from traincast.traces.source import ByteSource
 
 TEXT = random.Random(1).randbytes(100_000).hex().encode()
@@ -92,3 +96,19 @@ def test_a_zip_bomb_is_refused(tmp_path):
             file.write(bytes(1 << 20))
     with pytest.raises(TraincastError, match="more than 250 times its size"):
         read_all(tmp_path / "t.zip", 1 << 20)
+
+
+def archived(folder):
+    (folder / "t.json").write_text('{"traceEvents": []}')
+    with tarfile.open(folder / "t.tar.gz", "w:gz") as archive:
+        archive.add(folder / "t.json", "t.json")
+    return (folder / "t.tar.gz").read_bytes()
+
+
+@pytest.mark.parametrize("packing", ["xz", "bzip2", "zstd", "tar"])
+def test_other_ways_to_pack_are_named(tmp_path, packing):
+    text = b'{"traceEvents": []}'
+    packed = {"xz": lzma.compress, "bzip2": bz2.compress, "zstd": lambda data: b"\x28\xb5\x2f\xfd" + data}
+    (tmp_path / "t.json").write_bytes(packed[packing](text) if packing in packed else archived(tmp_path))
+    with pytest.raises(TraincastError, match=f"packed with {packing}; unpack it"):
+        read_kineto(tmp_path / "t.json")

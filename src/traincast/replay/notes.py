@@ -13,6 +13,7 @@ from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
 
 _OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
+_SAME_MOMENT_NS, _FEW = 1_000, 0.01  # what clocks in microseconds round, and a share of kernels that is no pattern
 _WELL = 0.03  # steps of one run differ by about as much among themselves
 
 
@@ -83,6 +84,7 @@ def launch_notes(linked: Linked) -> list[str]:
             f"{what} is in the trace: kernels count to the step in which they ran, why the device was idle cannot be "
             "told, and there are no what-ifs, launches or host times; record CPU activities too",
         ]
+    notes += _clock_notes(linked)
     lost = int((linked.follows[device] >= 0).sum())
     before = int(unlinked.sum()) - lost
     if before:
@@ -96,6 +98,20 @@ def launch_notes(linked: Linked) -> list[str]:
             "its stream, and to have been launched when it began"
         )
     return notes
+
+
+def _clock_notes(linked: Linked) -> list[str]:
+    """Whether kernels begin before the calls that launched them, which no device can do."""
+    rows = linked.device[linked.launch[linked.device] >= 0]
+    early = linked.events["start"][linked.launch[rows]] - linked.events["start"][rows]
+    ahead = early[early > _SAME_MOMENT_NS]
+    if len(ahead) <= _FEW * len(rows):
+        return []
+    return [
+        f"{len(ahead)} of {len(rows)} kernels begin before the call that launched them, half of these by more than "
+        f"{1e-3 * float(np.median(ahead)):.1f} us: the clocks of host and device differ by at least as much, and "
+        "reasons for idle time, launch delays and what-ifs are off with them"
+    ]
 
 
 def execution_notes(linked: Linked, execution: ExecutionTrace, node: IntArray, joined: float) -> list[str]:

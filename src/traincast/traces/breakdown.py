@@ -34,8 +34,8 @@ class StepBreakdown:
     had launched something), `synchronised` (likewise, while the host was inside of a synchronising call), `event_wait`
     (a kernel was launched in time but its stream waited for another), `graph_nodes` (it is a graph's node) or
     `launch_latency` (it was launched in time and simply began later); where no launch, or no kernel, is in the trace
-    nobody knows, and all of it is `not_recorded`. `evidence` names for each reason what most of it stands before or under. `by_family`
-    and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
+    nobody knows, and all of it is `not_recorded`. `evidence` names for each reason what most of it stands before or
+    under. `by_family` and `by_op` are kernel seconds, which can exceed the time covered where streams overlap.
     """
 
     number: int

@@ -32,15 +32,16 @@ def processes(trace: TimelineTrace, rows: IntArray) -> IntArray:
 
 
 def launches(trace: TimelineTrace) -> IntArray:
-    """The runtime call of every kernel, copy and memset, by correlation; -1 for none. Refuses calls of several
-    processes that have the same correlations."""
+    """The runtime call of every kernel, copy and memset, by correlation; -1 for none. A zero that several calls have is
+    none. Refuses calls of several processes that have the same correlations."""
     launch = np.full(len(trace.events), -1, dtype=np.int64)
     calls, device = trace.of_kind(Kind.RUNTIME), trace.of_kind(*DEVICE_KINDS)
-    calls = calls[trace.events["correlation"][calls] >= 0]
+    least = 1 if np.count_nonzero(trace.events["correlation"][calls] == 0) > 1 else 0
+    calls = calls[trace.events["correlation"][calls] >= least]
     order = np.argsort(trace.events["correlation"][calls], kind="stable")
     _check_processes(trace, calls[order])
     caller = rows_of(trace.events["correlation"][calls][order], calls[order], trace.events["correlation"][device])
-    launch[device] = np.where(trace.events["correlation"][device] >= 0, caller, -1)
+    launch[device] = np.where(trace.events["correlation"][device] >= least, caller, -1)
     return launch
 
 

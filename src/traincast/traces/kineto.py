@@ -24,6 +24,7 @@ _CODES = {category: int(kind) for category, kind in CATEGORIES.items()} | {"nn.M
 # what takes no time of its own: Python frames, the profiler's own marks
 _NOT_COUNTED = frozenset({"python_function", "Trace", "ac2g", "fwdbwd", ""})
 _MOST_CATEGORIES = 20
+_ON_TRACK = "gpu_user_annotation"  # nothing depends on one that makes no sense
 _PYTHON, _MODULE = "python_function", "nn.Module: "
 _ALLOCATION, _ON_DEVICE = "[memory]", 1  # an instant event, and the device type of GPUs in it
 _NO_ARGUMENTS = Arguments()
@@ -111,7 +112,8 @@ class _KinetoSink(RowSink):
         starts, durations = np.array([e.ts for e in events]), np.array([e.dur for e in events])
         sound = (abs(starts) <= largest) & (durations >= 0) & (durations <= largest)
         if not sound.all():
-            self.skipped += len(events) - int(sound.sum())
+            bad = [event for event, good in zip(events, sound.tolist(), strict=True) if not good]
+            self.skipped += sum(event.cat != _ON_TRACK for event in bad)
             events = [event for event, good in zip(events, sound.tolist(), strict=True) if good]
             starts, durations = starts[sound], durations[sound]
         self.kept += len(events)

@@ -17,7 +17,7 @@ STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 # annotations that call themselves steps, such as those of vLLM's and SGLang's workers
 _CALLED_STEP = re.compile(
-    r"(?:^|[^a-z.])(?:step|iteration|iter)(?:[^a-z]|$)|execute_(?:context|generation|model)|train(?:ing)?_batch",
+    r"(?:^|[^a-z.])(?:step|iteration|iter)(?:[^a-z]|$)|execute_(?:context|generation|model|new)|train(?:ing)?_batch",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+")

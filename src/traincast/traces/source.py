@@ -16,6 +16,8 @@ _ZIP = b"PK\x03\x04"  # how every zip archive with files in it begins
 _MAX_RATIO, _RATIO_FROM = 250, 1 << 27
 _MAX_MEMBERS = 10_000  # a trace appended to in pieces has a few; each one costs a copy of what is left to unpack
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00": "UTF-32"}
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2", b"7z\xbc\xaf": "7z", b"\x04\x22\x4d\x18": "lz4"}
+_TAR_AT, _TAR = 257, b"ustar"  # where and how a tar archive says that it is one
 
 
 class ByteSource:
@@ -126,7 +128,11 @@ def _only_member(path: Path, archive: io.BufferedReader) -> tuple[zipfile.ZipExt
 
 
 def check_encoding(start: bytes, path: Path) -> None:
-    """Refuses the encodings that JSON is not written in."""
+    """Refuses the encodings that JSON is not written in, and what is packed in other ways than gzip and zip."""
+    packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), "")
+    packed = packed or ("tar" if start[_TAR_AT:].startswith(_TAR) else "")
+    if packed:
+        raise TraincastError(f"'{path}' is packed with {packed}; unpack it and give the file")
     wrong = _ENCODINGS.get(start[:2]) or ("UTF-16" if b"\x00" in start[:4] else "")
     if wrong:
         raise TraincastError(f"'{path}' looks like {wrong}; a trace is JSON in UTF-8")
