@@ -17,7 +17,7 @@ from traincast.platform.platform import load_platform
 from traincast.profiler.ops import framework_version
 from traincast.replay.analysis import TraceQuestion, analyse_traces
 from traincast.replay.attribution import attribute, choose_profile, host_scale
-from traincast.replay.host import TYPES, pooled_host
+from traincast.replay.host import SET_UP, TYPES, pooled_host
 from traincast.replay.kernels import Known, predict_kernels
 from traincast.replay.notes import replay_notes
 from traincast.replay.path import path_report
@@ -147,6 +147,21 @@ def test_long_work_between_ops_is_the_users_own(tmp_path):
     assert all(p.measured == p.pooled > 100e-6 for p in between)
     assert not any(p.measured > 100e-6 for p in pieces if p.kind == "T1")
     assert between
+
+
+def test_set_up_inside_of_ops_and_calls_keeps_its_time_and_is_named(tmp_path, capsys):
+    events = [
+        op("aten::mm", 10, 500_000, [[64, 64], [64, 64]]), launch(1, 200_010, 299_000), kernel(1, 499_020, 50),
+        op("aten::mm", 500_020, 60, [[64, 64], [64, 64]]), launch(2, 500_040, 8), kernel(2, 500_060, 50),
+    ]  # fmt: skip
+    tied = linked(tmp_path, step(*events, length=501_000))
+    found = predicted(tied)
+
+    kept = {op: measured for (kind, op), (measured, _) in found.host_ops().items() if kind == SET_UP}
+    assert kept == pytest.approx({"aten::mm": 0.2, "cudaLaunchKernel": 0.299}, rel=1e-3)
+    assert found.steps[0].full == pytest.approx(tied.steps[0].seconds, rel=0.01)
+    assert main(["trace", str(tied.trace.path), "--on", "v100", "--host", "platform"]) == 0
+    assert "which no overhead takes: cudaLaunchKernel 299 ms, aten::mm 200 ms" in capsys.readouterr().out
 
 
 def test_calls_that_no_op_made_and_launches_of_graphs_keep_their_time(tmp_path):

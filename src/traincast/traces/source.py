@@ -16,7 +16,13 @@ _ZIP = b"PK\x03\x04"  # how every zip archive with files in it begins
 _MAX_RATIO, _RATIO_FROM = 250, 1 << 27
 _MAX_MEMBERS = 10_000  # a trace appended to in pieces has a few; each one costs a copy of what is left to unpack
 _ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00\x00": "UTF-32"}
-_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2", b"7z\xbc\xaf": "7z", b"\x04\x22\x4d\x18": "lz4"}
+_PACKED = {
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zX": "xz",
+    b"BZh": "bzip2",
+    b"7z\xbc\xaf": "7z",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 _TAR_AT, _TAR = 257, b"ustar"  # where and how a tar archive says that it is one
 
 
