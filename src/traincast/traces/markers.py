@@ -63,7 +63,8 @@ def _of_kinds(trace: TimelineTrace, rows: IntArray, kinds: BoolArray) -> IntArra
     if not len(rows) or trace.events["kind"][rows[0]] != Kind.DEVICE_ANNOTATION:
         return rows
     tracks = trace.events["track"][rows]
-    return rows[tracks == np.bincount(tracks).argmax()]
+    chosen: IntArray = rows[tracks == np.bincount(tracks).argmax()]
+    return chosen
 
 
 def _of_one_process(trace: TimelineTrace, rows: IntArray) -> None:

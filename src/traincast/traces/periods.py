@@ -79,7 +79,8 @@ def _device_pauses(trace: TimelineTrace, rows: IntArray) -> IntArray:
     """For how long nothing that was launched before ran until each of these kernels but the first began."""
     start = trace.events["start"][rows]
     until = np.maximum.accumulate(start + trace.events["duration"][rows])
-    return np.maximum(start[1:] - until[:-1], 0)
+    pauses: IntArray = np.maximum(start[1:] - until[:-1], 0)
+    return pauses
 
 
 def _after_longest(pause: IntArray, period: int) -> int:
