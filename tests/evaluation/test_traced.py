@@ -12,9 +12,10 @@ from traincast.errors import TraincastError
 from traincast.evaluation.suites import evaluate
 
 
-def write(folder, device):
+def write(folder, device, slower=1):
     folder.mkdir(parents=True)
-    document = {"traceEvents": small_events(), "deviceProperties": [{"id": 0, "name": device}]}
+    events = [{**entry, "ts": slower * entry["ts"], "dur": slower * entry["dur"]} for entry in small_events()]
+    document = {"traceEvents": events, "deviceProperties": [{"id": 0, "name": device}]}
     (folder / "kineto.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))
 
 
@@ -35,6 +36,17 @@ def test_profiles_of_other_sources_and_gpus_are_tried(tmp_path):
     groups = {row.group: row for row in evaluate("traces", tmp_path).summary}
     assert groups["predicted, source left out, all steps"].n == 2
     assert groups["predicted, kind of GPU left out, one_run"].n == 1
+    assert groups["predicted, source left out, scaled, all steps"].n == 2
+
+
+def test_launch_calls_of_the_trace_scale_a_profile_that_knows_nothing_of_it(tmp_path):
+    """The second run is the first one at half its speed, which its calls show."""
+    write(tmp_path / "traces" / "one_run", "Tesla V100-SXM2-16GB")
+    write(tmp_path / "traces" / "two_run", "Tesla V100-SXM2-16GB", slower=2)
+    groups = {row.group: row for row in evaluate("traces", tmp_path).summary}
+    plain, scaled = (groups[f"predicted, source left out{how}, two_run"] for how in ("", ", scaled"))
+    assert plain.bias < 0
+    assert scaled.bias > plain.bias + 10
 
 
 def test_a_device_that_nobody_knows_is_left_out(tmp_path):

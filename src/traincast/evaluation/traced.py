@@ -16,7 +16,7 @@ from traincast.host.profile import HostProfile, parse_host_profile
 from traincast.measurements.metrics import ErrorRow, error_row
 from traincast.platform.catalog import device_by_name
 from traincast.platform.platform import Platform, load_platform
-from traincast.replay.attribution import Attribution, attribute, choose_profile
+from traincast.replay.attribution import attribute, choose_profile, host_scale
 from traincast.replay.kernels import KEPT, TracedKernels
 from traincast.replay.steps import rewalk
 from traincast.replay.timeline import timeline_instructions
@@ -31,7 +31,10 @@ _UNNAMED = {"kineto_resnet50_v100_papi": "v100-dgxs"}  # its page says what its 
 _TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  # files of one run
 _ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
 _LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
-_HOSTS = ("host left out", "source left out", "kind of GPU left out", "own host times", "own host profile")
+_LEFT_OUT = ("host left out", "source left out", "kind of GPU left out")
+_OWN_TIMES, _OWN_PROFILE = "own host times", "own host profile"
+_SCALED = ", scaled"  # the profile made slower or faster as the trace's own launch calls say
+_HOSTS = (*(f"{host}{scaled}" for host in _LEFT_OUT for scaled in ("", _SCALED)), _OWN_TIMES, _OWN_PROFILE)
 _GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
 
 
@@ -103,8 +106,8 @@ class _Others:
     def profiles(self, source: str, generation: str) -> dict[str, HostProfile]:
         """By their names in `_HOSTS`; without those for which no trace is left."""
         found = {
-            "source left out": self._without("source", source),
-            "kind of GPU left out": self._without("generation", generation),
+            name: self._without(what, value)
+            for name, what, value in zip(_LEFT_OUT[1:], ("source", "generation"), (source, generation), strict=True)
         }
         return {name: profile for name, profile in found.items() if profile is not None}
 
@@ -160,12 +163,16 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     node = join_execution(linked, traces.execution) if traces.execution else None
     reader = SignatureReader(linked, traces.execution, node)
     platform = load_platform(device)
-    predicted: dict[str, Attribution] = {}
-    profiles = _profiles(platform, linked) | others.profiles(source, _generation(device))
+    overheads = measure_overheads(linked)
+    predicted: dict[str, list[float]] = {}
+    profiles = _profiles(platform, linked, overheads) | others.profiles(source, _generation(device))
     for host, profile in profiles.items():
-        own = host == "own host times"
-        predicted[host] = attribute(linked, instructions, reader, platform, profile, own_host=own)
-    kernels = predicted["own host times"].kernels
+        scale = host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
+        made = attribute(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
+        predicted[host] = [1e3 * step.unscaled for step in made.steps]
+        if host in _LEFT_OUT:
+            predicted[f"{host}{_SCALED}"] = [1e3 * step.full for step in made.steps]
+        kernels = made.kernels  # whatever the host
     name = f"{folder}/{linked.trace.path.name.partition('.')[0]}"
     kept = float(kernels.measured[np.isin(kernels.known, KEPT)].sum())
     return _Traced(
@@ -173,7 +180,7 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
         names=[f"{name} step {step.number}" for step in replayed],
         measured=[1e3 * step.measured for step in replayed],
         replayed=[1e3 * step.walked for step in replayed],
-        predicted={host: [1e3 * step.full for step in a.steps] for host, a in predicted.items()},
+        predicted=predicted,
         device=device,
         kernels=kernels,
         steps=linked.marked or folder in _ITERATIONS,
@@ -181,15 +188,15 @@ def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
     )
 
 
-def _profiles(platform: Platform, linked: Linked) -> dict[str, HostProfile]:
+def _profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
     """The host profiles of a prediction by their names in `_HOSTS`; a trace without launches has none of its own."""
     other = choose_profile(platform, linked)
-    profiles = {"host left out": other, "own host times": other}
+    profiles = {_LEFT_OUT[0]: other, _OWN_TIMES: other}
     try:
-        built = build_host_profile([measure_overheads(linked)], {})
+        built = build_host_profile([overheads], {})
     except TraincastError:
         return profiles
-    return profiles | {"own host profile": parse_host_profile("of this trace", built)}
+    return profiles | {_OWN_PROFILE: parse_host_profile("of this trace", built)}
 
 
 def _steps(what: str, traced: list[tuple[_Traced, list[float]]]) -> list[ErrorRow]:
