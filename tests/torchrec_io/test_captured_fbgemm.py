@@ -43,3 +43,22 @@ def test_tables_without_a_fused_optimizer_get_a_gradient_as_large_as_they_are():
     assert lookup.outputs[0].spec.shape == (2, 8)
     assert update.name == "fbgemm::split_embedding_backward_codegen_dense_unweighted_exact_cuda"
     assert update.outputs[0].spec.shape == (120,)
+
+
+def test_a_lookup_says_the_heights_of_its_tables_and_no_host_waits_for_them():
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    def run():
+        specs = [(rows, 4, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for rows in (10, 30)]
+        tables = SplitTableBatchedEmbeddingBagsCodegen(specs, feature_table_map=[0, 1, 1], device=torch.device("cuda"))
+        indices, offsets = torch.tensor([1, 2, 3], device="cuda"), torch.arange(4, device="cuda")
+        tables(indices, offsets).sum().backward()
+
+    ops = ops_of(run)
+    lookup = next(op for op in ops if op.name.startswith("fbgemm::split_embedding_codegen_forward"))
+    assert lookup.signature.scalar("rows") == (10, 30, 30)
+    assert ops[ops.index(lookup) - 1].name != "aten::_to_copy"

@@ -141,7 +141,7 @@ class DeviceMode(TorchFunctionMode):
         optimizer = table_batched.optimizer_of(func)
         if optimizer is not None:
             with self:
-                return table_batched.lookup(func, optimizer, args, kwargs)
+                return table_batched.lookup(func, optimizer, args, kwargs, self._known)
         parts = composite(func)
         if parts is not None:
             return parts(*args, **kwargs)
@@ -250,6 +250,12 @@ class DeviceMode(TorchFunctionMode):
             torch.ops.aten._local_scalar_dense(tensor)  # the device is asked, and waited for
         with torch._C._DisableTorchDispatch():
             return ask(self.recorder.execution.values.of(tensor), *args, **kwargs)
+
+    def _known(self, tensor: torch.Tensor) -> list[int] | None:
+        """Numbers of a tensor as far as they are known, without asking the device."""
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            values = self.recorder.execution.values.of(tensor)
+            return None if values is None else values.tolist()
 
     def _finite(self, ask: Callable[..., torch.Tensor], answer: bool) -> Callable[..., torch.Tensor]:
         """Checks for NaN, infinity and what is valid (of distributions): values that are not known pass."""

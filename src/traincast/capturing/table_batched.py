@@ -6,6 +6,7 @@ The library's own kernels refuse tensors without data. These ops have the names 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,9 +17,12 @@ SPACE = "traincast_fbgemm"
 """Where the stand-ins live; they are recorded under the library's own name space."""
 _LOOKUP = re.compile(r"fbgemm(?:::|\.)split_embedding_codegen_lookup_(\w+?)_function(?:_pt2)?(?:\.\w+)?$")
 _DENSE = "fbgemm::dense_embedding_codegen_lookup_function"
+_KNOWN = "known"
+_COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
+Known = Callable[[torch.Tensor], "list[int] | None"]
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
-    "int max_D, int[] dims, int total_rows, int pooling_mode"
+    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode"
 )
 
 
@@ -31,10 +35,11 @@ def optimizer_of(func: Any) -> str | None:
     return found.group(1) if found else None
 
 
-def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """The pooled rows of a lookup; its backward updates the tables."""
+def lookup(func: Any, optimizer: str, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> torch.Tensor:
+    """The pooled rows of a lookup; its backward updates the tables. FBGEMM's kernels read the forms of tables on the
+    device, so no host waits for them: `known` gives their numbers, None where they are not known."""
     schema = (func.default if hasattr(func, "default") else func)._schema
-    given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs}
+    given = {**dict(zip([a.name for a in schema.arguments], args, strict=False)), **kwargs, _KNOWN: known}
     weights = given.get("dev_weights")
     if optimizer == "dense":
         pooled: torch.Tensor = _DenseLookup.apply(weights, given)  # type: ignore[no-untyped-call]
@@ -88,21 +93,29 @@ def _common(weights: torch.Tensor, given: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments that lookup and update share."""
     return (
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
-        int(given["total_D"]), int(given["max_D"]), _dims(given), weights.numel() // max(1, int(given["max_D"])),
-        int(given["pooling_mode"]),
+        int(given["total_D"]), int(given["max_D"]), _rows(given), _dims(given),
+        weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]),
     )  # fmt: skip
 
 
 def _dims(given: dict[str, Any]) -> list[int]:
-    """Columns of every table, from the offsets of their columns where these are known, else as equal parts."""
+    """Columns of every table, from the columns of all tables before each: known, or stated by the user."""
     from traincast.capturing.refusals import refuse_values
 
-    starts = given["D_offsets"]
+    places = given[_KNOWN](given[_COLUMNS])
     try:
-        places = starts.tolist()
+        places = given[_COLUMNS].tolist() if places is None else places
     except RuntimeError as error:
         raise refuse_values("the widths of FBGEMM's tables", "build them with widths known on the host") from error
     return [b - a for a, b in zip(places, places[1:], strict=False)]
+
+
+def _rows(given: dict[str, Any]) -> list[int]:
+    """Heights of every table, from the rows of all tables before each; none where these are not known."""
+    starts = (given[_KNOWN](given[_ROWS]) if _ROWS in given else None) or [0]
+    places = sorted(set(starts))
+    ends = dict(zip(places, places[1:], strict=False))  # lookups of one table begin at the same row
+    return [ends.get(start, start) - start for start in starts[:-1]]
 
 
 @cache
@@ -133,7 +146,7 @@ _KEPT: list[Any] = []
 
 def _pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
-    total: int, widest: int, dims: list[int], rows: int, pooling: int,
+    total: int, widest: int, heights: list[int], dims: list[int], rows: int, pooling: int,
 ) -> torch.Tensor:  # fmt: skip
     if pooling == 2:  # no pooling: a row per lookup
         return weights.new_empty((indices.numel(), widest), dtype=torch.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import mul
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_unweighted_cuda")
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+)_unweighted_exact_cuda")
 _BEFORE = ("aten::to", "fbgemm::bounds_check_indices")  # scopes that a lookup begins with
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
+_UNPOOLED = 2  # FBGEMM's number of the mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ def _module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     c = program.columns
     signature = program.signatures[c.op_signature[lookup]]
     rows, dims = _numbers(signature, "rows"), _numbers(signature, "dims")
+    _check_own(signature, rows, dims)
     (indices,) = signature.tensors("indices")
     bags = signature.outputs[0].shape[0]
     fused = _UPDATE.fullmatch(program.signatures[c.op_signature[update]].name)
@@ -105,6 +108,19 @@ def _module(program: Program, lookup: int, update: int) -> EmbeddingModule:
         end += int(c.scope_ptr[end] == c.scope_ptr[end + 1])  # of the tables, which have no gradient
     pooled = bags == program.batch_size
     return EmbeddingModule(tables, bags, pooled, lookup, update, range(begin, first + 1), range(last, end))
+
+
+def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """Refuses lookups of FBGEMM's own module (which says how it pools) that do not belong to a table each."""
+    pooling = signature.scalar("pooling_mode")
+    if pooling is None:
+        return
+    (weights,) = signature.tensors("dev_weights")
+    if pooling == _UNPOOLED or sum(map(mul, rows, dims)) != weights.numel:
+        raise TraincastError(
+            "FBGEMM tables that several lookups share, or whose rows are not added up, are not sharded here; capture "
+            "the step you run with `gpus`"
+        )
 
 
 def _ops(program: Program, name: re.Pattern[str]) -> Iterator[int]:
