@@ -99,10 +99,10 @@ def sweep(
     predicted is a row with an error.
     """
     from traincast.what_if.options import prices_of, scene_from
-    from traincast.what_if.sweeps.grid import grid_of
+    from traincast.what_if.sweeps.grid import grid_of, value_text
     from traincast.what_if.sweeps.run import sweep as answer
 
-    grid = grid_of({name: [str(value) for value in values] for name, values in vary.items()})
+    grid = grid_of({name: [value_text(value) for value in values] for name, values in vary.items()})
     return answer(
         scene_from(workload, on, scene), grid, out=None if out is None else Path(out),
         image=None if image is None else Path(image), prices=prices_of(price), workers=workers, ray=ray,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,39 @@ def test_where_tasks_run_is_said_and_checked():
     assert Workers(processes=3).told(2) == "2 processes" and Workers(ray="auto").told(9) == "Ray at auto"
     with pytest.raises(TraincastError, match="1 to 1024"):
         Workers(processes=0)
+
+
+_PARENT = """
+import os, time
+from traincast.running.runner import Job, run
+
+
+def prepare(given):
+    return given
+
+
+def work(given, task):
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    run(Job(prepare=prepare, given=None, work=work), [1, 2], lambda number, outcome: None, workers=2)
+"""
+
+
+def test_workers_of_a_parent_that_was_killed_end(tmp_path):
+    # given two workers of another process
+    script = tmp_path / "parent.py"
+    script.write_text(_PARENT)
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+
+    # when it is killed, then its output ends with the last of its workers, long before they have done their work
+    parent.kill()
+    try:
+        assert parent.communicate(timeout=30)[0] == ""
+    except subprocess.TimeoutExpired:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+        raise

@@ -239,6 +239,13 @@ lookups_per_table: 1
 """
 
 
+def test_whole_numbers_of_yaml_and_python_are_whole(tmp_path):
+    file = tmp_path / "s.yaml"
+    file.write_text("workload: dlrm-ddp\non: v100\nvary: {batch-size: [1.0e+3, 2000.0]}\n")
+    assert grid_of(read_sweep(file)["vary"]).axes == (("batch-size", ("1000", "2000")),)
+    assert not traincast.sweep("dlrm-ddp", on="v100", vary={"batch-size": [1e3]}, workers=1).failed
+
+
 def test_a_grid_is_the_product_of_its_axes():
     grid = Grid(axes=(("on", ("a", "b")), ("gpus", ("1", "2", "4"))))
     assert grid.points == len(list(grid)) == 6

@@ -14,6 +14,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def read_bytes(path: str | Path, *, most: int = MAX_BYTES) -> bytes:
     if state.st_size > most or len(data) > most:
         raise TraincastError(f"{shown_path(path)}: larger than {_bytes(most)}; such a file is shorter than that")
     return data
+
+
+def file_digest(path: str | Path) -> str:
+    """A short name of what a file holds; "" for a path that names no file that `read_bytes` takes."""
+    try:
+        return blake2b(read_bytes(path), digest_size=16).hexdigest()
+    except TraincastError:
+        return ""
 
 
 def read_text(path: str | Path, *, most: int = MAX_BYTES) -> str:

@@ -156,7 +156,16 @@ def _begin(job: Job[Any, Any]) -> None:
     # Ctrl-C is for the parent, which ends its workers; handlers that a fork brought along are the parent's too
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     HELD["job"], HELD["prepared"] = job, job.prepare(job.given)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for tasks for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def work(tasks: Sequence[Any]) -> list[Any]:

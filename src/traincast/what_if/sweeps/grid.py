@@ -147,7 +147,16 @@ def _listed(path: Path, name: str, values: Any) -> list[str]:
     for value in listed:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise TraincastError(f"{path}: '{name}' must have numbers or names as values, not {shown(value)}")
-    return [str(value) for value in listed]
+    return [value_text(value) for value in listed]
+
+
+def value_text(value: str | int | float) -> str:
+    """A value as an edit takes it: whole numbers without a fraction, as YAML and Python have 1e3.
+
+    >>> value_text(1e3), value_text(0.5), value_text("x2")
+    ('1000', '0.5', 'x2')
+    """
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _options(path: Path, options: Any) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from hashlib import file_digest
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from traincast.errors import TraincastError
+from traincast.files.reading import file_digest
 from traincast.files.writing import check_output, write_bytes
 from traincast.running.runner import Died, Job
 from traincast.running.where import Workers
@@ -102,7 +102,7 @@ def _identity(settled: Sweep, grid: Grid) -> str:
     described = {
         "version": __version__,
         "workload": _content(question.workload) if isinstance(question.workload, Workload) else str(question.workload),
-        "files": {name: _of_file(name) for name in files},
+        "files": {name: file_digest(name) for name in files},
         "scene": repr((settled.scene.platform, question.variant, question.gpus, question.program, question.cuda_graph,
                        question.loader, question.costs, question.roofline_only, settled.scene.layout, question.host)),
         "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
@@ -118,15 +118,6 @@ def _content(workload: Workload) -> list[Any]:
           digest([getattr(p.columns, one.name).tobytes().hex() for one in fields(p.columns)]),
           digest(p.sizes.coefficients.tolist())] for p in workload.programs],
     ]  # fmt: skip
-
-
-def _of_file(name: str) -> str:
-    """The content of a file by its digest; "" for a name that is none."""
-    try:
-        with Path(name).open("rb") as file:
-            return file_digest(file, "blake2b").hexdigest()
-    except (OSError, ValueError):
-        return ""
 
 
 def _write(answer: SweepResult, out: Path | None, image: Path | None) -> None:
