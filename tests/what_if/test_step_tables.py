@@ -126,7 +126,7 @@ def test_tables_that_cannot_be_changed_say_why(edit, why):
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("deepfm", "in one op"), ("resnet50", "has no tables"), ("bert-large", "word_embeddings.* are used by aten::t")],
+    [("resnet50", "has no tables"), ("bert-large", "word_embeddings.* are used by aten::t")],
 )
 def test_models_whose_tables_cannot_be_told_apart_are_refused(name, why):
     with pytest.raises(TraincastError, match=why):

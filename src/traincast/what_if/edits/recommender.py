@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.embeddings.access import Uniform, access_text
 from traincast.errors import TraincastError, unknown
 from traincast.programs.dlrm.config import DlrmConfig
-from traincast.programs.sharded.hybrid import TABLE_NAME, dlrm_tables
 from traincast.questions.dlrm_file import MAX_LAYERS, MAX_LOOKUPS, MAX_ROWS, MAX_TABLES, MAX_WIDTH
 from traincast.what_if.edits.registry import Value, edit
-from traincast.what_if.ops.adding import with_table
-from traincast.what_if.ops.tables import without_tables
 from traincast.what_if.scene import Scene
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _MOST_DIM = 1 << 16
 
@@ -49,13 +50,21 @@ def embedding_dim(scene: Scene, value: Value) -> Scene:
 )
 def pooling(scene: Scene, value: Value) -> Scene:
     """Other numbers of lookups."""
-    config = scene.of_dlrm()
+    change = _change(value, MAX_LOOKUPS)
+    if _holds_ops(scene):
+        from traincast.what_if.ops.table_edits import with_lookups  # only captures need it
+
+        return scene.edited(f"pooling={value.text}", lambda step: with_lookups(step, change))
+    return _described(scene, lookups_per_table=tuple(map(change, scene.of_dlrm().lookups_per_table)))
+
+
+def _change(value: Value, most: int, *, least: float = 0.01, largest: float = 100.0) -> Callable[[Fraction | int], int]:
+    """What makes a new number of an old one: N, or xN times it."""
     if value.text.startswith("x"):
-        factor = value.factor()
-        lookups = tuple(min(MAX_LOOKUPS, max(1, round(n * factor))) for n in config.lookups_per_table)
-    else:
-        lookups = (value.whole(most=MAX_LOOKUPS),) * config.num_tables
-    return _described(scene, lookups_per_table=lookups)
+        factor = value.factor(least=least, most=largest)
+        return lambda old: min(most, max(1, round(old * factor)))
+    number = value.whole(most=most)
+    return lambda _: number
 
 
 @edit("tables", "number of tables: the last are dropped, or repeated", takes="N", risk="accuracy: another model")
@@ -79,7 +88,9 @@ def tables(scene: Scene, value: Value) -> Scene:
 def drop_table(scene: Scene, value: Value) -> Scene:
     """Chosen tables less."""
     if _holds_ops(scene):
-        return scene.edited(f"drop-table={value.text}", lambda step: without_tables(step, value.text.split("+")))
+        from traincast.what_if.ops.table_edits import dropped  # only captures need it
+
+        return scene.edited(f"drop-table={value.text}", lambda step: dropped(step, value.text.split("+")))
     config = scene.of_dlrm()
     gone = {_table_number(text, config) for text in value.text.split("+")}
     kept = [number for number in range(config.num_tables) if number not in gone]
@@ -98,6 +109,8 @@ def drop_table(scene: Scene, value: Value) -> Scene:
 
 
 def _table_number(text: str, config: DlrmConfig) -> int:
+    from traincast.programs.sharded.hybrid import TABLE_NAME, dlrm_tables  # only names of tables need them
+
     digits = text.strip().removeprefix(TABLE_NAME)
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 9):
         known = [table.name for table in dlrm_tables(config)]
@@ -116,7 +129,9 @@ def add_table(scene: Scene, value: Value) -> Scene:
     height = Value(text=first, edit=value.edit).whole(most=MAX_ROWS)
     lookups = Value(text=second or "1", edit=value.edit).whole(most=MAX_LOOKUPS)
     if _holds_ops(scene):
-        return scene.edited(f"add-table={value.text}", lambda step: with_table(step, height, lookups))
+        from traincast.what_if.ops.table_edits import added  # only captures need it
+
+        return scene.edited(f"add-table={value.text}", lambda step: added(step, height, lookups))
     config = scene.of_dlrm()
     return _described(
         scene,
@@ -129,12 +144,13 @@ def add_table(scene: Scene, value: Value) -> Scene:
 @edit("rows", "rows of every table: N, or xN times as many", takes="N|xN", risk="accuracy: another hashing")
 def rows(scene: Scene, value: Value) -> Scene:
     """Other heights of tables."""
+    change = _change(value, MAX_ROWS, least=1e-6, largest=1e6)
+    if _holds_ops(scene):
+        from traincast.what_if.ops.table_edits import with_heights  # only captures need it
+
+        return scene.edited(f"rows={value.text}", lambda step: with_heights(step, change))
     config = scene.of_dlrm()
-    if value.text.startswith("x"):
-        factor = value.factor(least=1e-6, most=1e6)
-        heights = tuple(min(MAX_ROWS, max(1, round(n * factor))) for n in config.rows_per_table)
-    else:
-        heights = (value.whole(most=MAX_ROWS),) * config.num_tables
+    heights = tuple(map(change, config.rows_per_table))
     if set(config.access) - {_UNIFORM} and heights != config.rows_per_table:
         raise TraincastError(f"{config.name} says which rows are wanted; describe other rows in its file")
     return _described(scene, rows_per_table=heights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -64,6 +65,10 @@ class SizeBook:
         coefficients, below, multiple = self._row(size)
         common = math.gcd(below * parts, *coefficients.tolist()) or 1
         return self._add(tuple((coefficients // common).tolist()), below * parts // common, multiple)
+
+    def scaled(self, size: int, factor: Fraction) -> int:
+        """A size, so many times as large."""
+        return self.share(self.total([size], times=factor.numerator), factor.denominator)
 
     def at(self, size: int, batch: int, seq_len: int) -> int:
         """A size as a plain number."""

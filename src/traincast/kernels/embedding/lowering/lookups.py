@@ -133,6 +133,7 @@ def _study_tables(signature: Signature, weights: TensorSpec, indices: TensorSpec
     """Tables of the table-batched kernel. The DLRM code that it comes with draws every bag sorted."""
     if signature.scalar("load") is not None:
         return described_tables(signature, weights, indices, batch, False)
+    tables = len(whole_numbers(signature.scalar("rows"))) or tables  # of a result some columns may be constants
     several = indices.numel > batch * tables
     return replace(batched_tables(signature, weights, indices, batch, tables, False), ascending=several)
 
