@@ -81,6 +81,10 @@ def test_samples_per_step_count_when_the_batch_changes():
     assert "a sample is" in twice.verdict
 
 
+def test_spaces_around_an_edit_are_none_of_its_name():
+    assert traincast.whatif("dlrm-ddp", on="v100", edits=[" batch-size = 512 "]).edits == ("batch-size=512",)
+
+
 def test_edits_compose():
     both = traincast.whatif("dlrm-ddp", on="v100", edits=["cuda-graph", "batch-size=512", "memory-speed=2"])
     other = traincast.whatif("dlrm-ddp", on="v100", edits=["memory-speed=2", "batch-size=512", "cuda-graph"])

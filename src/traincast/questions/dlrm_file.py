@@ -17,7 +17,6 @@ from traincast.programs.dlrm.config import (
     OPTIMIZERS,
     DlrmConfig,
 )
-from traincast.programs.dlrm.program import dlrm_workload
 from traincast.workload.edit import without_phase
 from traincast.workload.ops import Phase
 from traincast.workload.workload import MAX_BATCH, Workload
@@ -70,6 +69,8 @@ def load_dlrm_yaml(
         config = replace(config, optimizer=_choice("optimizer", optimizer, OPTIMIZERS))
     if embedding is not None:
         config = replace(config, embedding=_choice("embedding", embedding, EMBEDDINGS))
+    from traincast.programs.dlrm.program import dlrm_workload  # its limits are read more often than steps written
+
     workload = dlrm_workload(config, mode=mode)
     return without_phase(workload, Phase.OPTIMIZER) if drop else workload
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from traincast.errors import TraincastError, unknown
-from traincast.platform.platform import Platform
-from traincast.programs.dlrm.config import DlrmConfig
-from traincast.programs.published.catalog import published_programs
-from traincast.programs.sharded.recommender import sharded_recommender
-from traincast.questions.published import published_step
-from traincast.questions.recommenders import described_dlrm, hybrid_variant
 from traincast.questions.variant import Variant
 from traincast.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from traincast.platform.platform import Platform
+    from traincast.programs.dlrm.config import DlrmConfig
 
 TORCHREC, PIPELINED = "torchrec", "torchrec-pipelined"
 PROGRAMS = (TORCHREC, PIPELINED, "hugectr", "nvidia")
@@ -46,6 +46,8 @@ def recommender_on(
     config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, program: str | None
 ) -> tuple[Workload, str]:
     """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
+    from traincast.questions.recommenders import described_dlrm, hybrid_variant  # names of programs need no programs
+
     check_eager(config.name, gpus, variant)
     wanted = program or TORCHREC
     if wanted not in choices(config.name):
@@ -54,6 +56,9 @@ def recommender_on(
             f"{', '.join(choices(config.name))}"
         )
     if wanted not in (TORCHREC, PIPELINED):
+        from traincast.programs.published.catalog import published_programs
+        from traincast.questions.published import published_step
+
         published = published_programs()[_PUBLISHED[config.name, wanted]]
         if config != described_dlrm(config.name):
             raise TraincastError(
@@ -75,6 +80,8 @@ def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str |
             f"{workload.name} was not published with the program '{wanted}'; `program` is one of "
             f"{', '.join(choices(workload.name))}"
         )
+    from traincast.programs.sharded.recommender import sharded_recommender
+
     step, said = sharded_recommender(
         workload,
         gpus,

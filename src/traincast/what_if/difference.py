@@ -16,6 +16,7 @@ from traincast.kernels.unmodelled import OPAQUE
 from traincast.prediction.prediction import RELEASE_SPREAD, SETUP_SPREAD, SHARED_ERROR
 from traincast.prediction.result import Prediction
 from traincast.quantiles import Z90
+from traincast.questions.programs import TORCHREC
 from traincast.what_if.predict import Answer
 from traincast.what_if.scene import Scene
 
@@ -102,7 +103,7 @@ def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
     sources["host", answer.host_profile] = answer.host_spread * answer.device_idle / seconds
     sources["release", scene.software] = RELEASE_SPREAD
     if answer.gpus > 1:
-        sources["setup", answer.platform.key, scene.question.program] = SETUP_SPREAD
+        sources["setup", answer.platform.key, scene.question.program or TORCHREC] = SETUP_SPREAD
     return sources
 
 

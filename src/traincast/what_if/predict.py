@@ -12,20 +12,10 @@ from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
 from traincast.prediction.prediction import predict_step
 from traincast.prediction.result import Prediction
-from traincast.prediction.sizes import SizeAnswer, predict_sizes
-from traincast.programs.data_parallel import data_parallel
-from traincast.programs.dlrm.config import DlrmConfig
-from traincast.programs.dlrm.cross_config import DcnConfig
-from traincast.programs.dlrm.program import dlrm_workload
-from traincast.programs.sharded.recommender import is_shardable
-from traincast.questions.cuda_graph import graphed_step
 from traincast.questions.predict import missing_units, step_notes
 from traincast.questions.programs import PIPELINED, TORCHREC, check_eager, recommender_on
-from traincast.questions.recommenders import AUTOCAST, hybrid_variant
-from traincast.questions.transformers import described_step
 from traincast.questions.variant import Variant
 from traincast.questions.workloads import Source, as_compiled, load, load_on, spread
-from traincast.what_if.ops.retyping.edit import with_autocast, with_weights
 from traincast.what_if.scene import Scene, Structural, training_question
 from traincast.workload.edit import without_phase
 from traincast.workload.given import joined
@@ -33,6 +23,8 @@ from traincast.workload.ops import Phase
 from traincast.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from traincast.prediction.sizes import SizeAnswer
+    from traincast.programs.dlrm.config import DlrmConfig
     from traincast.training.result import TrainingPrediction
 
 Answer: TypeAlias = "Prediction | TrainingPrediction"
@@ -73,6 +65,8 @@ def walked(scene: Scene, step: Workload, notes: list[str]) -> Prediction:
 def predicted_sizes(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
     """What `predicted` says of scenes that differ in batch size or sequence length only, all of one GPU and without a
     data loader, and the samples of each step."""
+    from traincast.prediction.sizes import predict_sizes  # only sweeps need it
+
     steps = [step_of(scene)[0] for scene in scenes]
     first = scenes[0]
     assert first.question.loader is None
@@ -98,6 +92,8 @@ def step_of(scene: Scene) -> tuple[Workload, list[str]]:
     if question.loader is not None:
         step = question.loader.feeding(step)
     if question.cuda_graph:
+        from traincast.questions.cuda_graph import graphed_step  # rooms are read by the steps that need them
+
         step, said = graphed_step(step)
         notes.append(said)
     return step, [*notes, *step_notes(step)]
@@ -135,26 +131,28 @@ def _one_gpu(scene: Scene, platform: Platform) -> tuple[Workload, str]:
     written compiled."""
     question, variant = scene.question, scene.question.variant
     if scene.transformer is not None:
+        from traincast.questions.transformers import described_step
+
         return described_step(scene.transformer, variant), ""
     if scene.source == "transformer":  # sizes decide what is written
         return load(question.workload, variant), ""
     eager = replace(variant, compiled=False)
     if scene.dlrm is not None:
         return _written(scene.dlrm, eager, platform)
-    return _resized(question.workload, replace(eager, batch_size=None, seq_len=None), eager), ""
+    return _resized(question.workload, scene.content, replace(eager, batch_size=None, seq_len=None), eager), ""
 
 
 @lru_cache(maxsize=16)
-def _at_own_size(source: Source, variant: Variant) -> Workload:
-    """A workload as it was saved: what-ifs of many sizes read its file once."""
+def _at_own_size(source: Source, content: str, variant: Variant) -> Workload:
+    """A workload as it was saved: what-ifs of many sizes read its file once, as long as it has this content."""
     return load(source, variant)
 
 
 @lru_cache(maxsize=16)
-def _resized(source: Source, variant: Variant, sizes: Variant) -> Workload:
+def _resized(source: Source, content: str, variant: Variant, sizes: Variant) -> Workload:
     """One object for one size, so that what was lowered for one platform serves others. What a compiler fuses depends
     on sizes: a step with compiled regions is loaded at each."""
-    own = _at_own_size(source, variant)
+    own = _at_own_size(source, content, variant)
     if "compiled" in own.meta:
         return load(source, sizes)
     return own.resized(batch_size=sizes.batch_size, seq_len=sizes.seq_len)
@@ -168,6 +166,9 @@ def _on_gpus(scene: Scene, step: Workload, platform: Platform) -> tuple[Workload
         )
     if scene.bucket_mb is None:
         return spread(step, scene.question.gpus, platform)
+    from traincast.programs.data_parallel import data_parallel
+    from traincast.programs.sharded.recommender import is_shardable
+
     _check_buckets(scene, step)
     if is_shardable(step):
         raise TraincastError(f"{scene.name} shards its tables over GPUs; its buckets are those of its program")
@@ -195,12 +196,19 @@ def _recommender(scene: Scene, platform: Platform) -> tuple[Workload, str]:
     check_eager(config.name, scene.gpus, variant)
     if question.program not in (None, TORCHREC, PIPELINED):
         raise TraincastError(f"a plan is for TorchRec's program, not '{question.program}'; leave out one of them")
+    from traincast.questions.recommenders import hybrid_variant
+
     pipelined = question.program == PIPELINED
     return hybrid_variant(config, scene.gpus, platform, variant, pipelined=pipelined, plan=scene.plan)
 
 
 def _written(config: DlrmConfig, variant: Variant, platform: Platform) -> tuple[Workload, str]:
     """A described recommender on one GPU."""
+    from traincast.programs.dlrm.cross_config import DcnConfig
+    from traincast.programs.dlrm.program import dlrm_workload
+    from traincast.questions.recommenders import AUTOCAST, hybrid_variant
+    from traincast.what_if.ops.retyping.edit import with_autocast, with_weights
+
     mode = variant.mode or "training"
     if isinstance(config, DcnConfig):
         if mode == "inference":

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.errors import TraincastError
-from traincast.placement.plan import Plan
+from traincast.files.reading import file_digest
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
-from traincast.programs.dlrm.config import DlrmConfig
 from traincast.questions.predict import Question
-from traincast.questions.recommenders import described_dlrm
 from traincast.questions.workloads import is_transformer, published_program
-from traincast.training.layout import Layout
-from traincast.transformers.description import Transformer
-from traincast.transformers.reading import load_transformer
 from traincast.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from traincast.placement.plan import Plan
+    from traincast.programs.dlrm.config import DlrmConfig
     from traincast.questions.training import TrainingQuestion
+    from traincast.training.layout import Layout
+    from traincast.transformers.description import Transformer
 
 Structural = Callable[[Workload], tuple[Workload, str]]
 """An edit of the ops of a step: the edited workload, and what is to be said about it ("": nothing)."""
@@ -35,7 +34,7 @@ class Scene:
     lays a Transformer over GPUs. `structural` edits the ops of the step in this order, before data parallelism where
     the step is one GPU's; `across` those of all ranks. `bucket_mb` is DDP's, `plan` places tables. `op_speed` is how
     many times as fast the kernels of an op run, by its name. `software` names what the edits change about who launches
-    kernels: with another one, errors of a release are not shared.
+    kernels: with another one, errors of a release are not shared. `content` tells files of one name apart.
     """
 
     question: Question
@@ -48,6 +47,7 @@ class Scene:
     plan: Plan | None = None
     op_speed: Mapping[str, float] = field(default_factory=dict)
     software: tuple[str, ...] = ()
+    content: str = ""
 
     @property
     def platform(self) -> Platform:
@@ -80,6 +80,8 @@ class Scene:
             return "published"
         if self.layout is not None or is_transformer(source):
             return "transformer"
+        from traincast.questions.recommenders import described_dlrm  # steps of ops need no descriptions
+
         return "dlrm" if described_dlrm(str(source)) is not None else "model"
 
     def of_dlrm(self) -> DlrmConfig:
@@ -91,6 +93,8 @@ class Scene:
                 f"{self.name} is {_KINDS[self.source]}, not a description of a DLRM; name a built-in DLRM or describe "
                 "one in YAML"
             )
+        from traincast.questions.recommenders import described_dlrm
+
         config = described_dlrm(str(self.question.workload))
         assert config is not None
         variant = self.question.variant
@@ -107,6 +111,8 @@ class Scene:
                 f"{self.name} is {_KINDS[self.source]}, not a description of a Transformer; name one such as llama3-8b "
                 "or describe it in YAML"
             )
+        from traincast.transformers.reading import load_transformer
+
         return load_transformer(str(self.question.workload))
 
     def asked(self, **changes: Any) -> Scene:
@@ -161,8 +167,9 @@ def scene_of(question: Question, layout: Layout | None = None) -> Scene:
     platform, source = question.platform(), question.workload
     if not isinstance(source, Workload) and str(source).endswith(".tc"):
         source = load_workload(Path(str(source)))
-    host = question.host_profile()
-    return Scene(question=replace(question, workload=source, on=platform, clock_mhz=None, host=host), layout=layout)
+    content = "" if isinstance(source, Workload) else file_digest(source)
+    asked = replace(question, workload=source, on=platform, clock_mhz=None, host=question.host_profile())
+    return Scene(question=asked, layout=layout, content=content)
 
 
 def training_question(scene: Scene) -> TrainingQuestion:

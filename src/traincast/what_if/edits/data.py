@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from traincast.errors import TraincastError
-from traincast.placement.plan import Plan
-from traincast.placement.plan_file import load_plans
 from traincast.platform.links import with_links
 from traincast.platform.platform import Platform
-from traincast.programs.dlrm.config import DlrmConfig
-from traincast.programs.sharded.config import Dense
-from traincast.programs.sharded.hybrid import dlrm_tables
-from traincast.questions.programs import PROGRAMS
-from traincast.questions.recommenders import AUTOCAST
+from traincast.questions.programs import PROGRAMS, TORCHREC
 from traincast.what_if.edits.registry import Value, edit
 from traincast.what_if.edits.sizes import batch_of
 from traincast.what_if.scene import Scene
+
+if TYPE_CHECKING:
+    from traincast.placement.plan import Plan
+    from traincast.programs.dlrm.config import DlrmConfig
+    from traincast.programs.sharded.config import Dense
 
 SEARCH = "search"
 _SEARCH_SECONDS = 20.0
@@ -38,13 +38,19 @@ def input_pipeline(scene: Scene, value: Value) -> Scene:
 def program(scene: Scene, value: Value) -> Scene:
     """Another program."""
     choice = value.choice(PROGRAMS)
-    return replace(scene.asked(program=choice), software=(*scene.software, f"program={choice}"))
+    asked = scene.asked(program=choice)
+    same = choice == (scene.question.program or (TORCHREC if scene.gpus > 1 else None))
+    return asked if same else replace(asked, software=(*scene.software, f"program={choice}"))
 
 
 @edit("plan", "another sharding plan: a file, or the best that is found", takes=f"FILE|{SEARCH}", advised=(SEARCH,),
       risk="tables must be moved")  # fmt: skip
 def plan(scene: Scene, value: Value) -> Scene:
     """Tables elsewhere."""
+    from traincast.placement.plan_file import load_plans  # only this edit needs them
+    from traincast.programs.sharded.config import Dense
+    from traincast.questions.recommenders import AUTOCAST
+
     config = scene.of_dlrm()
     if scene.gpus == 1:
         raise TraincastError("on one GPU there is no plan to choose; give `gpus` of 2 or more")
@@ -78,7 +84,8 @@ class _Held:
 def _found(config: DlrmConfig, dense: Dense, gpus: int, batch_size: int, held: _Held) -> Plan:
     """The best plan that is found in time. It is searched once: how far a search gets in its time is not always the
     same, and one question is to have one answer."""
-    from traincast.sharding.search import search  # only this edit needs the search
+    from traincast.programs.sharded.hybrid import dlrm_tables  # only this edit needs the search
+    from traincast.sharding.search import search
     from traincast.sharding.task import make_task
 
     platform = with_links(held.platform)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from traincast.errors import TraincastError
 from traincast.questions.variant import EMBEDDINGS
 from traincast.what_if.edits.registry import Value, edit
-from traincast.what_if.ops.batching import batched_bags
 from traincast.what_if.scene import Scene
 
 
@@ -31,4 +30,6 @@ def fuse_embedding_bags(scene: Scene, value: Value) -> Scene:
         return scene.varied(embedding="batched")
     if scene.gpus > 1 and scene.source == "dlrm":
         raise TraincastError(f"the tables of {scene.name} on several GPUs are FBGEMM's table-batched ones already")
+    from traincast.what_if.ops.batching import batched_bags  # a what-if reads the ops of its own edits only
+
     return scene.edited("fuse-embedding-bags", batched_bags)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from traincast.errors import TraincastError
 from traincast.what_if.edits.registry import Value, edit
-from traincast.what_if.ops.fusing import fused
 from traincast.what_if.scene import Scene
 
 
@@ -16,6 +15,8 @@ def fuse_elementwise(scene: Scene, value: Value) -> Scene:
     """Fused chains; every other op stays as it is."""
     if scene.question.variant.compiled:
         raise TraincastError("a compiled step has its chains fused already; leave out `compiled`")
+    from traincast.what_if.ops.fusing import fused  # only this edit needs it
+
     return scene.edited("fuse-elementwise", fused)
 
 

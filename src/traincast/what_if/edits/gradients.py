@@ -8,8 +8,6 @@ import numpy as np
 
 from traincast.errors import TraincastError
 from traincast.what_if.edits.registry import Value, edit
-from traincast.what_if.ops.accumulation import accumulated
-from traincast.what_if.ops.checkpointing import checkpointed
 from traincast.what_if.scene import Scene
 from traincast.workload.program import Program
 from traincast.workload.workload import Workload
@@ -34,6 +32,8 @@ def checkpoint(scene: Scene, value: Value) -> Scene:
         )
     if scene.question.variant.compiled:
         raise TraincastError("what a compiled step computes again is the compiler's choice; leave out `compiled`")
+    from traincast.what_if.ops.checkpointing import checkpointed  # only this edit needs it
+
     return scene.edited(f"checkpoint={value.text}", lambda step: checkpointed(step, value.text))
 
 
@@ -45,6 +45,8 @@ def accumulate(scene: Scene, value: Value) -> Scene:
         return scene.laid_out(global_batch=scene.layout.dp * scene.layout.micro_batch * passes)
     if passes == 1:
         return scene
+    from traincast.what_if.ops.accumulation import accumulated  # only this edit needs it
+
     return scene.edited(f"accumulate={passes}", lambda step: accumulated(step, passes), across=True)
 
 

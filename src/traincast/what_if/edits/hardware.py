@@ -7,7 +7,6 @@ from dataclasses import replace
 from traincast.host.profile import HostProfile, load_host_profile
 from traincast.platform.links import with_links
 from traincast.platform.platform import load_platform
-from traincast.programs.data_parallel.data_parallel import MAX_GPUS
 from traincast.what_if.edits.registry import Value, edit
 from traincast.what_if.scene import Scene
 
@@ -21,6 +20,8 @@ def other_platform(scene: Scene, value: Value) -> Scene:
 @edit("gpus", "another number of GPUs, each with its own batch", takes="N")
 def other_gpus(scene: Scene, value: Value) -> Scene:
     """The scene on another number of GPUs; of a layout the data-parallel ranks change."""
+    from traincast.programs.data_parallel.data_parallel import MAX_GPUS  # only this edit needs it
+
     number = value.whole(most=MAX_GPUS)
     if scene.layout is None:
         return scene.asked(gpus=number)

@@ -8,8 +8,6 @@ from traincast.errors import TraincastError
 from traincast.questions.predict import missing_units
 from traincast.questions.variant import ATTENTIONS, DTYPES, OPTIMIZERS
 from traincast.what_if.edits.registry import Value, edit
-from traincast.what_if.ops.optimizing import with_optimizer
-from traincast.what_if.ops.retyping.edit import with_autocast, with_weights
 from traincast.what_if.scene import Scene
 from traincast.workload.workload import Workload
 
@@ -40,6 +38,8 @@ def dtype(scene: Scene, value: Value) -> Scene:
             "fp8 needs modules that scale their operands, which a step of ops does not have; it is predicted for "
             "Transformers laid over GPUs by a layout: give bf16 here"
         )
+    from traincast.what_if.ops.retyping.edit import with_autocast, with_weights  # only this edit needs them
+
     if choice in _WEIGHTS:
         if scene.question.variant.mode == "inference" and scene.source != "capture":
             return scene.varied(dtype=choice.removesuffix("-weights"))
@@ -78,6 +78,8 @@ def optimizer(scene: Scene, value: Value) -> Scene:
             raise TraincastError(f"layouts have adam or none, not {choice}")
         return scene.laid_out(optimizer=choice)
     if scene.source == "capture" and choice != "none":
+        from traincast.what_if.ops.optimizing import with_optimizer  # only this edit needs it
+
         return scene.edited(f"optimizer={choice}", lambda step: with_optimizer(step, choice))
     return scene.varied(optimizer=choice)
 

@@ -140,6 +140,7 @@ class Wanted:
 def parse_edit(text: str) -> Wanted:
     """The edit that a text such as `batch-size=4096`, `speed:gemm=2` or `cuda-graph` names."""
     left, equals, value = text.strip().partition("=")
+    left = left.strip()
     name, _, target = left.partition(":")
     known = edits()
     if name not in known:

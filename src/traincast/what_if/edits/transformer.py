@@ -71,7 +71,7 @@ def sharding(scene: Scene, value: Value) -> Scene:
 def kernels(scene: Scene, value: Value) -> Scene:
     """Another way to launch."""
     choice = value.choice(LAUNCHES)
-    return replace(_laid(scene, kernels=choice), software=(*scene.software, f"kernels={choice}"))
+    return _laid(scene, kernels=choice)
 
 
 @edit("global-batch", "samples of a step, all GPUs together", takes="N", risk="accuracy: another batch")

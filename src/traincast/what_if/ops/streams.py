@@ -28,6 +28,7 @@ def _moved(program: Program, name: str, stream: int) -> Program:
     rows = Rewrite(program)
     taken = [signature.scalar("event") for signature in program.signatures]
     events = _Events(1 + max((event for event in taken if isinstance(event, int)), default=-1))
+    stays = all(op.stream == stream for op in rows.ops if op.signature.name == name)
     for op in rows.ops:
         if op.signature.name == name:
             op.stream = stream
@@ -42,6 +43,8 @@ def _moved(program: Program, name: str, stream: int) -> Program:
                 writer[rows.tensors[tensor]] = op
         scope.ops = ops
     events.record(rows)
+    if not events.of and stays:
+        return program
     if not events.of:
         raise TraincastError(f"{name} has nothing to wait for and nobody waits for it")
     return rows.build()
