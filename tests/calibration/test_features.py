@@ -11,7 +11,16 @@ from traincast.benching.plans import op, plan, spec
 from traincast.calibration.caches import FAR, Operand, by_level, operands
 from traincast.calibration.cpu_ops import cpu_ops
 from traincast.calibration.features import WORK, Caches, describe, family_of, kind_of, touched_bytes
-from traincast.calibration.samples import Sample, call_operands, parse_row, parse_signature, sample_row, signature_text
+from traincast.calibration.samples import (
+    Sample,
+    call_operands,
+    mean_visit,
+    parse_row,
+    parse_signature,
+    sample_row,
+    signature_text,
+    visits,
+)
 from traincast.errors import TraincastError
 from traincast.programs.dlrm.config import DlrmConfig
 from traincast.programs.dlrm.program import dlrm_workload
@@ -49,6 +58,18 @@ def test_a_product_is_its_flops_and_its_sizes():
     assert features.terms[6] == 2 * 64 * 32 * 16
     assert features.place[:3].tolist() == [6.0, 4.0, 5.0]
     assert features.place[3:5].tolist() == [0.0, 3.0], "the right operand is transposed"
+
+
+def test_few_columns_one_behind_the_other_are_a_kernel_of_their_own():
+    def place(columns, *, transposed):
+        signature = op(
+            "mm", [("self", spec(64, 32)), ("mat2", spec(32, columns, transposed=transposed))], [spec(64, 4)]
+        )
+        return describe(signature, (), CACHES).place[10:12].tolist()
+
+    assert place(2, transposed=True) == [2.0, 6.0], "no vector of four; three doublings short of a wide one"
+    assert place(4, transposed=True) == [0.0, 4.0] and place(4, transposed=False) == [0.0, 0.0]
+    assert place(32, transposed=True) == [0.0, 0.0], "many columns are packed"
 
 
 def test_every_kind_of_the_plan_has_terms_of_one_length():
@@ -145,6 +166,22 @@ def test_a_fifth_is_held_out():
         for one in held
     ]
     assert 0.13 < np.mean([sample.held_out for sample in samples]) < 0.27
+
+
+def test_what_was_measured_at_two_times_is_one_sample():
+    one, other = tasks(2)
+    first = Sample(
+        signature=one.signature, between=one.between, access="", wall=2e-3, busy=2e-3, reference_wall=1e-3,
+        reference_busy=1e-3, spread=0.02,
+    )  # fmt: skip
+    later = replace(first, wall=16e-3, reference_wall=2e-3, spread=0.04)
+    apart = [replace(first, signature=other.signature), replace(first, found=(1.0,)), replace(first, code_far=True)]
+    groups = visits([first, *apart, later])
+    assert groups == [[first, later], *([one] for one in apart)]
+    mean = mean_visit(groups[0])
+    assert mean.ratio("wall") == pytest.approx(4.0), "of 2 and 8"
+    assert mean.ratio("busy") == pytest.approx(2.0) and mean.spread == pytest.approx(0.03)
+    assert mean_visit([later]) is later
 
 
 def test_a_damaged_sample_is_one_line():

@@ -181,6 +181,15 @@ def test_what_is_measured_twice_says_how_far_measurements_lie_apart():
     assert sum(row.n for name, row in rows.items() if name.startswith("measured again")) == 15
 
 
+def test_two_visits_are_fitted_and_judged_by_their_mean():
+    """Noise of single visits that their mean has not."""
+    once = [replace(one, reference_busy=1e-3) for one in samples(250)]
+    visited = [replace(one, wall=factor * one.wall) for one in once for factor in (1.25, 0.8)]
+    rows, plain = ({row.group: row for row in fit_profile(some, IDENTITY, "wall")[1]} for some in (visited, once))
+    assert rows["gemm"].n == plain["gemm"].n
+    assert rows["gemm"].mape == pytest.approx(plain["gemm"].mape, rel=0.01)
+
+
 def test_samples_of_a_disturbed_machine_are_not_used():
     still = [replace(one, reference_wall=1e-3, reference_busy=1e-3, wall=true_seconds(one)) for one in samples(200)]
     disturbed = [replace(one, reference_busy=1.3e-3, reference_wall=1.3e-3, wall=3 * one.wall) for one in still[::3]]

@@ -44,7 +44,7 @@ _PAGE_BYTES, _WALKED_BYTES = 4096.0, 32768.0
 _ROUGH_CALL, _ROUGH_BYTE, _ROUGH_FLOP = 2e-6, 1e-10, 2e-11
 # how far apart states lie, in factors of two of a size: all bytes near or all far, code near or far, alone or inside
 _STATE, _CODE_STATE, _INSIDE = 4.0, 2.0, 2.0
-_LANES = 16  # numbers that a vectorised kernel works on at once
+_LANES, _LEAST_LANES = 16, 4  # numbers that a vectorised kernel works on at once, in its widest and narrowest vectors
 _RAGGED = 2.0  # how far a size that is no multiple of them lies from one that is, in factors of two of a size
 _ALIASES = {
     "clone": "copy", "_to_copy": "copy", "contiguous": "copy", "slice_backward": "copy", "cat": "cat", "stack": "cat",
@@ -158,8 +158,10 @@ def _gemm_work(signature: Signature) -> tuple[list[float], list[float]]:
     tiled = [2.0 * batch * _tiled(m, 8) * n * k, 2.0 * batch * m * _tiled(n, _LANES) * k]
     packed = [float(batch * m * k), float(batch * n * k), float(batch * m * n)]
     last = log2(max(_tiled(n, _LANES) / max(n, 1), 1.0))
-    ragged = [_RAGGED * (length % _LANES > 0) for length in (m, n, k)]
-    return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1)), *ragged]
+    ragged = [_RAGGED * (length % _LANES > 0) for length in (m, n, k)] + [_RAGGED * (n % _LEAST_LANES > 0)]
+    # columns that lie one behind the other are dot products where they are few, and packed where they are many
+    narrow = 2.0 * transposed[1] * max(log2(_LANES / max(n, 1)), 0.0)
+    return [flops, float(batch), *tiled, *packed], [*place, 4.0 * last, log2(max(batch, 1)), *ragged, narrow]
 
 
 def _tiled(size: int, tile: int) -> int:

@@ -17,7 +17,7 @@ from traincast.calibration.estimator import KindModel, fit_few, fit_kind, fit_te
 from traincast.calibration.exchanges import fit_exchanges, is_exchange
 from traincast.calibration.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
 from traincast.calibration.profile import Profile
-from traincast.calibration.samples import Sample, calm_samples, signature_text
+from traincast.calibration.samples import Sample, calm_samples, mean_visit, visits
 from traincast.calibration.step import HOST_EVENTS
 from traincast.calibration.waits import with_late
 from traincast.errors import TraincastError
@@ -31,6 +31,7 @@ _OWN = len(_OWN_TERMS)
 _CODE_TERMS = slice(4, 6)  # code from the L3 and from memory
 _MOST_CODE = (40e-6, 150e-6)  # seconds
 _FEWEST = 4  # samples of a kind
+_NONE: Mapping[str, KindModel] = {}
 STREAMING = ("elementwise", "reduction")
 """Families whose kinds share the price of a byte."""
 _DISTURBED = 0.25  # relative spread beyond which a sample says too little
@@ -62,14 +63,15 @@ def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -
     if len(ops) < 2 * _FEWEST:
         raise TraincastError(f"the store holds {len(ops)} steady samples; measure for longer with 'traincast bench'")
     reference = float(np.median([s.reference_busy if clock == "busy" else s.reference_wall for s in steady]))
-    alone = [s for s in ops if not s.found]
+    again = _repeated([s for s in ops if not s.found], clock)
+    ops = [mean_visit(several) for several in visits(ops)]
     kept, held = [s for s in ops if not s.held_out], [s for s in ops if s.held_out]
     caches = _best_caches([s for s in kept if not s.found], reference, clock)
     tried = _models(kept, caches, reference, clock)
     parts = {"": held, "alone: ": [s for s in held if not s.found], "in steps: ": [s for s in held if s.found]}
     errors = [row for where, some in parts.items() for row in _errors(tried, some, caches, reference, clock, where)]
-    errors += _repeated(alone, clock)
-    models = _few_models(ops, caches, reference, clock) | _models(ops, caches, reference, clock)
+    errors += again
+    models = _few_models(ops, caches, reference, clock) | _models(ops, caches, reference, clock, tried)
     exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
     jitter = _jitter(steps)
     exchanges = with_late(exchanges, together, reference, jitter)
@@ -100,11 +102,14 @@ def _by_kind(
     return kinds
 
 
-def _models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
+def _models(
+    samples: Sequence[Sample], caches: Caches, reference: float, clock: str, like: Mapping[str, KindModel] = _NONE
+) -> dict[str, KindModel]:
+    """A model of each kind; those of most of the samples (`like`) say where to search."""
     kinds = {k: p for k, p in _by_kind(samples, caches, reference, clock).items() if len(p) >= _FEWEST}
     streaming = {k: points for k, points in kinds.items() if points[0][0].family in STREAMING}
     shared = _together(streaming)
-    models = {kind: _fit(points, shared.get(kind)) for kind, points in kinds.items()}
+    models = {kind: _fit(points, shared.get(kind), like.get(kind)) for kind, points in kinds.items()}
     every = [point for points in (streaming or kinds).values() for point in points]
     terms = np.array([f.terms[:4] for f, _ in every])
     seconds = np.array([s for _, s in every])
@@ -116,13 +121,13 @@ def _models(samples: Sequence[Sample], caches: Caches, reference: float, clock: 
     return models
 
 
-def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None) -> KindModel:
+def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None, like: KindModel | None) -> KindModel:
     terms = np.array([features.terms for features, _ in points])
     places = np.array([features.place for features, _ in points])
     seconds = np.array([taken for _, taken in points])
     if coefficients is None:
         coefficients = fit_terms(terms, seconds, _most_prices(terms.shape[1]))
-    return fit_kind(terms, places, seconds, coefficients)
+    return fit_kind(terms, places, seconds, coefficients, like)
 
 
 def _few_models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
@@ -220,18 +225,14 @@ def _jitter(steps: Sequence[Sample]) -> float:
 
 
 def _repeated(samples: Sequence[Sample], clock: str) -> list[ErrorRow]:
-    """How far a second measurement of the same lies from the first: what no model can be better than."""
-    first: dict[tuple[object, ...], Sample] = {}
+    """How far a second measurement of the same lies from the first: noise of single ones, which no model foresees."""
     families: dict[str, list[tuple[float, float, str]]] = {}
-    for sample in samples:
-        assert sample.signature is not None
-        same = (signature_text(sample.signature), sample.between, sample.code_far, sample.access)
-        if same in first:
-            kind = kind_of(sample.signature)
-            families.setdefault(family_of(kind), []).append((first[same].ratio(clock), sample.ratio(clock), kind))
-        first.setdefault(same, sample)
+    for first, *others in visits(samples):
+        assert first.signature is not None
+        kind = kind_of(first.signature)
+        families.setdefault(family_of(kind), []).extend((first.ratio(clock), s.ratio(clock), kind) for s in others)
     rows = []
-    for family, pairs in sorted(families.items()):
+    for family, pairs in sorted((family, pairs) for family, pairs in families.items() if pairs):
         once, again, names = zip(*pairs, strict=True)
         rows.append(error_row("held out", f"measured again: {family}", once, again, names))
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -18,6 +18,7 @@ from traincast.workload.ops import Scalar, Signature, TensorSpec
 CALM = 1.12
 """A reference this many times as long as on the calm machine: neighbours slow what moves data far more than it."""
 _CALM_SHARE, _LEAST_CALM = 0.3, 0.5  # of samples: how many of the lowest references are calm; fewest that must remain
+_LEAST_SECONDS = 1e-9  # of a call: clocks may have taken more than it
 _FEWEST = 40  # samples that tell how fast the calm machine is
 FIFTHS = 5
 """Parts of the samples: one takes no part in the fit that is reported, or each in turn where there are few."""
@@ -85,6 +86,28 @@ def calm_samples(samples: Sequence[Sample]) -> list[Sample]:
     if calm.mean() < _LEAST_CALM:
         return list(samples)
     return [sample for sample, kept in zip(samples, calm, strict=True) if kept]
+
+
+def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Samples of the same op in the same state, measured at several times, side by side; the order is that of the first
+    of each."""
+    found: dict[tuple[object, ...], list[Sample]] = {}
+    for sample in samples:
+        text = signature_text(sample.signature) if sample.signature else ""
+        same = (text, sample.between, sample.code_far, sample.access, sample.found, sample.ranks)
+        found.setdefault(same, []).append(sample)
+    return list(found.values())
+
+
+def mean_visit(several: Sequence[Sample]) -> Sample:
+    """One sample out of several of the same: geometric means, so that its ratio to the reference is that of theirs."""
+    if len(several) == 1:
+        return several[0]
+    means = {
+        name: float(np.exp(np.mean(np.log([max(getattr(one, name), _LEAST_SECONDS) for one in several]))))
+        for name in ("wall", "busy", "reference_wall", "reference_busy")
+    }
+    return replace(several[0], **means, spread=float(np.mean([one.spread for one in several])))
 
 
 def call_operands(signature: Signature, access: str, between: int, *, code_far: bool = False) -> tuple[Operand, ...]:
