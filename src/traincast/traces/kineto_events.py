@@ -78,8 +78,14 @@ _FIELDS = msgspec.structs.fields(Arguments)
 
 
 def decode_batch(raw: bytes) -> list[Event]:
-    """The events of a JSON array, all of them as profilers write them."""
-    return _BATCH.decode(raw)
+    """The events of a JSON array, all of them as profilers write them; nan and inf, which some do, count as null."""
+    try:
+        return _BATCH.decode(raw)
+    except UNREADABLE:
+        repaired = _NOT_JSON.sub(rb"\1null", raw)
+        if repaired == raw:
+            raise
+    return _BATCH.decode(repaired)
 
 
 def decode_one(raw: bytes) -> Event:
