@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,7 +22,6 @@ from traincast.workload.ops import Phase
 from traincast.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from traincast.prediction.sizes import SizeAnswer
     from traincast.programs.dlrm.config import DlrmConfig
     from traincast.training.result import TrainingPrediction
 
@@ -60,25 +58,6 @@ def walked(scene: Scene, step: Workload, notes: list[str]) -> Prediction:
     said = (missing_units(question.variant.dtype, alone), *notes, platform.assumed if many else "")
     warnings = (*answer.warnings, *(note for note in said if note))
     return replace(answer, warnings=warnings) if len(warnings) > len(answer.warnings) else answer
-
-
-def predicted_sizes(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
-    """What `predicted` says of scenes that differ in batch size or sequence length only, all of one GPU and without a
-    data loader, and the samples of each step."""
-    from traincast.prediction.sizes import predict_sizes  # only sweeps need it
-
-    steps = [step_of(scene)[0] for scene in scenes]
-    first = scenes[0]
-    assert first.question.loader is None
-    answers = predict_sizes(
-        steps,
-        first.platform,
-        tf32=first.question.variant.dtype == "tf32",
-        host=first.question.host_profile(),
-        roofline_only=first.question.roofline_only,
-        op_speed=first.op_speed,
-    )
-    return [(answer, step.samples) for answer, step in zip(answers, steps, strict=True)]
 
 
 def step_of(scene: Scene) -> tuple[Workload, list[str]]:

@@ -9,9 +9,10 @@ from typing import Any
 
 from traincast.errors import TraincastError
 from traincast.prediction.result import Prediction
+from traincast.prediction.sizes import SizeAnswer, predict_sizes
 from traincast.what_if.edits.registry import applied, parse_edits
 from traincast.what_if.money import Cost, Prices, cost_of
-from traincast.what_if.predict import Answer, predicted, predicted_sizes
+from traincast.what_if.predict import Answer, predicted, step_of
 from traincast.what_if.result import fits, memory_bytes
 from traincast.what_if.scene import Scene
 from traincast.what_if.sweeps.grid import edits_at
@@ -81,7 +82,7 @@ def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     price = _prices(worker.sweep.prices, first)
     limit = first.platform.device.memory_bytes
     rows = []
-    for answer, samples in predicted_sizes(scenes):
+    for answer, samples in _predicted(scenes):
         cost = Cost(
             gpus=1, seconds=answer.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
             run_steps=None,
@@ -90,6 +91,22 @@ def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
         held = answer.peak_bytes
         rows.append(_row(cost, answer.interval, (answer.device_active, idle, 0.0), held, fits=held <= limit))
     return rows
+
+
+def _predicted(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
+    """What `predicted` says of scenes that differ in batch size or sequence length only, all of one GPU and without a
+    data loader, and the samples of each step."""
+    steps = [step_of(scene)[0] for scene in scenes]
+    first = scenes[0]
+    answers = predict_sizes(
+        steps,
+        first.platform,
+        tf32=first.question.variant.dtype == "tf32",
+        host=first.question.host_profile(),
+        roofline_only=first.question.roofline_only,
+        op_speed=first.op_speed,
+    )
+    return [(answer, step.samples) for answer, step in zip(answers, steps, strict=True)]
 
 
 def point_row(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:

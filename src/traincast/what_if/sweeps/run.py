@@ -43,6 +43,7 @@ def sweep(
     _check_files(out, image)
     where = Workers(processes=workers, ray=ray)
     began = monotonic()
+    scene.source  # noqa: B018 - reads what such steps are described with, once for all workers that are forked
     points = list(grid)
     settled = Sweep(scene=scene, names=grid.names, prices=prices or {})
     journal = None if out is None else Journal(out, _identity(settled, grid), len(points))
