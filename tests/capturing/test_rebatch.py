@@ -8,6 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from traincast.capturing import capture_distributed, capture_step
+from traincast.workload.program import peak_memory
 
 
 def test_scores_of_all_samples_against_all_grow_with_the_square_of_the_batch() -> None:
@@ -97,3 +98,62 @@ def test_ranks_with_a_length_that_no_polynomial_fits_leave_the_batch_size_free()
     assert "128 tokens only" in workload.contents()
     one, other = workload.programs
     assert one.columns is other.columns
+
+
+def test_fractions_may_change_with_the_batch_size() -> None:
+    def make_step(batch_size: int):
+        model, x = nn.Linear(8, 4).cuda(), torch.randn(batch_size, 8, device="cuda")
+        return lambda: model(x).sum().mul(100.0 / batch_size).backward()
+
+    workload = capture_step(make_step, batch_size=8, name="share").resized(batch_size=100)
+    assert not workload.programs[0].rigid and not workload.assumptions
+
+
+def test_a_batch_that_is_divided_can_be_used_at_multiples() -> None:
+    def make_step(batch_size: int):
+        model, x = nn.Linear(8, 4).cuda(), torch.randn(batch_size, 8, device="cuda")
+        return lambda: model(x).square().mean(1).topk(batch_size // 4)[0].mean().backward()
+
+    workload = capture_step(make_step, batch_size=16, name="hard")
+    assert "multiples of batch 16" in workload.assumptions[0]
+    shapes = [s.outputs[0].shape for s in workload.resized(batch_size=40).programs[0].signatures if "topk" in s.name]
+    assert shapes == [(10,)]
+
+
+def test_sizes_drawn_at_random_grow_with_the_batch_and_are_said() -> None:
+    def make_step(batch_size: int):
+        table = nn.EmbeddingBag(100, 8, mode="sum").cuda()
+
+        def step():
+            lengths = torch.randint(1, 8, (batch_size,))
+            starts = lengths.cumsum(0) - lengths
+            table(torch.randint(0, 100, (int(lengths.sum()),)).cuda(), starts.cuda()).sum().backward()
+
+        return step
+
+    workload = capture_step(make_step, batch_size=64, name="bags")
+    assert "sizes that differ from draw to draw are those drawn at batch 64" in workload.assumptions[0]
+    small, large = (_looked_up(workload.resized(batch_size=batch)) for batch in (64, 640))
+    assert 192 < small < 320 and large == 10 * small
+
+
+def _looked_up(workload) -> int:
+    found = next(s for s in workload.programs[0].signatures if s.name == "aten::_embedding_bag")
+    return found.inputs[1].shape[0]
+
+
+def test_samples_that_only_lie_there_are_no_part_of_what_must_agree() -> None:
+    def make_step(batch_size: int):
+        model, x = nn.Linear(8, 4).cuda(), torch.randn(batch_size, 8, device="cuda")
+        kept = [(torch.randn(8, device="cuda"), torch.randn(8)) for _ in range(3 * batch_size)]
+
+        def step():
+            assert kept
+            model(x).sum().backward()
+
+        return step
+
+    workload = capture_step(make_step, batch_size=8, name="replay")
+    assert not workload.programs[0].rigid
+    small, large = (peak_memory(workload.resized(batch_size=batch).programs[0]).peak_bytes for batch in (8, 108))
+    assert large - small >= 100 * (3 * 32 + 32)

@@ -12,7 +12,7 @@ from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawO
 from traincast.capturing.storages import StorageBook
 from traincast.errors import TraincastError
 from traincast.workload.builder import ProgramBuilder
-from traincast.workload.ops import Phase
+from traincast.workload.ops import Phase, StorageKind
 from traincast.workload.program import Program
 
 _ENGINE = "autograd::engine::evaluate_function: "
@@ -131,16 +131,24 @@ def _add_storages(builder: ProgramBuilder, book: StorageBook, place: Any) -> Non
     """Storages and tensors; `place` gives for each op seen the last op kept up to it."""
     number: dict[int, int] = {}
     used = {book.final(storage) for storage in book.tensor_storage}
+    aside = 0  # bytes that only lie there: samples kept one by one, as many as a batch has
     for info in book.recorded:
         # What lies on the host and no op touches is no part of the step: modules make such tensors when first imported.
         if info.merged_into is not None or (info.device != "cuda" and info.index not in used):
             continue
         # Host memory is not the device's: it takes no device bytes. Nor does what the step leaves on `meta`.
         held = info.device == "cuda" and not (info.hollow and info.index not in used)
+        if info.index not in used and not held:
+            continue
+        if info.index not in used and info.kind == StorageKind.INPUT and info.alloc < 0 and info.free is None:
+            aside += info.nbytes
+            continue
         number[info.index] = builder.storage(info.nbytes if held else 0, info.kind)
         alloc = -1 if info.alloc < 0 else int(place[info.alloc])
         free = None if info.free is None else max(int(place[info.free]) if info.free >= 0 else -1, alloc, 0)
         builder.set_lifetime(number[info.index], alloc, free)
+    if aside:
+        builder.storage(aside, StorageKind.INPUT)
     for storage in book.tensor_storage:
         builder.tensor(number[book.final(storage)])
 

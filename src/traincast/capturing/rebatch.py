@@ -21,17 +21,17 @@ def rebatched(
 
     They are those of one or more ranks that run the same ops, and share a template. In order: as a polynomial of both
     sizes, with the batch size squared, from the other sizes alone where the one asked for is special (a batch of 1, the
-    longest length there is), of the batch size alone. `shares` are sizes that were assumed; `note` hears what was taken
-    to hold. Without `lengths` the sequence length stays what it is.
+    longest length there is), of the batch size alone, at its multiples alone. `shares` are sizes that were
+    assumed; `note` hears what was taken to hold. Without `lengths` the sequence length stays what it is.
     """
     first = firsts[0]
     if first.seq_len and not lengths:
-        return _by_batch_alone(firsts, at, [], "", shares=shares)
+        return _by_batch_alone(firsts, at, [], "", note, shares=shares)
     sizes = capture_sizes(first.batch_size, first.seq_len, multiples=shares)
     try:
         others = [at(batch, length) for batch, length in sizes[1:]]
     except TraincastError as error:
-        return _by_batch_alone(firsts, at, [], str(error), shares=shares)
+        return _by_batch_alone(firsts, at, [], str(error), note, shares=shares)
     try:
         return _general([firsts, *others], shares=shares)
     except TraincastError as error:
@@ -44,7 +44,7 @@ def rebatched(
         found = _without_first(firsts, others, at, note, shares=shares)
     else:
         found = None
-    return found or _by_batch_alone(firsts, at, others, why, shares=shares)
+    return found or _by_batch_alone(firsts, at, others, why, note, shares=shares)
 
 
 def rigid(firsts: Sequence[Program], why: str) -> list[Program]:
@@ -52,9 +52,9 @@ def rigid(firsts: Sequence[Program], why: str) -> list[Program]:
     return [replace(program, rigid=why) for program in generalise_ranks([[program] for program in firsts])]
 
 
-def _general(captures: Sequence[Sequence[Program]], *, shares: bool) -> list[Program]:
+def _general(captures: Sequence[Sequence[Program]], *, shares: bool, drawn: bool = False) -> list[Program]:
     """From captures of all ranks at each size."""
-    return generalise_ranks([list(of_rank) for of_rank in zip(*captures, strict=True)], shares=shares)
+    return generalise_ranks([list(of_rank) for of_rank in zip(*captures, strict=True)], shares=shares, drawn=drawn)
 
 
 def _tried(
@@ -86,20 +86,44 @@ def _without_first(
 
 
 def _by_batch_alone(
-    firsts: Sequence[Program], at: At, others: Sequence[Sequence[Program]], why: str, *, shares: bool
-) -> list[Program]:
+    firsts: Sequence[Program], at: At, others: Sequence[Sequence[Program]], why: str, note: Callable[[str], None], *,
+    shares: bool,
+) -> list[Program]:  # fmt: skip
     """The programs at their sequence length, for any batch size; `why` they do not depend on both."""
     first = firsts[0]
-    if not first.seq_len:
-        return rigid(firsts, why)
     length, known = first.seq_len, {p[0].batch_size: p for p in others if p[0].seq_len == first.seq_len}
+    if not length:
+        return _by_multiples(firsts, at, why, note)
     batches = [batch for batch, _ in capture_sizes(first.batch_size, 0, multiples=shares)[1:]]
     try:
         alone = [firsts, *(known.get(batch) or at(batch, length) for batch in batches)]
     except TraincastError as error:
-        return rigid(firsts, why or str(error))
+        return _by_multiples(firsts, at, why or str(error), note)
     try:
         return _general(alone, shares=shares)
     except TraincastError as error:
         more = 2 * batches[-1] + first.batch_size
-        return _tried(alone, at, (more, length), shares=shares) or rigid(firsts, why or str(error))
+        found = _tried(alone, at, (more, length), shares=shares)
+        return found or _by_multiples(firsts, at, why or str(error), note)
+
+
+def _by_multiples(firsts: Sequence[Program], at: At, why: str, note: Callable[[str], None]) -> list[Program]:
+    """The programs at multiples of their batch size alone: code divides it (`batch // 4`), or draws sizes at random."""
+    batch, length = firsts[0].batch_size, firsts[0].seq_len
+    try:
+        captures = [firsts, at(2 * batch, length), at(3 * batch, length)]
+    except TraincastError as error:
+        return rigid(firsts, why or str(error))
+    taken = {
+        False: f"sizes are those of multiples of batch {batch}; at others, {why.partition(';')[0]}",
+        True: f"sizes that differ from draw to draw are those drawn at batch {batch}, and grow with it",
+    }
+    for drawn, text in taken.items():
+        try:
+            found = _general(captures, shares=True, drawn=drawn)
+        except TraincastError as error:
+            why = why or str(error)
+        else:
+            note(text)
+            return found
+    return rigid(firsts, why)

@@ -17,13 +17,14 @@ import numpy.typing as npt
 
 from traincast.arrays import BoolArray, IntArray
 from traincast.errors import TraincastError
-from traincast.workload.ops import Signature
+from traincast.workload.ops import Scalar, Signature
 from traincast.workload.program import Columns, Program
 from traincast.workload.sizes import MONOMIALS, SizeTable, monomials, rounded_up
 from traincast.workload.symbolic import with_size_indices
 
 _STRUCTURE = tuple(name for name in Columns.names() if name not in ("op_signature", "storage_bytes"))
 
+_DRAWN_NEAR, _DRAWN_SPREAD = 0.25, 2.0  # how far drawn sizes may lie from other captures: a share, and of counts
 _SQUARED = MONOMIALS.index("B^2")
 _PADDINGS = (8, 16, 32, 64, 128)  # what attention kernels round sequence lengths up to
 
@@ -57,10 +58,12 @@ def generalise(captures: Sequence[Program], *, shares: bool = False) -> Program:
     return generalise_ranks([captures], shares=shares)[0]
 
 
-def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False) -> list[Program]:
+def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False, drawn: bool = False) -> list[Program]:
     """One program per rank, from captures of every rank at the same sizes. They differ in nothing but sizes.
 
-    Sizes that are `shares` of others need not be whole at every batch size, those of nothing assumed must.
+    Sizes that are `shares` of others need not be whole at every batch size, those of nothing assumed must. Sizes that
+    are `drawn` at random (lengths of bags, sampled neighbours) follow no polynomial: they grow with the batch size from
+    what they are in the first capture, which the others must not be far from.
 
     The programs share their columns, names and signatures; each has a size table of its own. Captured at one size
     only, its sizes are constants.
@@ -74,7 +77,10 @@ def generalise_ranks(ranks: Sequence[Sequence[Program]], *, shares: bool = False
     _, where = np.unique(position, return_index=True)
     points = [(program.batch_size, program.seq_len) for program in ranks[0]]
     observed = [np.ascontiguousarray(rows[:, where].T) for rows in values]
-    tables = [_solve(o, points, shares=shares) if len(points) > 1 else SizeTable.constant(o[:, 0]) for o in observed]
+    tables = [
+        _solve(o, points, shares=shares, drawn=drawn) if len(points) > 1 else SizeTable.constant(o[:, 0])
+        for o in observed
+    ]
     template = _rebuild(first, tables[0], position)
     return [replace(template, sizes=table) for table in tables]
 
@@ -120,9 +126,20 @@ def _check_same_structure(first: Program, other: Program) -> None:
         )
     pairs = set(zip(first.columns.op_signature.tolist(), other.columns.op_signature.tolist(), strict=True))
     for a, b in pairs:
-        if first.forms[a][0] != other.forms[b][0]:
+        if first.forms[a][0] != other.forms[b][0] and _shape(first.forms[a][0]) != _shape(other.forms[b][0]):
             name = first.signatures[a].name
             raise TraincastError(f"op {name} changes its form between batch sizes; capture at one size only")
+
+
+def _shape(form: Signature) -> Signature:
+    """A form without its fractions, which cost nothing: `100 / batch`, a share that is drawn, a rate of learning."""
+    return replace(form, scalars=tuple([(name, _unfraction(value)) for name, value in form.scalars]))
+
+
+def _unfraction(value: Scalar) -> Scalar:
+    if isinstance(value, tuple):
+        return tuple([_unfraction(item) for item in value])
+    return 0.0 if type(value) is float else value
 
 
 def _all_sizes(program: Program) -> list[int]:
@@ -133,7 +150,7 @@ def _all_sizes(program: Program) -> list[int]:
     return flat
 
 
-def _solve(observed: IntArray, points: list[tuple[int, int]], *, shares: bool) -> SizeTable:
+def _solve(observed: IntArray, points: list[tuple[int, int]], *, shares: bool, drawn: bool) -> SizeTable:
     """The polynomial of each row of `observed` (one column per point), some of them in a padded sequence length.
 
     A batch size squared (scores of all samples against all) takes one capture more than the others.
@@ -151,6 +168,8 @@ def _solve(observed: IntArray, points: list[tuple[int, int]], *, shares: bool) -
         taken = left[again.good]
         fit.coefficients[taken], fit.denominator[taken] = again.coefficients[again.good], again.denominator[again.good]
         fit.good[taken], multiples[taken] = True, multiple
+    if drawn:
+        _take_drawn(fit, observed, points)
     if not fit.good.all():
         raise TraincastError(
             f"a size of this step is {observed[np.argmin(fit.good)].tolist()} at (batch, length) {points}, which no "
@@ -193,6 +212,17 @@ def _fit(observed: IntArray, points: list[tuple[int, int]], used: list[int], *, 
     if not shares:
         fit.good[:] &= _always_whole(fit)
     return fit
+
+
+def _take_drawn(fit: _Fit, observed: IntArray, points: list[tuple[int, int]]) -> None:
+    """Lets sizes that no polynomial gives grow with the batch size, where all captures are near that."""
+    batches = np.array([batch for batch, _ in points], dtype=np.float64)
+    left = np.flatnonzero(~fit.good)
+    first, others = observed[left, 0], observed[left, 1:].sum(axis=1) * batches[0] / batches[1:].sum()
+    near = np.abs(first - others) <= _DRAWN_NEAR * others + _DRAWN_SPREAD * np.sqrt(others)
+    rows = left[near]
+    fit.coefficients[rows], fit.denominator[rows], fit.good[rows] = 0, int(batches[0]), True
+    fit.coefficients[rows, MONOMIALS.index("B")] = observed[rows, 0]
 
 
 def _numerators(fit: _Fit, points: Iterable[tuple[int, int]]) -> npt.NDArray[np.object_]:
