@@ -185,7 +185,7 @@ def capture(
     of its elements), `padding`, `branch`, `item`, `lengths`, `distinct`, `experts`; a key may name its place,
     `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`. "FILE.py"
     without a function is a script, run as it is with its own `arguments` until its optimizer was called three times;
-    where they have `{batch_size}` (and `{seq_len}`), at several sizes.
+    where they have `{batch_size}` (and `{seq_len}`), at several sizes; with a number of `gpus`, rank by rank.
     """
     from traincast.capturing.from_file import capture_function
     from traincast.capturing.progress import heard_by

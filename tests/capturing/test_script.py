@@ -119,3 +119,52 @@ def test_a_loop_is_recorded_at_several_sizes() -> None:
 
     workload = traincast.record(train, batch_size=4)
     assert workload.name == "train" and products(workload.resized(batch_size=512)) == [(512, 8)]
+
+
+RANKS = """
+import argparse, os, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+def main(rank, size, args):
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    model = DistributedDataParallel(nn.Linear(8, 8).to(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.randn(args.batch, 8).to(rank)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int)
+    {start}
+"""
+STARTS = {
+    "torchrun": 'main(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), parser.parse_args())',
+    "spawn": "mp.spawn(main, args=(torch.cuda.device_count(), parser.parse_args()), nprocs=torch.cuda.device_count())",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_script_of_several_processes_is_captured_rank_by_rank(tmp_path: Path, start: str) -> None:
+    (tmp_path / "train.py").write_text(RANKS.replace("{start}", STARTS[start]))
+    arguments = ["--batch", "{batch_size}"]
+    workload = traincast.capture(str(tmp_path / "train.py"), batch_size=4, gpus=2, arguments=arguments)
+    assert workload.ranks == (0, 0)
+    assert names(workload).count("c10d::allreduce_") == 1
+    resized = workload.resized(batch_size=64).programs[0]
+    assert [s.outputs[0].shape for s in resized.signatures if s.name == "aten::addmm"] == [(64, 8)]
+
+
+def test_a_script_of_several_processes_says_how_many_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANKS.replace("{start}", "main(0, 2, parser.parse_args())"))
+    with pytest.raises(TraincastError, match=r"train.py:9: init_process_group needs other processes.*`gpus`"):
+        traincast.capture(str(tmp_path / "train.py"), batch_size=4, arguments=["--batch", "4"])
+    with pytest.raises(TraincastError, match="say how many with `gpus`"):
+        traincast.capture(str(tmp_path / "train.py"), batch_size=4, ranks=[0], arguments=["--batch", "4"])
+    (tmp_path / "train.py").write_text(RANKS.replace("{start}", "mp.spawn(main, args=(3, None), nprocs=3)"))
+    with pytest.raises(TraincastError, match="spawn starts 3 processes, but the capture has 2 GPUs"):
+        traincast.capture(str(tmp_path / "train.py"), batch_size=4, gpus=2)

@@ -20,6 +20,8 @@ from traincast.workload.generalise import same_structure
 from traincast.workload.program import Columns, Program
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
 
+One = Callable[[int, int, Place], Program]
+"""Captures one rank at a batch size and a sequence length."""
 MAX_WORLD_SIZE = 1 << 16  # a limit beyond any cluster
 _ROUNDS = 8  # of captures until ranks agree on the numbers that they send each other
 _AS_OWN = "the numbers that other ranks send here are taken to be those that this one sends"
@@ -47,19 +49,21 @@ def capture_distributed(
     Ranks with the same program share it. Programs that differ in sizes only share columns and signatures.
     """
     check_request(mode, batch_size, seq_len)
-    captured = _ranks_to_capture(world_size, ranks)
+    check_world(world_size, ranks)
     check_takes_ranks(make_step)
+
+    def one(batch: int, length: int, place: Place) -> Program:
+        build = with_sizes(partial(make_step, rank=place.rank, world_size=place.world_size), seq_len)
+        return capture_program(build, batch, length, mode, place, runs_on=runs_on)
+
     with assuming(assume or getattr(make_step, "assume", None)) as assumed, shared_forms():
-        capture = _Capture(make_step, world_size, batch_size, seq_len, mode, rebatch, runs_on)
-        programs, program_of = _distinct(capture.first(captured))
-        rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
-        programs = _generalised(programs, rank_of, capture)
-    run_by = [program_of[bisect_right(captured, rank) - 1] for rank in range(world_size)]
-    _check_left_out(programs, run_by, set(captured))
+        programs, run_by = capture_ranks(
+            one, world_size, (batch_size, seq_len or 0), ranks=ranks, why="" if rebatch else ONE_SIZE
+        )
     return Workload(
         name=name,
-        programs=tuple(programs),
-        ranks=tuple(run_by),
+        programs=programs,
+        ranks=run_by,
         mode=mode,
         synchronised=synchronised,
         framework_version=framework_version,
@@ -68,22 +72,30 @@ def capture_distributed(
     )
 
 
+def capture_ranks(
+    one: One, world_size: int, sizes: tuple[int, int], *, ranks: Sequence[int] | None = None, why: str = "",
+    lengths: bool = True,
+) -> tuple[tuple[Program, ...], tuple[int, ...]]:  # fmt: skip
+    """The distinct programs of all ranks, and which of them each rank runs.
+
+    `one` captures a rank at (batch size, sequence length), first at `sizes`. The programs keep these sizes if there is
+    a reason `why`; else they depend on both, or without `lengths` on the batch size.
+    """
+    captured = check_world(world_size, ranks)
+    capture = _Capture(one, world_size, sizes, why, lengths=lengths)
+    programs, program_of = _distinct(capture.first(captured))
+    rank_of = [captured[program_of.index(i)] for i in range(len(programs))]
+    programs = _generalised(programs, rank_of, capture)
+    run_by = [program_of[bisect_right(captured, rank) - 1] for rank in range(world_size)]
+    _check_left_out(programs, run_by, set(captured))
+    return tuple(programs), tuple(run_by)
+
+
 class _Capture:
     """Captures any rank, at the size asked for and at those it takes to re-batch it."""
 
-    def __init__(
-        self,
-        make_step: Callable[..., Step],
-        world_size: int,
-        batch: int,
-        seq_len: int | None,
-        mode: str,
-        rebatch: bool,
-        runs_on: str,
-    ) -> None:
-        self._runs_on = runs_on
-        self._make_step, self._world_size, self._seq_len, self._mode = make_step, world_size, seq_len, mode
-        self._asked, self._rebatch = (batch, seq_len or 0), rebatch
+    def __init__(self, one: One, world_size: int, asked: tuple[int, int], why: str, *, lengths: bool) -> None:
+        self._one, self._world_size, self._asked, self._why, self._lengths = one, world_size, asked, why, lengths
         self._ranks: Sequence[int] = ()
         self._known: dict[tuple[int, int], dict[int, Program]] = {}
         self._talk = False  # whether ranks give each other objects
@@ -96,13 +108,15 @@ class _Capture:
 
     def rebatched(self, programs: Sequence[Program], ranks: Sequence[int], *, shares: bool) -> list[Program]:
         """Programs of one structure made to depend on their sizes; each is that of one of these ranks."""
-        if not self._rebatch:
-            return rigid(programs, ONE_SIZE)
+        if self._why:
+            return rigid(programs, self._why)
 
         def at(batch: int, length: int) -> list[Program]:
             return [self._all(batch, length)[r] if self._talk else self._at(r, batch, length, Mail()) for r in ranks]
 
-        return rebatched(programs, at, shares=shares, note=lambda text: assumptions().used.setdefault(text))
+        return rebatched(
+            programs, at, shares=shares, note=lambda text: assumptions().used.setdefault(text), lengths=self._lengths
+        )
 
     def _all(self, batch: int, length: int) -> dict[int, Program]:
         """The programs of all ranks to capture; one that waits for an object of another is captured again after it."""
@@ -131,14 +145,12 @@ class _Capture:
         return self._known[batch, length]
 
     def _at(self, rank: int, batch: int, length: int, mail: Mail) -> Program:
-        build = with_sizes(partial(self._make_step, rank=rank, world_size=self._world_size), self._seq_len)
         with only_own_garbage():  # nor that of the ranks before
-            return capture_program(
-                build, batch, length, self._mode, Place(rank, self._world_size, mail), runs_on=self._runs_on
-            )
+            return self._one(batch, length, Place(rank, self._world_size, mail))
 
 
-def _ranks_to_capture(world_size: int, ranks: Sequence[int] | None) -> list[int]:
+def check_world(world_size: int, ranks: Sequence[int] | None) -> list[int]:
+    """The ranks to capture; refused where there are no such ones."""
     if not 1 <= world_size <= MAX_WORLD_SIZE:
         raise TraincastError(f"world size {world_size} is out of range; give a whole number from 1 to {MAX_WORLD_SIZE}")
     if ranks is None:

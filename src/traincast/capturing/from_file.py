@@ -14,7 +14,7 @@ from traincast.capturing.assumptions import Assume
 from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.precision import switches_kept
 from traincast.capturing.refusals import one_line, raised_line
-from traincast.capturing.script import capture_script
+from traincast.capturing.script import NO_GPUS, capture_script
 from traincast.capturing.step import capture_step
 from traincast.errors import TraincastError, shown, unknown
 from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
@@ -42,10 +42,10 @@ def capture_function(
     with these `arguments`; see `capture_step` for its contract, or
     with a number of `gpus`, of which `ranks` are captured, `capture_distributed`."""
     if isinstance(function, str) and function.endswith(".py"):
-        _one_process(gpus)
         return capture_script(
-            function, arguments, batch_size=batch_size, seq_len=seq_len or 0, name=name, assume=assume
-        )
+            function, arguments, batch_size=batch_size, seq_len=seq_len or 0, name=name, assume=assume, gpus=gpus,
+            ranks=ranks,
+        )  # fmt: skip
     try:
         with switches_kept(), _beside(function):
             return _capture(
@@ -57,11 +57,6 @@ def capture_function(
         raise TraincastError(
             f"{where}: the code to capture ends with sys.exit({shown(stop.code)}); remove it"
         ) from None
-
-
-def _one_process(gpus: int | None) -> None:
-    if gpus is not None:
-        raise TraincastError("a script is captured as one process; give FILE.py:FUNCTION for a step on several GPUs")
 
 
 @contextmanager
@@ -93,7 +88,7 @@ def _capture(
     if gpus is not None:
         return capture_distributed(make_step, world_size=gpus, ranks=ranks, name=name, **how)
     if ranks is not None:
-        raise TraincastError("ranks to capture are those of a step on several GPUs; say how many with `gpus`")
+        raise TraincastError(NO_GPUS)
     return capture_step(make_step, name=name, **how)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 import torch.distributed as dist
+import torch.multiprocessing
 
 from traincast.capturing.communication import Communication
 from traincast.capturing.ddp import install_ddp
@@ -70,6 +71,7 @@ def install_ranks(patches: Patches, recorder: Recorder, devices: DeviceMode, pla
     communication.install(patches)
     patches.set_everywhere(dist, "init_process_group", _already_there(place, communication))
     _backends_as_asked_for(patches, communication)
+    patches.set_everywhere(torch.multiprocessing, "spawn", _spawned(int(os.environ["LOCAL_RANK"])))
     place.mail.install(patches)
     patches.set_everywhere(dist, "is_nccl_available", lambda: True)
     patches.set(torch.cuda.nccl, "version", lambda: _NCCL)
@@ -162,6 +164,20 @@ def _backends_as_asked_for(patches: Patches, communication: Communication) -> No
 
     patches.set_everywhere(dist, "new_group", made)
     patches.set_everywhere(dist, "get_backend", answer)
+
+
+def _spawned(local_rank: int) -> Any:
+    """`torch.multiprocessing.spawn`, of which this process is one: it runs what that one would run."""
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **options: Any) -> None:
+        if nprocs != (node := int(os.environ["LOCAL_WORLD_SIZE"])):
+            raise TraincastError(
+                f"{user_line()}: spawn starts {nprocs} processes, but the capture has {node} GPUs on a node; start "
+                "torch.cuda.device_count() of them, or capture that many"
+            )
+        fn(local_rank, *args)
+
+    return spawn
 
 
 def _launched(place: Place) -> dict[str, str]:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from traincast.capturing.assumptions import Assume, assuming, assumptions
+from traincast.capturing.distributed import capture_ranks
 from traincast.capturing.forms import shared_forms
 from traincast.capturing.precision import switches_kept, tf32_arithmetic
 from traincast.capturing.progress import say
+from traincast.capturing.ranks import Place
 from traincast.capturing.rebatch import rebatched
 from traincast.capturing.step import check_request, only_own_garbage, with_sizes
 from traincast.capturing.watching import watching
@@ -28,6 +30,7 @@ _ONE_RUN = (
     f"recorded at one size only; write {BATCH_SIZE} among the script's own arguments where they have the batch size, "
     "and the script is run at several"
 )
+NO_GPUS = "ranks to capture are those of a step on several GPUs; say how many with `gpus`"
 _ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) runs a loop at several"
 _SAME = (
     "the step recorded is the same at batch sizes {} and {}, so the batch size does not reach it; make model and "
@@ -72,16 +75,17 @@ def record(
     check_request("training", batch_size, seq_len)
     train = with_sizes(loop, seq_len)
     named = name or str(getattr(loop, "__name__", "recorded"))
-    return _recorded(train, batch_size, seq_len or 0, named, assume, lengths=seq_len is not None)
+    return _Recorded(train, batch_size, seq_len or 0, lengths=seq_len is not None).workload(named, assume)
 
 
 def capture_script(
     file: str, arguments: Sequence[str], *, batch_size: int = 1, seq_len: int = 0, name: str | None = None,
-    assume: Assume | None = None,
+    assume: Assume | None = None, gpus: int | None = None, ranks: Sequence[int] | None = None,
 ) -> Workload:  # fmt: skip
     """Runs a script as `python FILE ARGUMENTS` until its optimizer has been called three times, and records the step
     between the last two. With `{batch_size}` (and `{seq_len}`) among the arguments it is run at several sizes, else at
-    the one that its arguments say. Give only your own files."""
+    the one that its arguments say. With a number of `gpus` it is run once for every rank, or for each of `ranks`, as
+    `torchrun` would start it; its batch size is that of one rank. Give only your own files."""
     path = Path(file)
     if not path.is_file():
         raise TraincastError(f"no file {file}; give a Python script, or FILE.py:FUNCTION")
@@ -96,56 +100,70 @@ def capture_script(
         with _as_main(path, told):
             runpy.run_path(str(path), run_name="__main__")
 
-    return _recorded(run, batch_size, seq_len, name or path.stem, assume, lengths=lengths, sized=sized)
+    recorded = _Recorded(run, batch_size, seq_len, lengths=lengths, sized=sized)
+    if gpus is None and ranks is not None:
+        raise TraincastError(NO_GPUS)
+    return recorded.workload(name or path.stem, assume, gpus, ranks)
 
 
-def _recorded(
-    loop: Loop, batch: int, length: int, name: str, assume: Assume | None, *, lengths: bool, sized: bool = True
-) -> Workload:
-    """The step of a loop, at several batch sizes where it is `sized`, and at several `lengths`."""
-    tf32: list[tuple[str, ...]] = []
+class _Recorded:
+    """The step of a loop on one GPU or on every rank of several, at several batch sizes where it is `sized`, and at
+    several `lengths`."""
 
-    def at(batch: int, length: int) -> Program:
-        say(f"batch {batch}{f', {length} tokens' if length else ''}")
-        program, allowed = _run(loop, batch, length)
-        tf32.append(allowed)
+    def __init__(self, loop: Loop, batch: int, length: int, *, lengths: bool, sized: bool = True) -> None:
+        self._loop, self._asked, self._lengths, self._sized = loop, (batch, length), lengths, sized
+        self._tf32: list[tuple[str, ...]] = []
+        self._first: Program | None = None  # of the first rank
+
+    def workload(
+        self, name: str, assume: Assume | None, gpus: int | None = None, ranks: Sequence[int] | None = None
+    ) -> Workload:
+        """Records; refused where another batch size changes nothing."""
+        with assuming(assume) as assumed, shared_forms():
+            try:
+                programs, run_by = self._programs(gpus, ranks)
+            except _Unchanged as same:
+                raise TraincastError(str(same)) from None
+        return Workload(name=name, programs=programs, ranks=run_by, tf32=self._tf32[0], assumptions=assumed.texts)
+
+    def _programs(self, gpus: int | None, ranks: Sequence[int] | None) -> tuple[tuple[Program, ...], tuple[int, ...]]:
+        """The distinct programs, and which of them each rank runs."""
+        why = "" if self._sized else _ONE_RUN
+        if gpus is None:
+            return (self._one_process(why),), (0,)
+        return capture_ranks(self._at, gpus, self._asked, ranks=ranks, why=why, lengths=self._lengths)
+
+    def _one_process(self, why: str) -> Program:
+        with only_own_garbage():
+            first, known = self._at(*self._asked), assumptions()
+            if why:
+                return replace(first, rigid=why)
+            return rebatched(
+                [first], lambda batch, length: [self._at(batch, length)], shares=bool(known.used),
+                note=lambda text: known.used.setdefault(text), lengths=self._lengths,
+            )[0]  # fmt: skip
+
+    def _at(self, batch: int, length: int, place: Place | None = None) -> Program:
+        say(f"batch {batch}{f', {length} tokens' if length else ''}{f', rank {place.rank}' if place else ''}")
+        program, allowed = _run(self._loop, batch, length, place)
+        self._tf32.append(allowed)
+        self._first = first = self._first or program
+        if batch != first.batch_size and program.signatures == first.signatures:
+            raise _Unchanged(_SAME.format(first.batch_size, batch))
         return program
 
-    with assuming(assume) as assumed, only_own_garbage(), shared_forms():
-        first = at(batch, length)
-        program = _resizable(first, at, lengths=lengths) if sized else replace(first, rigid=_ONE_RUN)
-        return replace(_workload(program, name, assumed.texts), tf32=tf32[0])
 
-
-def _run(loop: Loop, batch: int, length: int) -> tuple[Program, tuple[str, ...]]:
+def _run(loop: Loop, batch: int, length: int, place: Place | None) -> tuple[Program, tuple[str, ...]]:
     """One recorded step, and what its arithmetic may run in TF32; a loop that never mentions `cuda` is run once more,
     with that as its default device."""
     for default_cuda in (False, True):
         with switches_kept():
-            with watching(batch, length, default_cuda=default_cuda) as watch:
+            with watching(batch, length, default_cuda=default_cuda, place=place) as watch:
                 loop(batch, length)
             allowed = tf32_arithmetic()
         if not watch.without_cuda:
             break
     return watch.program, allowed
-
-
-def _resizable(first: Program, at: Callable[[int, int], Program], *, lengths: bool) -> Program:
-    """The program made to depend on its sizes; refused where another batch size changes nothing."""
-    known = assumptions()
-
-    def also(batch: int, length: int) -> list[Program]:
-        program = at(batch, length)
-        if batch != first.batch_size and program.signatures == first.signatures:
-            raise _Unchanged(_SAME.format(first.batch_size, batch))
-        return [program]
-
-    try:
-        return rebatched(
-            [first], also, shares=bool(known.used), note=lambda text: known.used.setdefault(text), lengths=lengths
-        )[0]
-    except _Unchanged as same:
-        raise TraincastError(str(same)) from None
 
 
 class _Unchanged(Exception):

@@ -17,10 +17,11 @@ script is then run at several sizes, and the workload can be predicted at any. W
 '--batch-size' only says which that is.
 
 A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
-with '--gpus N' from make_step(batch_size, *, rank, world_size), rank by rank in this one process. '--ranks 0' is
-enough when all ranks do the same. '--assume' states what a step reads from tensors (how full a mask is, which way a
-branch goes); it is kept with the workload and printed with every answer. Plain data parallelism needs no capture of
-its own: 'traincast predict OUT --gpus N'.
+with '--gpus N' from make_step(batch_size, *, rank, world_size), or from a script that torchrun starts or that spawns
+its processes itself, rank by rank in this one process; the batch size is that of one rank. '--ranks 0' is enough
+when all ranks do the same. '--assume' states what a step reads from tensors (how full a mask is, which way a branch
+goes); it is kept with the workload and printed with every answer. Plain data parallelism needs no capture of its own:
+'traincast predict OUT --gpus N'.
 """
 
 from __future__ import annotations
