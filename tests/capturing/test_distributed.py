@@ -375,7 +375,7 @@ def test_another_rank_than_the_given_one_is_refused():
 def test_a_collective_without_other_ranks_is_refused():
     dist.init_process_group("fake", rank=0, world_size=2, store=dist.HashStore())
     try:
-        with pytest.raises(TraincastError, match="capture_distributed"):
+        with pytest.raises(TraincastError, match="say how many GPUs"):
             capture_step(lambda batch: lambda: dist.all_reduce(zeros(batch)), batch_size=2, name="x")
         with pytest.raises(TraincastError, match="already has a process group"):
             capture_distributed(sharded, world_size=2, batch_size=2, name="x")

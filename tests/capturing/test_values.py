@@ -78,7 +78,7 @@ UNKNOWN = {
 
 
 def _spoilt(batch):
-    table = torch.zeros(batch, 3, device="cuda")
+    table = torch.zeros(batch, 3, dtype=torch.long, device="cuda")
     table[0] = torch.randn(3, device="cuda")
     return table
 

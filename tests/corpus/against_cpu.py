@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader
 
 from tests.capturing.oracle import Peak, differences, execution_trace, live_tensors, peak_bytes, profiled_peak
 from tests.corpus.setups import Setup
@@ -35,12 +36,20 @@ def as_on_a_gpu() -> Iterator[None]:
         library.impl("dropout", dropout, "CompositeImplicitAutograd", allow_override=True)
     optimizers: Any = import_module("torch.optim.optimizer")
     devices = optimizers._get_foreach_kernels_supported_devices
+    begin = DataLoader._get_iterator
+
+    def begun(self: Any) -> Any:
+        with torch.profiler.record_function(f"{_LOADER}.begin"):
+            return begin(self)
+
+    DataLoader._get_iterator = begun
     optimizers._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
     try:
         with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         optimizers._get_foreach_kernels_supported_devices = devices
+        DataLoader._get_iterator = begin
         library._destroy()
 
 

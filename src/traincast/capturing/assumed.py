@@ -85,9 +85,11 @@ def _unique_dim(stated: Assumptions, x: torch.Tensor, dim: int, *rest: bool) -> 
 
 def _bincount(stated: Assumptions, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> Any:
     experts = stated.experts(x.numel())
-    if experts is None:
+    if experts is None and not minlength:
         return None
-    return _empty(x, max(minlength, experts), dtype=torch.int64 if weights is None else weights.dtype)
+    if experts is None:
+        stated.take(f"numbers that are counted lie below minlength, {minlength}")
+    return _empty(x, max(minlength, experts or 0), dtype=torch.int64 if weights is None else weights.dtype)
 
 
 def _repeat_interleave(stated: Assumptions, repeats: torch.Tensor, *, output_size: int | None = None) -> Any:

@@ -122,6 +122,19 @@ class _StreamContext:
         self._inside.__exit__(*error)
 
 
+class _DeviceContext:
+    """`with torch.cuda.device(0):`, which chooses nothing here; a class, since PyTorch asks for its type."""
+
+    def __init__(self, *args: Any) -> None:
+        self.idx = 0
+
+    def __enter__(self) -> None:
+        """Nothing to choose."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Nothing to put back."""
+
+
 class Generator(torch._C.Generator):
     """A random generator of any device: numbers are never drawn."""
 
@@ -201,7 +214,7 @@ def _answers() -> dict[str, Callable[..., Any]]:
         "memory_summary": constant(""), "get_arch_list": lambda: ["sm_80"],
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "device": constant(nullcontext()), "device_of": constant(nullcontext()),
+        "device": _DeviceContext, "device_of": _DeviceContext,
     }  # fmt: skip
 
 

@@ -22,7 +22,8 @@ def install_data_loading(patches: Patches, book: StorageBook) -> None:
     def iterator(self: Any) -> Any:
         workers, self.__dict__["num_workers"] = self.num_workers, 0
         try:
-            made: Any = single(self)
+            with _RecordFunctionFast(UNRECORDED), book.paused():  # an epoch may begin inside the step
+                made: Any = single(self)
         finally:
             self.__dict__["num_workers"] = workers
         made._traincast_pins = self.pin_memory

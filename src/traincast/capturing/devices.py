@@ -9,6 +9,7 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._device import _device_constructors
 
 from traincast.capturing import table_batched
@@ -51,6 +52,15 @@ def _new(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor.new(*args, **kwargs)
 
 
+OLD_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+"""Classes that tensors once had, and their element types."""
+_TYPE_NAMES = {dtype: name for name, dtype in OLD_TYPES.items()}
+
+
 def _is_meta(device: Any) -> bool:
     return device is not None and str(device) == "meta"
 
@@ -76,6 +86,12 @@ def _array(stated: Assumptions, tensor: torch.Tensor) -> Any:
         return torch.tensor(listed, dtype=tensor.dtype).reshape(tensor.shape).numpy()
 
 
+def _zeros(tensor: torch.Tensor) -> Any:
+    """An array of the tensor's form; PyTorch has none of bfloat16."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype).numpy()
+
+
 class DeviceMode(TorchFunctionMode):
     """Moves `cuda` to tensors without data. With `default_cuda`, tensors without a device go there too."""
 
@@ -87,17 +103,18 @@ class DeviceMode(TorchFunctionMode):
         self.meta_is_hollow = True  # not where `cuda` is the default device, which PyTorch itself puts in
         tensor: Any = torch.Tensor
         self._special: dict[Any, Callable[..., Any]] = {
-            tensor.device.__get__: lambda t: self._device(t),
-            tensor.is_cuda.__get__: lambda t: self._device(t).type == "cuda",
-            tensor.is_cpu.__get__: lambda t: self._device(t).type == "cpu",
+            tensor.device.__get__: lambda t: self.place(t),
+            tensor.is_cuda.__get__: lambda t: self.place(t).type == "cuda",
+            tensor.is_cpu.__get__: lambda t: self.place(t).type == "cpu",
             tensor.is_meta.__get__: lambda t: False,
-            tensor.get_device: lambda t: self._device(t).index if self._device(t).type == "cuda" else -1,
+            tensor.get_device: lambda t: self.place(t).index if self.place(t).type == "cuda" else -1,
             tensor.to: self._to,
             tensor.cuda: self._cuda,
-            tensor.cpu: lambda t, memory_format=None: self._move(t, _CPU, memory_format=memory_format),
+            tensor.cpu: lambda t, memory_format=None: self.move(t, _CPU, memory_format=memory_format),
             tensor.pin_memory: lambda t, device=None: self._pin(t),
             tensor.is_pinned: lambda t, device=None: self.recorder.book.device_of(t) == "cpu:pinned",
             tensor.new: _new,
+            tensor.type: self._type,
             tensor.data.__set__: self._set_data,
             tensor.__setitem__: assign,
             torch.nn.functional.one_hot: self._one_hot,
@@ -163,7 +180,8 @@ class DeviceMode(TorchFunctionMode):
 
         return run
 
-    def _device(self, tensor: torch.Tensor) -> torch.device:
+    def place(self, tensor: torch.Tensor) -> torch.device:
+        """The device that a tensor would be on in a run with a GPU."""
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             return self.recorder.regions.device
         held = getattr(tensor, "_local_tensor", tensor)  # a DTensor is a shard in a wrapper
@@ -178,7 +196,7 @@ class DeviceMode(TorchFunctionMode):
         return wanted
 
     def _cuda(self, tensor: torch.Tensor, device: Any = None, **options: Any) -> torch.Tensor:
-        return self._move(tensor, _META, **options)
+        return self.move(tensor, _META, **options)
 
     def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """`tensor.to(...)` in all its forms."""
@@ -195,16 +213,16 @@ class DeviceMode(TorchFunctionMode):
         named.update(zip(("non_blocking", "copy"), rest, strict=False))
         other = named.pop("other", None)
         if other is not None:
-            named.update(device=self._device(other), dtype=other.dtype)
+            named.update(device=self.place(other), dtype=other.dtype)
         device = named.pop("device", None)
         named = {key: value for key, value in named.items() if value is not None}
         if device is None:
             return tensor.to(**named) if named else tensor
-        moved = self._move(tensor, self.real(device), **named)
+        moved = self.move(tensor, self.real(device), **named)
         made = _is_meta(device) and moved.untyped_storage()._cdata != tensor.untyped_storage()._cdata
         return self._hollow(moved) if made else moved
 
-    def _move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
+    def move(self, tensor: torch.Tensor, device: torch.device, **options: Any) -> torch.Tensor:
         """To `meta` (the GPU) or `cpu` (the host); a change of side is a copy, made without data."""
         options = {key: value for key, value in options.items() if value is not None}
         target = "cuda" if device == _META else "cpu"
@@ -223,11 +241,22 @@ class DeviceMode(TorchFunctionMode):
             self.recorder.execution.copy_target = None
         if copy.requires_grad:  # both sides are tensors without data, so autograd itself sees nothing to copy back
             back = _CPU if target == "cuda" else _META
-            copy.register_hook(lambda gradient: self._move(gradient, back))  # type: ignore[no-untyped-call]
+            copy.register_hook(lambda gradient: self.move(gradient, back))  # type: ignore[no-untyped-call]
         return copy
 
+    def _type(self, tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """The old way to ask for a type and to change it, with the device in its name."""
+        if dtype is None:
+            name = _TYPE_NAMES[tensor.dtype]
+            return f"torch.cuda.{name}" if self.place(tensor).type == "cuda" else f"torch.{name}"
+        if isinstance(dtype, torch.dtype):
+            return tensor.to(dtype, non_blocking=non_blocking)
+        words = dtype.split(".") if isinstance(dtype, str) else [*dtype.__module__.split("."), dtype.__name__]
+        wanted = OLD_TYPES[words[-1]] if words[-1] != "Tensor" else torch.get_default_dtype()
+        return self.move(tensor, _META if "cuda" in words else _CPU, dtype=wanted, non_blocking=non_blocking)
+
     def _one_hot(self, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        return one_hot(tensor, num_classes, _META if self._device(tensor).type == "cuda" else _CPU)
+        return one_hot(tensor, num_classes, _META if self.place(tensor).type == "cuda" else _CPU)
 
     def _set_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
         """`tensor.data = data`: a tensor without data takes over another one's form and place, not its values."""
@@ -245,7 +274,7 @@ class DeviceMode(TorchFunctionMode):
         if not tensor.is_meta:
             return ask(tensor, *args, **kwargs)
         if ask in _WHOLE:
-            tensor = self._move(tensor, _CPU)
+            tensor = self.move(tensor, _CPU)
         else:
             torch.ops.aten._local_scalar_dense(tensor)  # the device is asked, and waited for
         with torch._C._DisableTorchDispatch():
@@ -296,10 +325,13 @@ class DeviceMode(TorchFunctionMode):
             value = stated.decision()
         else:
             value = stated.number() if ask in (torch.Tensor.__index__, torch.Tensor.__int__) else None
+        if value is None and ask in _WHOLE and (tensor.dtype.is_floating_point or not self.recorder.book.recording):
+            stated.take("numbers read from tensors as lists and arrays are taken to be 0")
+            value = _zeros(tensor) if ask is torch.Tensor.numpy else _zeros(tensor).tolist()
         if value is None:
             raise refuse_values(*_WITH_VALUES[ask])
         if self.recorder.book.device_of(tensor) == "cuda":
-            self._move(tensor.detach(), _CPU)
+            self.move(tensor.detach(), _CPU)
         return value
 
     def _format(self, tensor: torch.Tensor, form: str) -> str:
@@ -309,7 +341,7 @@ class DeviceMode(TorchFunctionMode):
 
     def _repr(self, tensor: torch.Tensor, *, tensor_contents: Any = None) -> str:
         if tensor.dim() == 0 and tensor.is_meta:
-            return f"tensor({self._number(torch.Tensor.item, tensor.detach())}, device='{self._device(tensor)}')"
+            return f"tensor({self._number(torch.Tensor.item, tensor.detach())}, device='{self.place(tensor)}')"
         return str(_text(tensor))
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -325,11 +357,15 @@ class DeviceMode(TorchFunctionMode):
         """Tensors from Python data are made on the host, then copied."""
 
         def make(data: Any, *args: Any, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+            default = None if isinstance(data, torch.Tensor) else _device.CURRENT_DEVICE
+            if default is not None:
+                kwargs["device"] = _CPU  # a default device would lose the data
             made = original(data, *args, **kwargs)
+            device = default if device is None else device
             if device is not None:
-                made = self._move(made, self.real(device))
+                made = self.move(made, self.real(device))
             elif self.default_cuda and not isinstance(data, torch.Tensor):
-                made = self._move(made, _META)
+                made = self.move(made, _META)
             return made.requires_grad_() if requires_grad else made
 
         return make

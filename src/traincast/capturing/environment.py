@@ -17,6 +17,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
+from traincast.capturing.stand_ins import install_stand_ins
 from traincast.errors import TraincastError
 
 
@@ -29,6 +30,7 @@ def environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, ru
     recorder.regions.compiled.install(patches)
     _refuse_profiling(patches)
     _devices_by_number(patches)
+    install_stand_ins(patches, devices, alone=recorder.communication is None)
     _without_values(patches)
     _follow_resizes(patches, recorder)
     _parameters_without_data(patches, recorder)

@@ -86,6 +86,8 @@ class Execution:
         if tensor.dtype.is_floating_point:
             return 0.0
         if tensor.dtype is torch.bool:
+            if torch.is_anomaly_enabled() and torch._C._current_autograd_node() is not None:
+                return False  # the autograd engine asks whether gradients are broken
             decided = assumptions().decision()
             if decided is None and not self.number_asked:
                 raise refuse_values("a decision on a tensor", f"use torch.where, or state it: {BRANCH}")

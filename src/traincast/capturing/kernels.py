@@ -105,6 +105,18 @@ def _add_(self: torch.Tensor, other: Any, *, alpha: Any = 1) -> torch.Tensor:
     return result
 
 
+def _sparse_product(op: Any, *, added: bool = False) -> Callable[..., Any]:
+    """A product with a sparse matrix, which is dense; PyTorch's own answer where both are dense."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        left, right = args[added : added + 2]
+        if left.layout is torch.strided:
+            return op(*args, **kwargs)
+        return right.new_empty(left.shape[0], right.shape[1])
+
+    return made
+
+
 def _sparse_mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return _clone(mask)
 
@@ -237,6 +249,9 @@ WITHOUT_META: dict[Any, Callable[..., Any]] = {
     aten.batch_norm_backward_elemt.default: _normalised_backward,
     aten.add_.Tensor: _add_,
     aten.sparse_mask.default: _sparse_mask,
+    aten.mm.default: _sparse_product(aten.mm.default),
+    aten.addmm.default: _sparse_product(aten.addmm.default, added=True),
+    aten._sparse_addmm.default: _sparse_product(aten._sparse_addmm.default, added=True),
     aten.index_put_.default: _first,
     aten._index_put_impl_.default: _first,
     aten._amp_foreach_non_finite_check_and_unscale_.default: _nothing,

@@ -14,7 +14,7 @@ from traincast.capturing.arguments import Arguments, bind, scalar_arguments, ten
 from traincast.capturing.collectives import Collective, written
 from traincast.capturing.execution import Execution
 from traincast.capturing.kernels import LOGITS_NODE, WRITTEN_IN_LOGITS, WRITTEN_IN_PLACE, take_over
-from traincast.capturing.refusals import user_line
+from traincast.capturing.refusals import OTHER_PROCESSES, user_line
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
 from traincast.capturing.traits import traits
@@ -29,6 +29,7 @@ UNRECORDED = "traincast.unrecorded"  # around what is no part of the step
 _STAND_IN = ("traincast_fbgemm::", "traincast_zoo_fbgemm::")  # FBGEMM may be loaded beside them
 _SILENT = ("profiler", "prim")
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_broadcast: Any = torch.broadcast_shapes
 _ADD, _CLONE = torch.ops.aten.add.Tensor, torch.ops.aten.clone.default
 
 
@@ -96,12 +97,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._communication(func).run(func, args, kwargs)
             if func in WRITTEN_IN_PLACE and self._in_backward_formula():
                 func = WRITTEN_IN_PLACE[func]
-            elif func in WRITTEN_IN_LOGITS and self._in_node(LOGITS_NODE):
+            elif func in WRITTEN_IN_LOGITS and self._in_node(LOGITS_NODE) and _holds(args[0], args[1]):
                 func = WRITTEN_IN_LOGITS[func]
             elif func is _CLONE and args[0].layout is torch.sparse_coo and self._in_backward_formula():
                 func, args, kwargs = take_over(args[0])
-            if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE):
-                with self:  # outside inference mode, autograd's kernels have taken composites apart before
+            if traits(func).composite or (
+                torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(_COMPOSITE)
+            ):
+                with self:  # else autograd's kernels have taken them apart: not those of tensors of inference mode
                     return func.decompose(*args, **kwargs)
             if not self.book.recording:
                 return self.execution.run(func, args, kwargs)[0]
@@ -150,7 +153,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _communication(self, func: Any) -> OtherRanks:
         if self.communication is None:
-            raise TraincastError(f"{user_line()}: {func} needs other ranks; capture the step with capture_distributed")
+            raise TraincastError(f"{user_line()}: {func} {OTHER_PROCESSES}")
         return self.communication
 
     def _recorded(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -250,6 +253,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _in_backward_formula(self) -> bool:
         """Whether PyTorch's own backward code is running, and no Python code of a hook or custom function."""
         return torch._C._current_autograd_node() is not None and self.regions.called_by_engine()
+
+
+def _holds(target: torch.Tensor, other: Any) -> bool:
+    """Whether a result of two tensors fits into the first; a weight of one class is smaller than what it weighs."""
+    return not isinstance(other, torch.Tensor) or _broadcast(target.shape, other.shape) == target.shape
 
 
 def stood_for(name: str) -> str:

@@ -25,6 +25,9 @@ _NOT_THE_USER = (
 MASK, BRANCH, ITEM = "`assume` mask=SHARE", "`assume` branch=true|false", "`assume` item=NUMBER"
 """What a user can state instead of values; the same words are keys of `assume` in Python."""
 
+OTHER_PROCESSES = "needs other processes; say how many GPUs there are with `gpus`"
+"""For code of several ranks that is captured as if it were one process."""
+
 
 def user_line() -> str:
     """`FILE:LINE` of the innermost running frame that is neither torch's nor ours."""

@@ -42,6 +42,7 @@ class Regions:
         self._stack: list[tuple[str, bool]] = []  # path, whether a loss
         self._backward = 0
         self._after_backward = False
+        self._afterwards: list[Callable[[], None]] = []
         self._model_done = False
 
     @property
@@ -68,6 +69,13 @@ class Regions:
     def note_buckets(self, buckets: list[torch.Tensor]) -> None:
         """Flat gradients of one data-parallel module."""
         self.buckets.extend(weakref.ref(bucket) for bucket in buckets)
+
+    def outside_backward(self, action: Callable[[], None]) -> None:
+        """Runs the action now, or when the backward pass that is running has ended."""
+        if self._backward:
+            self._afterwards.append(action)
+        else:
+            action()
 
     def new_stream(self) -> int:
         """The number of a new stream; 0 is the default one."""
@@ -114,6 +122,8 @@ class Regions:
             if self.on_backward_end is not None and not self._backward:
                 self.on_backward_end()
             self._after_backward = True
+            while self._afterwards and not self._backward:
+                self._afterwards.pop(0)()
 
     def _note_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.compiled.close()

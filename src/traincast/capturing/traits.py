@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
+_COMPOSITE, _META = torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Meta
+_ASKS = "aten::item"  # without data PyTorch has a refusal for it
 _known: dict[int, Traits] = {}  # by id of the op, which is held
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Traits:
     """`parameters` are (name, whether it is given by name alone, default); `written` the positions of those that the op
-    writes into; `fresh` says that results are no views of arguments, as far as the schema tells."""
+    writes into; `fresh` says that results are no views of arguments, as far as the schema tells; `composite` that the
+    op is only made of others."""
 
     func: Any
     name: str
@@ -25,6 +28,7 @@ class Traits:
     view: bool
     random: bool
     fresh: bool
+    composite: bool
 
 
 def traits(func: Any) -> Traits:
@@ -50,4 +54,13 @@ def _asked(func: Any) -> Traits:
         view=func.is_view,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         fresh=not (aliases or schema.is_mutable or func.is_view),
+        composite=_composite(func, schema.name),
     )
+
+
+def _composite(func: Any, name: str) -> bool:
+    """Whether there is nothing but the op's parts; ops of the interpreter (`prim::device`) are not PyTorch's own."""
+    if not torch._C._dispatch_has_kernel(func.name()):
+        return False
+    parts = func.has_kernel_for_dispatch_key(_COMPOSITE)
+    return bool(parts and (name == _ASKS or not func.has_kernel_for_dispatch_key(_META)))

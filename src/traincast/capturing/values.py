@@ -62,7 +62,7 @@ class Values:
         if info is None or info.values is None:
             return None
         form = (info.values, tensor.storage_offset(), tensor.shape, tensor.stride())
-        return torch.empty(0, dtype=tensor.dtype).set_(*form)
+        return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(*form)
 
     def known(self, tensor: torch.Tensor) -> bool:
         """Whether the values of a tensor are known."""
@@ -175,8 +175,8 @@ class Values:
 
         return tree_map_only(torch.Tensor, emptied, computed)
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op on the values alone; None where the host cannot do it."""
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, nothing: Any = None) -> Any:
+        """The op on the values alone, `nothing` if it gives no result; None where the host cannot do it."""
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         if "pin_memory" in kwargs:
@@ -186,9 +186,14 @@ class Values:
         like = func._schema.name in _MADE_LIKE
         args, kwargs = tree_map_only(torch.Tensor, _form if like else self.of, (args, kwargs))
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return nothing if result is None else result
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError):
             return None
+
+    def _done(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an op could be done to the values; some (`_foreach_add_`) give nothing back."""
+        return self.run(func, args, kwargs, nothing=True) is not None
 
     def _drawing(self, func: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The same draw, from our generator."""
@@ -212,7 +217,7 @@ class Values:
             infos[0].values = infos[0].values or _room(infos[0].nbytes)
         if not any(info.values is not None for info in infos) and all(t.is_meta for t in written):
             return
-        if self._computable(func, tensors) and self.run(func, args, kwargs) is not None:
+        if self._computable(func, tensors) and self._done(func, args, kwargs):
             return
         for info in infos:
             info.values = None

@@ -15,6 +15,7 @@ from traincast.capturing.devices import DeviceMode
 from traincast.capturing.environment import environment
 from traincast.capturing.kinds import Kinds
 from traincast.capturing.patches import Patches
+from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.step import host_profiler, no_collection, one_line_errors
@@ -80,9 +81,9 @@ class Watch:
             return
         self._calls += 1
         if self._calls == _WARM:
-            self._begin()
+            self.regions.outside_backward(self._begin)  # an optimizer may step in hooks of its parameters
         elif self._calls == _WARM + 1:
-            self._end()
+            self.regions.outside_backward(self._end)
 
     def _begin(self) -> None:
         if not self.devices.uses_cuda:
@@ -109,13 +110,15 @@ class Watch:
 
 
 @contextmanager
-def watching(batch: int, length: int, *, default_cuda: bool) -> Iterator[Watch]:
-    """Records a step of the loop that runs inside, which ends with it."""
+def watching(batch: int, length: int, *, default_cuda: bool, place: Place | None = None) -> Iterator[Watch]:
+    """Records a step of the loop that runs inside, which ends with it; `place` is its rank where there are several."""
     regions = Regions(training=True)
     recorder = Recorder(regions)
     devices = DeviceMode(recorder, default_cuda=default_cuda)
     watch = Watch(recorder, devices, regions, batch, length)
     with Patches() as patches:
+        if place is not None:
+            install_ranks(patches, recorder, devices, place)
         environment(patches, recorder, devices)
         watch.install(patches)
         patches.enter_context(one_line_errors())
