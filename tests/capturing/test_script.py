@@ -168,3 +168,22 @@ def test_a_script_of_several_processes_says_how_many_it_needs(tmp_path: Path) ->
     (tmp_path / "train.py").write_text(RANKS.replace("{start}", "mp.spawn(main, args=(3, None), nprocs=3)"))
     with pytest.raises(TraincastError, match="spawn starts 3 processes, but the capture has 2 GPUs"):
         traincast.capture(str(tmp_path / "train.py"), batch_size=4, gpus=2)
+
+
+GRAPH = """
+import torch
+from torch import nn
+model, x = nn.Linear(8, 8).cuda(), torch.randn(4, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+graph = torch.cuda.CUDAGraph()
+"""
+
+
+def test_a_script_that_warms_up_for_a_graph_says_that_the_step_has_none(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GRAPH)
+    workload = traincast.capture(str(tmp_path / "train.py"), batch_size=4)
+    assert "recorded is a step before them" in workload.assumptions[-1]

@@ -13,7 +13,7 @@ from tests.corpus.setups import SETUPS, Setup
 from tests.corpus.torchvision_ops import define_missing
 from traincast.errors import TraincastError
 
-MODULES = ("hugging_face", "vision", "recommenders", "loops", "ranks")
+MODULES = ("hugging_face", "vision", "recommenders", "loops", "habits", "ranks")
 
 
 def load() -> dict[str, Setup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,11 @@ _ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) 
 _SAME = (
     "the step recorded is the same at batch sizes {} and {}, so the batch size does not reach it; make model and "
     "inputs depend on it"
+)
+_GRAPHS = re.compile(r"\b(CUDAGraph|make_graphed_callables|cuda\.graph)\(")
+_NO_GRAPHS = (
+    "the script makes CUDA graphs, which cannot be captured: recorded is a step before them, whose kernels the host "
+    "launches one by one (`traincast whatif --apply cuda-graph` predicts it with a graph)"
 )
 Loop = Callable[[int, int], object]
 
@@ -103,7 +109,9 @@ def capture_script(
     recorded = _Recorded(run, batch_size, seq_len, lengths=lengths, sized=sized)
     if gpus is None and ranks is not None:
         raise TraincastError(NO_GPUS)
-    return recorded.workload(name or path.stem, assume, gpus, ranks)
+    workload = recorded.workload(name or path.stem, assume, gpus, ranks)
+    graphs = _GRAPHS.search(path.read_text(encoding="utf-8", errors="replace"))
+    return replace(workload, assumptions=(*workload.assumptions, _NO_GRAPHS)) if graphs else workload
 
 
 class _Recorded:
