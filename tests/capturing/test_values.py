@@ -137,7 +137,7 @@ def test_batches_of_a_loader_keep_their_values_pinned_or_not(pins):
 
 def test_memory_that_nothing_was_written_to_has_no_values():
     with pytest.raises(TraincastError, match="needs the values of a tensor"):
-        seen(lambda batch: torch.empty_like(torch.ones(batch, device="cuda")).tolist())
+        seen(lambda batch: torch.empty_like(torch.ones(batch, dtype=torch.long, device="cuda")).tolist())
 
 
 def test_what_distributions_check_is_taken_to_be_valid():
