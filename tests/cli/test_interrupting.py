@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -87,6 +88,25 @@ def test_a_signal_in_the_clean_up_of_an_object_is_raised_after_it(number, capsys
 
     assert signals.exit_code == 128 + number
     assert capsys.readouterr().err == ""
+
+
+def test_a_signal_that_comes_again_before_the_clean_up_has_ended_is_not_lost(monkeypatch):
+    class Dying:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    start = threading.Thread.start
+
+    def slowly(thread):
+        start(thread)
+        time.sleep(0.1)  # a busy machine: meanwhile the signal has come again
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    with signals_as_exceptions() as signals:
+        signals.begin()
+        Dying()
+        with pytest.raises(Terminated):
+            time.sleep(60)
 
 
 def test_other_exceptions_in_the_clean_up_of_an_object_are_said(capsys):

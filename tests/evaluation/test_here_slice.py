@@ -75,7 +75,7 @@ def test_a_little_of_everything_measured_here_tells_how_long_this_machines_steps
     monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path))
     monkeypatch.setattr(here, "one_process_trials", lambda **_: SLICE)
     monkeypatch.setattr(here, "two_rank_trials", lambda **_: [])
-    monkeypatch.setattr(question, "_plan", lambda _, seed: islice(plan(seed), 60))
+    monkeypatch.setattr(question, "_plan", lambda _, seed: islice(plan(seed), 40))
     for most, number in {"_MOST_STEPS": 3, "_MOST_COPIES": 3, "_MOST_EXCHANGES": 3}.items():
         monkeypatch.setattr(parts, most, number)
     monkeypatch.setattr(parts, "_TOGETHER_SECONDS", 0.09 * 24 * 3600)  # one of those steps on two ranks

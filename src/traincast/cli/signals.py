@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -32,6 +33,7 @@ class Signals:
     def __init__(self) -> None:
         self._first = 0
         self._begun = self._settled = False
+        self._dropped = self._dropping = False
 
     @property
     def exit_code(self) -> int | None:
@@ -53,24 +55,27 @@ class Signals:
         if self._settled:
             return
         self._first = self._first or number
-        if self._begun:
+        if self._begun and not self._dropping:
+            self._dropped = False
             self._raise(number)
 
     def unraised(self, what: UnraisableHookArgs) -> None:
         """Sends a signal again that was raised where Python drops exceptions: in a weak reference's callback or in the
         clean-up of an object."""
         if isinstance(what.exc_value, KeyboardInterrupt | Terminated):
-            again = threading.Timer(_AGAIN, self._send_again)
-            again.daemon = True
-            again.start()
+            self._dropped = self._dropping = True  # until this ends, what is raised would be dropped as well
+            threading.Thread(target=self._send_again, daemon=True).start()
+            self._dropping = False
         else:
             sys.__unraisablehook__(what)
 
     def _send_again(self) -> None:
-        """Sends the first signal to the main thread, which it wakes from whatever it waits for."""
+        """Sends the first signal to the main thread, which it wakes from whatever it waits for, until it is raised."""
         main = threading.main_thread().ident
-        if main is not None and not self._settled:
+        time.sleep(_AGAIN)
+        while main is not None and self._dropped and not self._settled:
             signal.pthread_kill(main, self._first)
+            time.sleep(_AGAIN)
 
     @staticmethod
     def _raise(number: int) -> NoReturn:
