@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ DDP_OPTIONS: dict[str, dict[str, Any]] = {
     "static": {"static_graph": True},
     "static with a spare layer": {"static_graph": True, "spare": True},
 }
+_KNOWN = {*signature(DistributedDataParallel).parameters, "spare"}  # 2.12 has no option for buffers
+DDP_OPTIONS = {name: options for name, options in DDP_OPTIONS.items() if options.keys() <= _KNOWN}
 
 
 class Net(nn.Module):

@@ -48,7 +48,10 @@ def test_the_lists_name_every_op_that_cuda_casts():
         autocast.BANNED,
     }  # fmt: skip
     assert {name for name in ours - registered if hasattr(torch.ops.aten, name)} == set()
-    assert registered - ours <= {"cudnn_convolution", "cudnn_convolution_transpose", *autocast.RECURRENT}
+    by_name_of_dimension = {name for name in registered if "imname" in name or ".names_" in name}  # until 2.12
+    assert registered - ours - by_name_of_dimension <= {
+        "cudnn_convolution", "cudnn_convolution_transpose", *autocast.RECURRENT,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -400,7 +400,10 @@ def gat(batch: int, device: str = "cuda") -> Any:
     return _graph("GATConv", batch, device)
 
 
-@setup("Lightning Trainer", "training loop", batch=8, needs=("lightning",))
+@setup(
+    "Lightning Trainer", "training loop", batch=8, needs=("lightning",),
+    beside="a CPU's autocast computes all of cross_entropy in float32, and a CPU holds the data set too",
+)  # fmt: skip
 def lightning(batch: int, device: str = "cuda") -> Any:
     import lightning as L
 
