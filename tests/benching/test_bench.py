@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 
 import pytest
 
 from tests.benching.test_measure import TINY
 from traincast.api import bench, fit_store, measure, predict_here, self_check
+from traincast.benching.bench import bench as run
 from traincast.benching.bench import measure_task, task_key
 from traincast.benching.calls import OpCall, find_op
 from traincast.benching.opening import open_device
+from traincast.benching.parts import AGAIN, measure_host
 from traincast.benching.plans import KINDS, Task, plan
 from traincast.benching.signatures import op, spec
+from traincast.benching.small_steps import small_steps
+from traincast.benching.store import Store
 from traincast.benching.timing import Reference
 from traincast.calibration.features import kind_of
+from traincast.calibration.samples import visits
 from traincast.cli.main import main
 from traincast.errors import TraincastError
-from traincast.questions.bench import parse_budget
+from traincast.questions.bench import _measured_before, parse_budget
 from traincast.workload.ops import Signature
 
 
@@ -72,6 +78,56 @@ def test_a_sample_holds_one_call_by_two_clocks():
     task = Task(op("relu", [("self", spec(1 << 22))], [spec(1 << 22)]), between=0)  # milliseconds
     sample = measure_task(device, Reference(device), task)
     assert sample.busy > 0 and sample.wall > 0 and sample.reference_busy > 0
+
+
+def test_what_timing_itself_takes_is_found_once_a_run():
+    device = open_device("cpu")
+    reference = Reference(device)
+    first = reference.nothing
+    measure_task(device, reference, next(plan(0, ("relu",))))
+    assert reference.nothing is first and first.wall >= 0
+
+
+def test_a_second_turn_takes_what_the_first_has_measured(tmp_path):
+    device = open_device("cpu")
+    store = Store(tmp_path / "store", device.identity())
+    assert run(device, store, islice(plan(0, ("relu", "tanh")), 3)) == 3
+    assert run(device, store, _measured_before(store, plan(0, ("relu", "tanh"))), turn=AGAIN) == 3
+    assert len(store) == 6
+    assert [len(several) for several in visits(list(store.samples()))] == [2, 2, 2]
+    assert run(device, store, _measured_before(store, plan(0, ("relu", "tanh"))), turn=AGAIN) == 0
+
+
+def test_products_are_seldom_measured_again():
+    tasks = list(islice(plan(0, ("gemm", "relu")), 18))
+    held = {task_key(task): None for task in tasks}
+    again = [kind_of(task.signature) for task in _measured_before(held, iter(tasks))]
+    assert again.count("relu") == 2 and len(again) == 2 + 4, "and every fifth of sixteen products"
+
+
+def test_small_steps_are_run_at_two_times_and_go_on_where_they_stopped(tmp_path, monkeypatch):
+    device = open_device("cpu")
+    store = Store(tmp_path / "store", device.identity())
+    sample = measure_task(device, Reference(device), next(plan(0, ("relu",))))
+    order: list[str] = []
+
+    def measured(_device, _reference, small):
+        order.append(small.name)
+        yield f"{small.name}-0", sample
+        if len(order) == 3:
+            raise RuntimeError("interrupted")
+        yield small.name, sample
+
+    monkeypatch.setattr("traincast.benching.inside.measure_inside", measured)
+    monkeypatch.setattr("traincast.benching.parts._MOST_STEPS", 2)
+    names = [small.name for small in islice(small_steps(0), 2)]
+    assert measure_host(device, store, 0, 1e9, lambda: None) == [
+        "the host's overheads could not be measured: interrupted"
+    ]
+    assert measure_host(device, store, 0, 1e9, lambda: None) == []
+    assert order == [*names, names[0], *names], "the third was interrupted"
+    assert {f"{name}{turn}" for name in names for turn in ("", AGAIN)} <= set(store._rows)
+    assert measure_host(device, store, 0, 1e9, lambda: None) == [] and len(order) == 5
 
 
 def test_measured_fitted_predicted(home, monkeypatch, counted_budget):

@@ -23,8 +23,8 @@ from traincast.embeddings.draws import draw_rows
 from traincast.errors import TraincastError
 from traincast.workload.ops import Signature
 
-_REPEATS = 9
-_MOST_SECONDS = 0.3  # for one sample's repetitions
+_REPEATS, _COPY_REPEATS = 5, 9  # of one visit: most ops get two, minutes apart, copies one
+_MOST_SECONDS = 0.12  # for one sample's repetitions: those of long ops are alike, and another shape says more
 _MEMORY_SHARE = 0.8  # of what is free that operands may take
 
 
@@ -99,10 +99,12 @@ def _bytes(signature: Signature) -> int:
 
 def measure_copy(device: Device, reference: Reference, task: CopyTask) -> Sample:
     """One copy between host and device, its buffers from memory."""
-    return _measured(device, reference, CopyCall(task, device, sets=2), Task(task.signature, FAR_BYTES))
+    return _measured(device, reference, CopyCall(task, device, sets=2), Task(task.signature, FAR_BYTES), _COPY_REPEATS)
 
 
-def _measured(device: Device, reference: Reference, call: Callable[[int], object], task: Task) -> Sample:
+def _measured(
+    device: Device, reference: Reference, call: Callable[[int], object], task: Task, repeats: int = _REPEATS
+) -> Sample:
     """A call finds its operands as a step does: touched once, then other data, then, unless the op's code is to be far
     as well, another call of the same op on operands of its own, and then small ops of other kinds, so that at least
     the code that all ops share is at hand."""
@@ -116,15 +118,14 @@ def _measured(device: Device, reference: Reference, call: Callable[[int], object
                 call(1)
         others()
 
-    prepare()
     series = run_series(
-        device, reference, lambda: call(0), repeats=_REPEATS, seconds=_MOST_SECONDS, prepare=prepare, queued=True
+        device, reference, lambda: call(0), repeats=repeats, seconds=_MOST_SECONDS, prepare=prepare, queued=True
     )
-    nothing = run_series(device, reference, lambda: None, repeats=3, queued=True)
+    nothing = reference.nothing
     return Sample(
         signature=task.signature, between=task.between, code_far=task.code_far, access=task.access,
-        wall=_corrected(series.wall - np.min(nothing.wall), series.reference_wall),
-        busy=_corrected(series.busy - np.min(nothing.busy), series.reference_busy),
+        wall=_corrected(series.wall - nothing.wall, series.reference_wall),
+        busy=_corrected(series.busy - nothing.busy, series.reference_busy),
         reference_wall=float(np.median(series.reference_wall)),
         reference_busy=float(np.median(series.reference_busy)),
         spread=summarise(series, "busy").spread,

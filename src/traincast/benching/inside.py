@@ -27,7 +27,7 @@ from traincast.capturing.distributed import capture_distributed
 from traincast.capturing.step import capture_step
 from traincast.workload.program import Program
 
-_WARM_UPS, _FEWEST, _REPEATS, _SECONDS = 3, 5, 15, 0.6
+_WARM_UPS, _FEWEST, _REPEATS, _SECONDS = 3, 5, 8, 0.3  # of one visit; there are two, minutes apart
 _LEAST_TIME = 1e-6  # of an op, in units of the reference: the clocks' own cost is taken off
 _MOST_OPS = 60  # of a step that are kept: those that take longest
 

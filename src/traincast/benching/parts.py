@@ -22,11 +22,15 @@ from traincast.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.benching.copies import CopyTask
+    from traincast.benching.small_steps import SmallStep
 
+AGAIN = "-again"
+"""Behind the key of what is measured a second time: neighbours, and where operands happen to lie, are others then."""
 EXCHANGE_SECONDS = 0.4
 """Of repetitions of one collective."""
 _JOB_SECONDS = 0.7  # with buffers, warm-up and the reference beside them
 _STEP_SECONDS, _COPY_SECONDS = 0.5, 0.15  # of a tiny step with its capture, of a copy
+_FIRST_SHARE = 0.6  # of the time of small steps, which are captured the first time they are run
 _TOGETHER_SECONDS = 1.5  # of a small step on all cores, with its capture
 _START_SECONDS = 15.0  # that ranks may take to find each other
 _MOST_TRACES = 12  # of small steps on a GPU: their ops are the same few
@@ -57,27 +61,37 @@ def planned_parts(kind: str, host: float, together: float, copies: float, exchan
 
 
 def measure_host(device: Device, store: Store, seed: int, seconds: float, progress: Callable[[], None]) -> list[str]:
-    """Small steps: on a CPU their ops inside, and what the host takes beside them; on a GPU its overheads, traced. What
-    to say where that cannot be done."""
-    from traincast.benching.host_overheads import traced_overheads
-    from traincast.benching.inside import measure_inside
+    """Small steps: on a CPU their ops inside, and what the host takes beside them, each at two times; on a GPU its
+    overheads, traced. What to say where that cannot be done."""
     from traincast.benching.small_steps import small_steps
 
-    reference, end = Reference(device), time.monotonic() + seconds
-    drawn = (small for small in small_steps(seed) if device.kind == "cpu" or not small.tables)
-    for small in islice(drawn, _MOST_STEPS if device.kind == "cpu" else _MOST_TRACES):
-        if time.monotonic() > end:
-            break
-        if small.name not in store:  # that of the host comes last: a step that was interrupted is run again
-            measured = measure_inside if device.kind == "cpu" else traced_overheads
-            try:
-                rows = list(measured(device, reference, small))
-            except (RuntimeError, TraincastError) as error:  # a GPU whose profiler sees nothing has its kernels still
-                return [f"the host's overheads could not be measured: {' '.join(str(error).split())[:160]}"]
-            for key, sample in rows:
-                if key not in store:
-                    store.append(key, sample)
-        progress()
+    reference, start = Reference(device), time.monotonic()
+    most = _MOST_STEPS if device.kind == "cpu" else _MOST_TRACES
+    drawn = list(islice((s for s in small_steps(seed) if device.kind == "cpu" or not s.tables), most))
+    for turn, share in (("", _FIRST_SHARE), (AGAIN, 1.0)) if device.kind == "cpu" else (("", 1.0),):
+        for small in drawn:
+            if time.monotonic() - start > share * seconds or (turn and small.name not in store):
+                break
+            if small.name + turn not in store:  # that of the host comes last: a step that was interrupted is run again
+                said = _measure_small(device, reference, small, store, turn)
+                if said:
+                    return said
+            progress()
+    return []
+
+
+def _measure_small(device: Device, reference: Reference, small: SmallStep, store: Store, turn: str) -> list[str]:
+    from traincast.benching.host_overheads import traced_overheads
+    from traincast.benching.inside import measure_inside
+
+    measured = measure_inside if device.kind == "cpu" else traced_overheads
+    try:
+        rows = list(measured(device, reference, small))
+    except (RuntimeError, TraincastError) as error:  # a GPU whose profiler sees nothing has its kernels still
+        return [f"the host's overheads could not be measured: {' '.join(str(error).split())[:160]}"]
+    for key, sample in rows:
+        if key + turn not in store:
+            store.append(key + turn, sample)
     return []
 
 

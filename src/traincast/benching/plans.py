@@ -20,6 +20,7 @@ from traincast.workload.ops import Scalar, Signature, TensorSpec
 
 _MOST_BYTES = 96 << 20  # of one call's operands
 _TABLE_BYTES = 256 << 20
+_TINY_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,9 @@ def _embedding_backward(random: Random) -> Signature:
 
 
 def _matrix(random: Random, most: float = 8e6) -> tuple[int, int]:
+    """Rows and columns; now and then a few numbers only, as biases and counts of steps are."""
+    if random.random() < _TINY_SHARE:
+        return 1, size(random, 1, 64)
     while True:
         rows, width = size(random, 1, 16384), size(random, 1, 8192)
         if 64 <= rows * width <= most:
@@ -272,13 +276,13 @@ def _index_put(random: Random) -> Signature:
 _COMMON: dict[str, tuple[int, Callable[[Random], Signature]]] = {
     "gemm": (16, _gemm),
     "bmm": (6, _bmm),
-    "_embedding_bag": (5, _bag),
-    "_embedding_bag_backward": (4, _bag_backward),
+    "_embedding_bag": (7, _bag),
+    "_embedding_bag_backward": (6, _bag_backward),
     "sparse_update": (7, _sparse_update),
     "sparse_add": (2, _sparse_add),
     "conv": (6, images.conv),
     "conv_backward": (6, images.conv_backward),
-    "embedding": (1, _embedding),
+    "embedding": (2, _embedding),
     "embedding_dense_backward": (1, _embedding_backward),
     "add": (3, _binary("add", alpha=1)),
     "add_": (3, _binary("add_", alpha=-0.01)),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any
 
@@ -29,6 +30,7 @@ _WARMING_SECONDS = 0.2  # of references before a clock is read: an idle device r
 _MOST_WARMING = 1000
 _CLOCK_TOLERANCE = 0.03
 _FEWEST_FOR_DRIFT = 8  # repetitions
+_NOTHINGS = 9  # times of no work
 _Z90 = NormalDist().inv_cdf(0.95)
 
 
@@ -51,6 +53,13 @@ class Reference:
         with full_precision():
             self._work()
             return run_timed(self.device, self._work, queued=True)
+
+    @cached_property
+    def nothing(self) -> Seconds:
+        """What timing adds to a call, as it is timed beside this reference: the least of a few times of no work at
+        all. The same for a whole run."""
+        none = run_series(self.device, self, lambda: None, repeats=_NOTHINGS, queued=True)
+        return Seconds(float(none.wall.min()), float(none.busy.min()))
 
     def clock_mhz(self) -> float:
         """The device's clock while it works, after it has warmed up; 0 where it cannot be read."""

@@ -90,6 +90,7 @@ def fit_kind(
     places: FloatArray,
     seconds: FloatArray,
     coefficients: FloatArray | None = None,
+    *,
     like: KindModel | None = None,
 ) -> KindModel:
     """The model of samples with these terms (n x t), places (n x p) and seconds (n); `coefficients` of the terms where

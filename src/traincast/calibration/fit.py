@@ -127,7 +127,7 @@ def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None, 
     seconds = np.array([taken for _, taken in points])
     if coefficients is None:
         coefficients = fit_terms(terms, seconds, _most_prices(terms.shape[1]))
-    return fit_kind(terms, places, seconds, coefficients, like)
+    return fit_kind(terms, places, seconds, coefficients, like=like)
 
 
 def _few_models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:

@@ -103,11 +103,14 @@ def mean_visit(several: Sequence[Sample]) -> Sample:
     """One sample out of several of the same: geometric means, so that its ratio to the reference is that of theirs."""
     if len(several) == 1:
         return several[0]
-    means = {
-        name: float(np.exp(np.mean(np.log([max(getattr(one, name), _LEAST_SECONDS) for one in several]))))
+    wall, busy, reference_wall, reference_busy = (
+        float(np.exp(np.mean(np.log([max(getattr(one, name), _LEAST_SECONDS) for one in several]))))
         for name in ("wall", "busy", "reference_wall", "reference_busy")
-    }
-    return replace(several[0], **means, spread=float(np.mean([one.spread for one in several])))
+    )
+    return replace(
+        several[0], wall=wall, busy=busy, reference_wall=reference_wall, reference_busy=reference_busy,
+        spread=float(np.mean([one.spread for one in several])),
+    )  # fmt: skip
 
 
 def call_operands(signature: Signature, access: str, between: int, *, code_far: bool = False) -> tuple[Operand, ...]:

@@ -28,10 +28,10 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
 _MOST_MHZ = 1e5
 _SHARES = {"host": 0.25, "together": 0.09, "copies": 0.02, "exchanges": 0.14}  # of the time; single ops have the rest
-_AGAIN_SHARE = 0.04  # of the time, at its end: some ops once more
-_AGAIN, _EVERY = "-again", 13  # every 13th, which takes all kinds in turn
+_AGAIN_SHARE = 0.4  # of what single ops get, for a second visit, on operands of their own
+_SELDOM, _STEADY = 5, ("gemm", "conv")  # families that compute differ little from visit to visit: every fifth of them
 _SHOWN = 5  # kinds of ops that would narrow the interval most
-_SECONDS_PER_SAMPLE = 0.08  # allocation, nine repetitions and the reference beside them, on one core
+_SECONDS_PER_SAMPLE = 0.07  # allocation, repetitions and the reference beside them, twice, on one core
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -121,6 +121,7 @@ def bench(
         return planned if needed is None else replace(planned, half_width_if_measured=needed.by_kind)
     from traincast.benching.disturbance import run_notes
     from traincast.benching.opening import open_device
+    from traincast.benching.parts import AGAIN
     from traincast.benching.store import Store
     from traincast.benching.timing import Reference, check_locked
 
@@ -135,8 +136,10 @@ def bench(
     before, coverage = len(held), tuple[tuple[float, float], ...]()
     if needed is None:
         notes += _beside_ops(opened, held, seed, started, seconds, progress)
-        notes += _run(opened, held, tasks, started, (1.0 - _AGAIN_SHARE) * seconds, progress)
-        notes += _run(opened, held, _measured_before(held, _plan(device, seed)), started, seconds, progress, _AGAIN)
+        first = seconds - _AGAIN_SHARE * max(seconds - (time.monotonic() - started), 0.0)
+        notes += _run(opened, held, tasks, started, first, progress)
+        notes += _run(opened, held, _measured_before(held, _plan(device, seed)), started, seconds, progress, AGAIN)
+        notes += _run(opened, held, tasks, started, seconds, progress)
     else:
         coverage, failures = _cover(opened, held, needed, started, seconds, progress, covered)
         notes += failures
@@ -204,10 +207,14 @@ def _plan(device: str, seed: int) -> Iterator[Task]:
 
 
 def _measured_before(store: Store, tasks: Iterator[Task]) -> Iterator[Task]:
-    """Some of the plan's tasks that the store holds."""
+    """The plan's tasks that the store holds, of those that differ little from visit to visit some."""
     from traincast.benching.bench import task_key
+    from traincast.calibration.features import family_of, kind_of
 
-    return (task for task in islice(tasks, 0, len(store), _EVERY) if task_key(task) in store)
+    for number, task in enumerate(islice(tasks, len(store))):
+        steady = family_of(kind_of(task.signature)) in _STEADY
+        if task_key(task) in store and (not steady or number % _SELDOM == 0):
+            yield task
 
 
 def _needed(workload: Source, variant: Variant, device: str) -> Coverage:
