@@ -28,7 +28,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _MOST_SECONDS = 86_400.0
 _MOST_MHZ = 1e5
 _SHARES = {"host": 0.25, "together": 0.09, "copies": 0.02, "exchanges": 0.14}  # of the time; single ops have the rest
-_AGAIN_SHARE = 0.4  # of what single ops get, for a second visit, on operands of their own
+_AGAIN_SHARE = 0.3  # of what single ops get, for a second visit, on operands of their own
 _SELDOM, _STEADY = 5, ("gemm", "conv")  # families that compute differ little from visit to visit: every fifth of them
 _SHOWN = 5  # kinds of ops that would narrow the interval most
 _SECONDS_PER_SAMPLE = 0.07  # allocation, repetitions and the reference beside them, twice, on one core
@@ -121,7 +121,6 @@ def bench(
         return planned if needed is None else replace(planned, half_width_if_measured=needed.by_kind)
     from traincast.benching.disturbance import run_notes
     from traincast.benching.opening import open_device
-    from traincast.benching.parts import AGAIN
     from traincast.benching.store import Store
     from traincast.benching.timing import Reference, check_locked
 
@@ -136,10 +135,7 @@ def bench(
     before, coverage = len(held), tuple[tuple[float, float], ...]()
     if needed is None:
         notes += _beside_ops(opened, held, seed, started, seconds, progress)
-        first = seconds - _AGAIN_SHARE * max(seconds - (time.monotonic() - started), 0.0)
-        notes += _run(opened, held, tasks, started, first, progress)
-        notes += _run(opened, held, _measured_before(held, _plan(device, seed)), started, seconds, progress, AGAIN)
-        notes += _run(opened, held, tasks, started, seconds, progress)
+        notes += _single_ops(opened, held, tasks, seed, started, seconds, progress)
     else:
         coverage, failures = _cover(opened, held, needed, started, seconds, progress, covered)
         notes += failures
@@ -165,6 +161,26 @@ def _beside_ops(
     notes += measure_together(device, store, seed, share["together"], go_on)
     notes += measure_copies(device, store, seed, share["copies"], go_on)
     return notes + measure_exchanges(device, store, seed, share["exchanges"], go_on)
+
+
+def _single_ops(
+    device: Device,
+    store: Store,
+    tasks: Iterator[Task],
+    seed: int,
+    started: float,
+    seconds: float,
+    progress: Callable[[float], None],
+) -> list[str]:
+    """Ops of the plan until `seconds` after `started`: new ones, then a second visit to them, then what time is left
+    for."""
+    from traincast.benching.parts import AGAIN
+
+    first = seconds - _AGAIN_SHARE * max(seconds - (time.monotonic() - started), 0.0)
+    notes = _run(device, store, tasks, started, first, progress)
+    again = _measured_before(store, _plan(device.kind, seed))
+    notes += _run(device, store, again, started, seconds, progress, AGAIN)
+    return notes + _run(device, store, tasks, started, seconds, progress)
 
 
 def _seconds_of(seconds: float) -> dict[str, float]:
