@@ -68,8 +68,8 @@ def _table(random: Random) -> tuple[int, int, int, int]:
     """(rows, dim, bags, lookups of a bag)"""
     while True:
         dim = int(random.choice([8, 16, 32, 64, 64, 128, 128, 256]))
-        rows, bags, pooling = size(random, 300, 2e6), size(random, 64, 2048), size(random, 1, 64)
-        if rows * dim * 4 < _TABLE_BYTES and bags * pooling >= 256 and bags * pooling * dim * 4 < _MOST_BYTES / 2:
+        rows, bags, pooling = size(random, 300, 2e6), size(random, 64, 2048), size(random, 1, 128)
+        if rows * dim * 4 < _TABLE_BYTES and bags * pooling >= 256 and bags * pooling * dim * 4 < 2 * _MOST_BYTES / 3:
             return rows, dim, bags, pooling
 
 
