@@ -131,7 +131,7 @@ def _fit(points: list[tuple[Features, float]], coefficients: FloatArray | None, 
 
 
 def _few_models(samples: Sequence[Sample], caches: Caches, reference: float, clock: str) -> dict[str, KindModel]:
-    """Of kinds with too few samples to be fitted: a store of `bench --for` may have one of each op."""
+    """Of kinds with too few samples to be fitted: a store of one step's ops may have one of each."""
     models = {}
     for kind, points in _by_kind(samples, caches, reference, clock).items():
         if len(points) < _FEWEST:

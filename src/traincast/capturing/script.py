@@ -40,7 +40,7 @@ _SAME = (
 _GRAPHS = re.compile(r"\b(CUDAGraph|make_graphed_callables|cuda\.graph)\(")
 _NO_GRAPHS = (
     "the script makes CUDA graphs, which cannot be captured: recorded is a step before them, whose kernels the host "
-    "launches one by one (`traincast whatif --apply cuda-graph` predicts it with a graph)"
+    "launches one by one (the edit cuda-graph of a what-if predicts it with a graph)"
 )
 Loop = Callable[[int, int], object]
 
