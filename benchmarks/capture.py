@@ -35,7 +35,7 @@ from tests.corpus.setups import Setup, tokens, trained
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from traincast.capturing import capture_distributed, capture_step
-from traincast.workload.generalise import capture_sizes
+from traincast.ir.generalise import capture_sizes
 
 LIMITS = {
     "nanoGPT": 1.05, "DeepFM": 2.6, "FSDP2": 3.1,

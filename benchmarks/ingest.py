@@ -33,8 +33,8 @@ print(seconds, int(status["VmHWM"].split()[0]) / 1024)
 """
 _CPU_TAIL = _TAIL.replace("perf_counter", "process_time")
 ANALYSE = (
-    "import sys, time\nfrom traincast.replay.analysis import analyse_traces\n"
-    "from traincast.report.measured import measured_text\nstart = time.process_time()\n"
+    "import sys, time\nfrom traincast.traces.replay.analysis import analyse_traces\n"
+    "from traincast.app.report.measured import measured_text\nstart = time.process_time()\n"
     "measured_text(analyse_traces([sys.argv[1]]))" + _CPU_TAIL
 )
 BREAK_DOWN = (

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.browsing import Browser, chromium
 
-from traincast.pages.elements import chart
-from traincast.pages.page import Page, Section, page_html
-from traincast.pages.timelines import timeline_data
+from traincast.app.pages.elements import chart
+from traincast.app.pages.page import Page, Section, page_html
+from traincast.app.pages.timelines import timeline_data
 
 _FRAMES = """
 const [move, seconds, done] = arguments;

@@ -24,13 +24,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from traincast.platform import Platform, load_platform
-from traincast.prediction.prediction import predict_step
-from traincast.workload.builder import ProgramBuilder
-from traincast.workload.ops import Phase, Signature, StorageKind, TensorSpec
-from traincast.workload.program import Program
-from traincast.workload.sizes import SizeTable
-from traincast.workload.workload import Workload
+from traincast.hardware import Platform, load_platform
+from traincast.ir.builder import ProgramBuilder
+from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
+from traincast.ir.program import Program
+from traincast.ir.sizes import SizeTable
+from traincast.ir.workload import Workload
+from traincast.simulator.prediction.prediction import predict_step
 
 OPS, BUCKET_EVERY, WIDTH, DIM, BATCH = 1700, 50, 1024, 64, 256
 SHARD = 7_000_003  # stands for the size of a rank's shard until it gets its own

@@ -22,16 +22,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from traincast.arrays import FloatArray
-from traincast.embeddings import Pooling, Table, Zipf, load_tables
-from traincast.placement.plan import Plan
-from traincast.platform.platform import load_platform
-from traincast.sharding.assignment import Changes, best_of
-from traincast.sharding.cost import FastCost
-from traincast.sharding.search import FOUND, rank_plans, search
-from traincast.sharding.task import Task, make_task
-from traincast.torchrec_io.objects import torchrec
-from traincast.torchrec_io.planner import torchrec_plan
+from traincast.hardware.platform import load_platform
+from traincast.models.embeddings import Pooling, Table, Zipf, load_tables
+from traincast.models.placement.plan import Plan
+from traincast.planner.sharding.assignment import Changes, best_of
+from traincast.planner.sharding.cost import FastCost
+from traincast.planner.sharding.search import FOUND, rank_plans, search
+from traincast.planner.sharding.task import Task, make_task
+from traincast.planner.torchrec.objects import torchrec
+from traincast.planner.torchrec.planner import torchrec_plan
+from traincast.utils.arrays import FloatArray
 
 GLOBAL_BATCH = 65_536  # of both published sets
 NODE = "dgx-h100"

@@ -48,7 +48,7 @@ def cold_predict(repeats: int) -> dict[str, object]:
 
 def warm_predict(repeats: int) -> dict[str, object]:
     import traincast
-    from traincast.platform import load_platform
+    from traincast.hardware import load_platform
 
     workload = traincast.load("bert-large", mode="training", optimizer="none")
     platform = load_platform("v100")
@@ -60,7 +60,7 @@ def warm_predict(repeats: int) -> dict[str, object]:
 
 def rebatch(repeats: int) -> dict[str, object]:
     import traincast
-    from traincast.platform import load_platform
+    from traincast.hardware import load_platform
 
     workload = traincast.load("gpt3-xl")
     platform = load_platform("a100-80gb")
@@ -74,7 +74,7 @@ def rebatch(repeats: int) -> dict[str, object]:
 
 def capture(repeats: int) -> dict[str, object]:
     from traincast.capturing import capture_step
-    from traincast.zoo.build.recipes import RECIPES
+    from traincast.models.zoo.build.recipes import RECIPES
 
     recipe = RECIPES["dlrm-mlperf"]
     make = recipe.make(recipe.settings()[0])
@@ -92,10 +92,10 @@ def price(repeats: int) -> dict[str, object]:
     import numpy as np
 
     import traincast
-    from traincast.kernels.cost import price_calls
-    from traincast.kernels.lowered import lower_program
-    from traincast.kernels.registry import lowering_context
-    from traincast.platform import load_device
+    from traincast.costs.kernels.cost import price_calls
+    from traincast.costs.kernels.lowered import lower_program
+    from traincast.costs.kernels.registry import lowering_context
+    from traincast.hardware import load_device
 
     learned = {"gemm", "conv", "softmax"}
     device = load_device("a100-80gb")

@@ -35,7 +35,7 @@ print(first, time.perf_counter() - start)
 def what_if(repeats: int) -> dict[str, object]:
     """A what-if on a saved DLRM (both its predictions) against the first prediction of the process."""
     import traincast
-    from traincast.workload.file import save_workload
+    from traincast.ir.file import save_workload
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "dlrm.tc"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.evaluation.cases import Case
-from traincast.evaluation.single_gpu import dlrm_cases, transformer_cases
-from traincast.quantiles import Z90
-from traincast.what_if.difference import difference
-from traincast.what_if.predict import predicted
-from traincast.what_if.scene import scene_of
+from traincast.calibration.evaluation.cases import Case
+from traincast.calibration.evaluation.single_gpu import dlrm_cases, transformer_cases
+from traincast.planner.what_if.difference import difference
+from traincast.planner.what_if.predict import predicted
+from traincast.planner.what_if.scene import scene_of
+from traincast.utils.quantiles import Z90
 
 
 def main(folder: str) -> None:

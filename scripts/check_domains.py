@@ -15,26 +15,26 @@ from typing import NamedTuple
 import numpy as np
 
 from data_option import run_on_data
-from traincast.arrays import BoolArray, FloatArray
-from traincast.display.text import table
-from traincast.kernels.attention.model import AttentionModel
-from traincast.kernels.attention.trained import read_encoder, read_trained
-from traincast.kernels.attention.training import TRAINING as ATTENTION
-from traincast.kernels.cost import OUTSIDE_SIGMA
-from traincast.kernels.gemm.blackwell import EXTENDED, engine_rows, without_later_devices
-from traincast.kernels.gemm.comparison import compare
-from traincast.kernels.gemm.evaluation import PROFILE
-from traincast.kernels.gemm.measured import BLACKWELL_FILE, GemmSamples, read_gemm
-from traincast.kernels.gemm.model import GemmModel
-from traincast.kernels.gemm.training import fittable
-from traincast.kernels.model import load_state
-from traincast.kernels.rowwise.training import SOFTMAX_TRAINING
-from traincast.kernels.samples import Samples
-from traincast.kernels.shipped import PROFILES
-from traincast.kernels.solve import spread_90
-from traincast.kernels.streaming.training import TRAINING as STREAMS
-from traincast.kernels.training import AnySamples, FamilyTraining, Fitted, Predictor, leave_one_chip_out
-from traincast.measurements.metrics import within
+from traincast.costs.kernels.attention.model import AttentionModel
+from traincast.costs.kernels.attention.trained import read_encoder, read_trained
+from traincast.costs.kernels.attention.training import TRAINING as ATTENTION
+from traincast.costs.kernels.cost import OUTSIDE_SIGMA
+from traincast.costs.kernels.gemm.blackwell import EXTENDED, engine_rows, without_later_devices
+from traincast.costs.kernels.gemm.comparison import compare
+from traincast.costs.kernels.gemm.evaluation import PROFILE
+from traincast.costs.kernels.gemm.measured import BLACKWELL_FILE, GemmSamples, read_gemm
+from traincast.costs.kernels.gemm.model import GemmModel
+from traincast.costs.kernels.gemm.training import fittable
+from traincast.costs.kernels.model import load_state
+from traincast.costs.kernels.rowwise.training import SOFTMAX_TRAINING
+from traincast.costs.kernels.samples import Samples
+from traincast.costs.kernels.shipped import PROFILES
+from traincast.costs.kernels.solve import spread_90
+from traincast.costs.kernels.streaming.training import TRAINING as STREAMS
+from traincast.costs.kernels.training import AnySamples, FamilyTraining, Fitted, Predictor, leave_one_chip_out
+from traincast.utils.arrays import BoolArray, FloatArray
+from traincast.utils.display.text import table
+from traincast.utils.metrics import within
 
 BEFORE = 0.25  # log-sigma that was added before it was calibrated
 MOST = 200  # rows of a group that count, so that no table outvotes the others

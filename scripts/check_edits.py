@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.what_if.matrix import check_edit, models, texts
+from tests.planner.what_if.matrix import check_edit, models, texts
 
 
 def main(wanted: list[str], part: str) -> int:

@@ -20,9 +20,9 @@ MOST_BYTES = 12_000_000
 """What the wheel may weigh."""
 EXPECTED = (
     "traincast/py.typed",
-    "traincast/platform/data/devices/v100.toml",
-    "traincast/platform/data/nodes/dgx-a100.toml",
-    "traincast/collectives/profiles/collectives.json",
+    "traincast/hardware/data/devices/v100.toml",
+    "traincast/hardware/data/nodes/dgx-a100.toml",
+    "traincast/costs/collectives/profiles/collectives.json",
 )
 """Files of every kind that must be in it, besides the licence and the README in its metadata."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 
 def run_on_data(work: Callable[[Path], None], description: str | None) -> NoReturn:

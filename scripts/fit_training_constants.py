@@ -1,8 +1,8 @@
 """Fits the shared constants of training steps anew: `python scripts/fit_training_constants.py --data DIR`.
 
 Half of the published steps decide, told by a hash of their configurations; both halves are printed before and after.
-`--write` puts the numbers into src/traincast/training/data/constants.toml. Needed whenever a kernel or collective model
-changes. The same data and models give the same file.
+`--write` puts the numbers into src/traincast/simulator/parallelism/data/constants.toml. Needed whenever a kernel or
+collective model changes. The same data and models give the same file.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from traincast.errors import TraincastError
-from traincast.evaluation.cases import LeftOut
-from traincast.evaluation.llm import llm_cases
-from traincast.evaluation.llm_fit import ConstantsFit, answerable, halves
-from traincast.files.writing import write_bytes
-from traincast.training.constants import SHARED, Constants, shipped_tables
+from traincast.calibration.evaluation.cases import LeftOut
+from traincast.calibration.evaluation.llm import llm_cases
+from traincast.calibration.evaluation.llm_fit import ConstantsFit, answerable, halves
+from traincast.simulator.parallelism.constants import SHARED, Constants, shipped_tables
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.writing import write_bytes
 
 FILE = Path(__file__).parent.parent / "src" / "traincast" / "training" / "data" / "constants.toml"
 HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in training/constants.py.\n"

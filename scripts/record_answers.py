@@ -47,8 +47,8 @@ tables:
 
 def commands(data: Path | None, scratch: Path) -> list[list[str]]:
     """Every command that is recorded, in order."""
-    from traincast.platform.catalog import platform_keys
-    from traincast.zoo.catalog import list_models
+    from traincast.hardware.catalog import platform_keys
+    from traincast.models.catalog import list_models
 
     models = [info.name for info in list_models()]
     asked: list[list[str]] = [["models"], ["models", "--coverage"], ["platforms"]]
@@ -155,7 +155,7 @@ def _measured(data: Path, scratch: Path) -> list[list[str]]:
 
 def answer(command: list[str]) -> dict[str, object]:
     """What one command answers."""
-    from traincast.cli.main import main
+    from traincast.app.cli.main import main
 
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):

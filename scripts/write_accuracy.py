@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_option import run_on_data
-from traincast.evaluation.suites import evaluate
-from traincast.report.evaluation import cases_text, summary_text
+from traincast.app.report.evaluation import cases_text, summary_text
+from traincast.calibration.evaluation.suites import evaluate
 
 PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "accuracy.md"
 

@@ -9,7 +9,7 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
-from traincast.cli.verbs import VERBS
+from traincast.app.cli.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
@@ -31,7 +31,7 @@ stdout instead of text), and a [call in Python](index.md) with the same words.
 
 def verb_section(verb: str) -> str:
     """What a verb does, how it is called, and its options as a table."""
-    module = import_module(f"traincast.cli.commands.{verb}")
+    module = import_module(f"traincast.app.cli.commands.{verb}")
     parser = argparse.ArgumentParser(prog=f"traincast {verb}", add_help=False)
     module.add_arguments(parser)
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]

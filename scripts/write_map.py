@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Prints the table of docs/rooms.toml into docs/architecture.md, between its two markers."""
+"""Prints the table of docs/packages.toml into docs/architecture.md, between its two markers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-START = "<!-- rooms: written by scripts/write_map.py from docs/rooms.toml -->"
-END = "<!-- rooms end -->"
-LEAVES = ("errors", "arrays", "quantiles", "version")
-"""Modules that every room may need; not repeated in the printed table."""
+START = "<!-- packages: written by scripts/write_map.py from docs/packages.toml -->"
+END = "<!-- packages end -->"
+LEAVES = ("utils",)
+"""What every package may import; not repeated in the printed table."""
 
 
-def declared_rooms() -> dict[str, dict[str, Any]]:
-    """The rows of docs/rooms.toml by name, left to right; `imports` and `libraries` are lists in every row."""
-    rows = tomllib.loads((ROOT / "docs" / "rooms.toml").read_text(encoding="utf-8"))
+def declared_packages() -> dict[str, dict[str, Any]]:
+    """The rows of docs/packages.toml by name, left to right; `imports` and `libraries` are lists in every row."""
+    rows = tomllib.loads((ROOT / "docs" / "packages.toml").read_text(encoding="utf-8"))
     return {name: {"imports": [], "libraries": [], **row} for name, row in rows.items()}
 
 
 def map_lines() -> list[str]:
     """The Markdown table."""
-    lines = ["| room | what lives there | may import |", "|---|---|---|"]
-    for name, row in declared_rooms().items():
-        rooms = [room for room in row["imports"] if room not in LEAVES]
+    lines = ["| package | what lives there | may import |", "|---|---|---|"]
+    for name, row in declared_packages().items():
+        packages = [package for package in row["imports"] if package not in LEAVES]
         libraries = [f"`{library}`" for library in row["libraries"]]
-        lines.append(f"| `{name}` | {row['what']} | {', '.join(rooms + libraries) or 'nothing'} |")
+        lines.append(f"| `{name}` | {row['what']} | {', '.join(packages + libraries) or 'nothing'} |")
     return lines
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-REFERENCES = Path(__file__).parent / "pages" / "references"
+REFERENCES = Path(__file__).parent / "app" / "pages" / "references"
 DESK, PHONE = (1200, 900), (390, 844)
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",

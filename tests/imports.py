@@ -12,7 +12,7 @@ Graph = dict[str, set[str]]
 
 
 def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Every module's file by its name (`traincast.walk.blocks`; a package's `__init__` by the package's name)."""
+    """Every module's file by its name (`traincast.simulator.blocks`; a package's `__init__` by the package's name)."""
     names = {}
     for path in sorted(package.rglob("*.py")):
         parts = [package.name, *path.relative_to(package).with_suffix("").parts]
@@ -20,15 +20,15 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
     return names
 
 
-def room_of(module: str) -> str:
-    """`walk` for `traincast.walk.blocks`, `traincast` for the package itself."""
+def package_of(module: str) -> str:
+    """`walk` for `traincast.simulator.blocks`, `traincast` for the package itself."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
 def imported(path: Path, known: set[str]) -> set[str]:
     """Every module that a file imports: the package's own ones (`known`) as deep as they are named, strings that name
-    one included (`import_module("traincast.…")`; of `f"traincast.cli.commands.{verb}"` the package), all others by
+    one included (`import_module("traincast.…")`; of `f"traincast.app.cli.commands.{verb}"` the package), all others by
     their first name."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""The source keeps to the map of docs/rooms.toml: who imports whom, and nothing in a circle."""
+"""The source keeps to the map of docs/packages.toml: who imports whom, and nothing in a circle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import between_modules, cycles, import_graph, imported, modules, room_of
+from tests.imports import between_modules, cycles, import_graph, imported, modules, package_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FREE = {"msgspec", "numpy", "yaml"}
@@ -28,56 +28,56 @@ def graph():
 
 
 @pytest.fixture(scope="module")
-def rooms():
-    return write_map().declared_rooms()
+def packages():
+    return write_map().declared_packages()
 
 
 def edges(graph):
     """Imports between rooms, each with one place where it stands."""
     files = modules()
     return {
-        (room_of(name), room_of(other)): files[name].name
+        (package_of(name), package_of(other)): files[name].name
         for name, others in graph.items()
         for other in others
-        if other in graph and room_of(name) != room_of(other)
+        if other in graph and package_of(name) != package_of(other)
     }
 
 
-def test_every_room_and_leaf_module_has_its_row(graph, rooms):
-    assert set(rooms) == {room_of(name) for name in graph}
+def test_every_room_and_leaf_module_has_its_row(graph, packages):
+    assert set(packages) == {package_of(name) for name in graph}
 
 
-def test_a_row_names_only_rooms_above_it(rooms):
-    order = list(rooms)
-    wrong = {(name, other) for name, row in rooms.items() for other in row["imports"]} - {
+def test_a_row_names_only_rooms_above_it(packages):
+    order = list(packages)
+    wrong = {(name, other) for name, row in packages.items() for other in row["imports"]} - {
         (name, other) for at, name in enumerate(order) for other in order[:at]
     }
     assert wrong == set()
 
 
-def test_every_import_between_rooms_is_declared(graph, rooms):
-    declared = {(name, other) for name, row in rooms.items() for other in row["imports"]}
+def test_every_import_between_rooms_is_declared(graph, packages):
+    declared = {(name, other) for name, row in packages.items() for other in row["imports"]}
     undeclared = {edge: place for edge, place in edges(graph).items() if edge not in declared}
-    assert undeclared == {}, "an import against the map: move the code, or (left to right only) extend docs/rooms.toml"
+    assert undeclared == {}, "an import against the map: move the code, or (left to right) extend docs/packages.toml"
 
 
-def test_every_declared_import_is_used(graph, rooms):
-    declared = {(name, other) for name, row in rooms.items() for other in row["imports"]}
-    assert declared - set(edges(graph)) == set(), "the map allows what nobody needs: take it out of docs/rooms.toml"
+def test_every_declared_import_is_used(graph, packages):
+    declared = {(name, other) for name, row in packages.items() for other in row["imports"]}
+    assert declared - set(edges(graph)) == set(), "the map allows what nobody needs: take it out of docs/packages.toml"
 
 
-def test_libraries_are_imported_only_where_the_map_says(graph, rooms):
+def test_libraries_are_imported_only_where_the_map_says(graph, packages):
     used = {
-        (room_of(name), other)
+        (package_of(name), other)
         for name, others in graph.items()
         for other in others
         if other not in graph and other not in FREE and other not in sys.stdlib_module_names
     }
-    assert used <= {(name, library) for name, row in rooms.items() for library in row["libraries"]}
+    assert used <= {(name, library) for name, row in packages.items() for library in row["libraries"]}
 
 
 def test_rooms_import_each_other_in_no_circle(graph):
-    between = {name: set() for name in map(room_of, graph)}
+    between = {name: set() for name in map(package_of, graph)}
     for name, other in set(edges(graph)):
         between[name].add(other)
     assert cycles(between) == []
@@ -99,16 +99,23 @@ def test_circles_are_found_whatever_leads_into_them():
     assert cycles(graph) == [{"b", "c"}, {"d", "e", "f"}]
 
 
-KNOWN = {"traincast", "traincast.walk.blocks", "traincast.api", "traincast.cli.main", "traincast.zoo"}
+KNOWN = {
+    "traincast",
+    "traincast.simulator.blocks",
+    "traincast.app.api",
+    "traincast.app.cli.main",
+    "traincast.models.zoo",
+}
 
 
 def test_imports_are_seen_at_any_depth_lazy_and_in_strings(tmp_path):
     path = tmp_path / "module.py"
     path.write_text(
         "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from traincast.walk.blocks import Block\n"
-        "def later():\n    from traincast import api\n    import_module('traincast.cli.main')\n    import torch.fx\n"
-        "    import_module(f'traincast.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"
+        "if TYPE_CHECKING:\n    from traincast.simulator.blocks import Block\n"
+        "def later():\n    from traincast.app import api\n    "
+        "import_module('traincast.app.cli.main')\n    import torch.fx\n"
+        "    import_module(f'traincast.models.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"
     )
 
     names = imported(path, KNOWN)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import traincast
-from traincast.cli.main import main
-from traincast.cli.verbs import VERBS
+from traincast.app.cli.main import main
+from traincast.app.cli.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(traincast.__file__).parent

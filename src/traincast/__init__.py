@@ -6,7 +6,7 @@
 True
 """
 
-from traincast.api import (
+from traincast.app.api import (
     advise,
     bench,
     capture,
@@ -37,7 +37,7 @@ from traincast.api import (
     whatif,
     write_report,
 )
-from traincast.version import __version__
+from traincast.utils.version import __version__
 
 __all__ = [
     "__version__",

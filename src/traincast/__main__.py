@@ -2,6 +2,6 @@
 
 import sys
 
-from traincast.cli.main import main
+from traincast.app.cli.main import main
 
 sys.exit(main())

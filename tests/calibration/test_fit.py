@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.calibration.made_up import IDENTITY, REFERENCE, samples, true_seconds
-from tests.calibration.test_features import TINY
-from traincast.calibration.features import rough_seconds
+from tests.costs.cpu.made_up import IDENTITY, REFERENCE, samples, true_seconds
+from tests.costs.cpu.test_features import TINY
 from traincast.calibration.fit import fit_profile
-from traincast.calibration.profile import is_profile, load_profile, save_profile
-from traincast.calibration.samples import Sample, calm_samples
-from traincast.calibration.step import HOST_EVENTS, host_events, predict_serial
-from traincast.errors import TraincastError
-from traincast.programs.dlrm.program import dlrm_workload
+from traincast.costs.cpu.features import rough_seconds
+from traincast.costs.cpu.profile import is_profile, load_profile, save_profile
+from traincast.costs.cpu.samples import Sample, calm_samples
+from traincast.models.dlrm.program import dlrm_workload
+from traincast.simulator.cpu.step import HOST_EVENTS, host_events, predict_serial
+from traincast.utils.errors import TraincastError
 
 
 @pytest.fixture(scope="module")

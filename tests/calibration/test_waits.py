@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.calibration.made_up import IDENTITY, REFERENCE, exchange_samples, exchange_seconds, samples
-from traincast.calibration.exchanges import Exchange, fit_exchanges
+from tests.costs.cpu.made_up import IDENTITY, REFERENCE, exchange_samples, exchange_seconds, samples
 from traincast.calibration.fit import fit_profile
-from traincast.calibration.profile import load_profile, save_profile
-from traincast.calibration.samples import Sample, parse_row, sample_row
-from traincast.calibration.together import RankPlan, Stretch, step_seconds
 from traincast.calibration.waits import parse_plan, plan_text, with_late
-from traincast.errors import TraincastError
+from traincast.costs.cpu.exchanges import Exchange, fit_exchanges
+from traincast.costs.cpu.profile import load_profile, save_profile
+from traincast.costs.cpu.samples import Sample, parse_row, sample_row
+from traincast.simulator.cpu.together import RankPlan, Stretch, step_seconds
+from traincast.utils.errors import TraincastError
 
 SUMS = [Exchange("all_reduce", 1 << 20), Exchange("all_reduce", 1 << 14)]
 LATE = 5e-4

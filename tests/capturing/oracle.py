@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from traincast.workload import Op, Program
+from traincast.ir import Op, Program
 
 # What CUDA runs (left) where the CPU runs another op (right). Everything else must be the same op.
 ON_CUDA = {

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.capturing.oracle import Node, Peak, execution_trace, live_tensors, profiled_peak, tensors_of
 from tests.conftest import ROOT
-from traincast.workload import Op, Program
+from traincast.ir import Op, Program
 
 WORLD = 2
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.capturing import capture_step
-from traincast.errors import TraincastError
-from traincast.workload.workload import Workload
+from traincast.ir.workload import Workload
+from traincast.utils.errors import TraincastError
 
 
 def masked_loss(batch_size: int):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.capturing import autocast, capture_step
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 
 def ops_under(dtype, run) -> list[tuple[str, list[str], list[str]]]:

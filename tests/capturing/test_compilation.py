@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import traincast
 from traincast.capturing import capture_step
-from traincast.workload.compiled import REGION, compiled_ops
+from traincast.ir.compiled import REGION, compiled_ops
 
 
 def chain(x):

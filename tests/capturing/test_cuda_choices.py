@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from traincast.capturing import capture_step
-from traincast.workload import Op
+from traincast.ir import Op
 
 
 def ops_of(run, **options) -> list[Op]:

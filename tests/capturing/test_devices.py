@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from traincast.capturing import capture_step
-from traincast.errors import TraincastError
-from traincast.workload import Phase, Program
+from traincast.ir import Phase, Program
+from traincast.utils.errors import TraincastError
 
 
 def captured(make_step, **options) -> Program:

@@ -15,10 +15,10 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 
 from traincast.capturing import capture_distributed, capture_step
-from traincast.errors import TraincastError
-from traincast.workload import Phase, Program
-from traincast.workload.file import load_workload, save_workload
-from traincast.workload.validate import validate_workload
+from traincast.ir import Phase, Program
+from traincast.ir.file import load_workload, save_workload
+from traincast.ir.validate import validate_workload
+from traincast.utils.errors import TraincastError
 
 WORLD = 4
 

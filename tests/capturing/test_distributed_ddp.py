@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.capturing import real_ranks
 from traincast.capturing import capture_distributed
-from traincast.errors import TraincastError
-from traincast.workload import Phase, Program, StorageKind
+from traincast.ir import Phase, Program, StorageKind
+from traincast.utils.errors import TraincastError
 
 ROOT = Path(__file__).parents[2]
 

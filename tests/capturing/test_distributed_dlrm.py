@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.zoo.hybrid_dlrm import hybrid_dlrm_step
+from tests.models.zoo.hybrid_dlrm import hybrid_dlrm_step
 from traincast.capturing import capture_distributed
-from traincast.errors import TraincastError
-from traincast.programs.dlrm.config import DlrmConfig
-from traincast.workload import Program
-from traincast.workload.validate import validate_workload
+from traincast.ir import Program
+from traincast.ir.validate import validate_workload
+from traincast.models.dlrm.config import DlrmConfig
+from traincast.utils.errors import TraincastError
 
 BATCH, DIM, WORLD = 8, 16, 3
 CONFIG = DlrmConfig(

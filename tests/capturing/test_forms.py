@@ -13,7 +13,7 @@ from tests.capturing.small_models import cnn, encoder
 from tests.corpus.setups import trained
 from traincast.capturing import capture_distributed, capture_step, shardings
 from traincast.capturing.forms import Forms, Unusual
-from traincast.workload.program import Columns
+from traincast.ir.program import Columns
 
 aten = torch.ops.aten
 

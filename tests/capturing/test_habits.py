@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import traincast
 from traincast.capturing import capture_step
-from traincast.workload.workload import Workload
+from traincast.ir.workload import Workload
 
 
 def captured(make_step, batch_size: int = 4) -> Workload:

@@ -12,7 +12,7 @@ from torch import nn
 from tests.capturing import small_models
 from tests.capturing.oracle import profiled_peak
 from traincast.capturing import capture_step
-from traincast.workload import StorageKind, peak_memory
+from traincast.ir import StorageKind, peak_memory
 
 FEW_LOOKUPS = [
     {"tables": 4, "rows": 20_000, "dim": 16, "lookups": 3},

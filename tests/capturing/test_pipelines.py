@@ -17,7 +17,7 @@ from torch.distributed import pipelining
 
 import traincast
 from traincast.capturing import capture_distributed
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 
 def captured(make_step, world_size=2, **how):

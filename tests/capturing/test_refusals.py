@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from traincast.capturing import capture_function, capture_step, load_function
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 SCRIPT = """import torch
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.capturing import small_models
 from tests.capturing.oracle import profiled_scopes
 from traincast.capturing import capture_step
-from traincast.workload import Phase, Program
+from traincast.ir import Phase, Program
 
 ON_CUDA = {"NativeBatchNormBackward0": "CudnnBatchNormBackward0"}
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import traincast
-from traincast.errors import TraincastError
-from traincast.workload.workload import Workload
+from traincast.ir.workload import Workload
+from traincast.utils.errors import TraincastError
 
 SCRIPT = """
 import argparse, torch

@@ -11,8 +11,8 @@ from torch import nn
 
 from traincast.capturing import capture_function, capture_step
 from traincast.capturing.progress import heard_by
-from traincast.errors import TraincastError
-from traincast.workload import Program
+from traincast.ir import Program
+from traincast.utils.errors import TraincastError
 
 
 def captured(make_step) -> Program:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from traincast.capturing import capture_distributed
-from traincast.workload import peak_memory
+from traincast.ir import peak_memory
 
 WIDTH, RANKS = 512, 64
 WHOLE = 4 * WIDTH * WIDTH  # bytes of a layer's parameters

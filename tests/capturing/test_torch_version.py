@@ -13,7 +13,7 @@ import torch
 
 import traincast.capturing
 from traincast.capturing.torch_version import LOCKED, OLDEST, check_torch
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 import torch
 
 from traincast.capturing import capture_step
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 
 def seen(make):

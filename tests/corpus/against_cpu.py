@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tests.capturing.oracle import Peak, differences, execution_trace, live_tensors, peak_bytes, profiled_peak
 from tests.corpus.setups import Setup
 from traincast.capturing import capture_step
-from traincast.workload import Op, Workload
+from traincast.ir import Op, Workload
 
 _LOADER = "enumerate(DataLoader)"  # what it does is not recorded: it works in processes of its own
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from tests.corpus.setups import SETUPS, Setup
 from tests.corpus.torchvision_ops import define_missing
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 MODULES = ("hugging_face", "vision", "recommenders", "loops", "habits", "ranks")
 

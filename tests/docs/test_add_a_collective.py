@@ -8,13 +8,13 @@ from tests.docs.following import follow, run_in
 
 PROGRAM = """
 import json
-from traincast.collectives import COLLECTIVE, shipped_collectives
-from traincast.kernels.call import Calls
-from traincast.kernels.lower import lower
-from traincast.kernels.registry import LoweringContext
-from traincast.platform.platform import load_topology
-from traincast.workload.collectives import named_in_trace
-from traincast.workload.ops import Signature, TensorSpec
+from traincast.costs.collectives import COLLECTIVE, shipped_collectives
+from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.lower import lower
+from traincast.costs.kernels.registry import LoweringContext
+from traincast.hardware.platform import load_topology
+from traincast.ir.collectives import named_in_trace
+from traincast.ir.ops import Signature, TensorSpec
 
 part = TensorSpec((1024,), (1,), "float32")
 scalars = (("collective", "all_gather_v"), ("group", (0, 1, 2, 3)), ("communicator", 0), ("bytes", 16384))
@@ -40,7 +40,7 @@ print(described.kind, described.bytes)
 def test_the_page_touches_two_files(tmp_path):
     assert follow("add-a-collective.md", tmp_path) == [
         "traincast/capturing/collectives.py",
-        "traincast/workload/collectives.py",
+        "traincast/ir/collectives.py",
     ]
 
 

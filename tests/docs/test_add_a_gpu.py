@@ -9,8 +9,8 @@ import shlex
 import pytest
 
 from tests.docs.pages import DOCS, blocks_of, commands_of
-from traincast.cli.main import main
-from traincast.platform import load_platform
+from traincast.app.cli.main import main
+from traincast.hardware import load_platform
 
 BLOCKS = blocks_of((DOCS / "extend" / "add-a-gpu.md").read_text(encoding="utf-8"))
 
@@ -58,7 +58,7 @@ def test_the_node_holds_eight_of_the_sheet_beside_it(written):
 
 def test_no_file_of_the_source_names_an_architecture_but_the_one_with_the_table():
     from tests.imports import PACKAGE
-    from traincast.platform.sheet import ARCHITECTURES
+    from traincast.hardware.sheet import ARCHITECTURES
 
     quoted = re.compile("|".join(f'"{arch}"' for arch in ARCHITECTURES))
     naming = {path.name for path in PACKAGE.rglob("*.py") if quoted.search(path.read_text(encoding="utf-8"))}

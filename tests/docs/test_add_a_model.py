@@ -12,8 +12,8 @@ from tests.docs.following import ROOT, follow, run_in
 PAGE = "add-a-model.md"
 BUILD = """
 from pathlib import Path
-from traincast.zoo import catalog
-from traincast.zoo.build import files
+from traincast.models import catalog
+from traincast.models.zoo.build import files
 for module in (catalog, files):
     module.DATA, module.INDEX = Path("built"), Path("built/catalog.json")
 """
@@ -23,7 +23,7 @@ for module in (catalog, files):
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     follow(PAGE, folder)
-    programs = folder / "traincast/programs/published/programs.toml"
+    programs = folder / "traincast/models/published/programs.toml"
     tables = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/extend" / PAGE).read_text(encoding="utf-8"), re.DOTALL)
     text = programs.read_text(encoding="utf-8")
     programs.unlink()  # a link to the package's own
@@ -33,10 +33,10 @@ def package(tmp_path_factory):
 
 def test_the_page_touches_two_files_for_each_kind(tmp_path):
     assert follow(PAGE, tmp_path) == [
-        "traincast/programs/published/catalog.py",
-        "traincast/programs/published/one_mlp.py",
-        "traincast/zoo/build/recipes.py",
-        "traincast/zoo/define/alexnet.py",
+        "traincast/models/published/catalog.py",
+        "traincast/models/published/one_mlp.py",
+        "traincast/models/zoo/build/recipes.py",
+        "traincast/models/zoo/define/alexnet.py",
     ]
 
 
@@ -54,7 +54,7 @@ def test_the_built_in_model_is_captured_listed_and_loaded(package):
 
 
 def predicted(package, *arguments):
-    code = f"from traincast.cli.main import main\nmain({['predict', *arguments, '--json']!r})"
+    code = f"from traincast.app.cli.main import main\nmain({['predict', *arguments, '--json']!r})"
     return json.loads(run_in(package, code))
 
 
@@ -73,7 +73,7 @@ def test_a_program_of_a_new_writer_is_predicted_by_name(package):
 
 def test_what_was_added_is_listed(package):
     code = (
-        "from traincast.programs.published.catalog import published_programs\n"
+        "from traincast.models.published.catalog import published_programs\n"
         "program = published_programs()['one-mlp']\nprint(program.parameters, program.step(gpus=2).ranks)"
     )
     parameters = (1024 + 1) * 4096 + (4096 + 1) * 4096 + (4096 + 1) * 1024

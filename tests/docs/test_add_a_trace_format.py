@@ -14,7 +14,7 @@ EVENTS = (
 )
 READ = """
 import sys
-from traincast.cli.main import main
+from traincast.app.cli.main import main
 sys.exit(main(["trace", "run.tsv", "--json"]))
 """
 KINETO = """

@@ -20,11 +20,11 @@ def package(tmp_path_factory):
 
 
 def traincast(package, *arguments):
-    return run_in(package, f"from traincast.cli.main import main\nprint('exit', main({list(arguments)!r}))")
+    return run_in(package, f"from traincast.app.cli.main import main\nprint('exit', main({list(arguments)!r}))")
 
 
 def test_the_page_touches_two_files(tmp_path):
-    assert follow(PAGE, tmp_path) == ["traincast/cli/commands/describe.py", "traincast/cli/verbs.py"]
+    assert follow(PAGE, tmp_path) == ["traincast/app/cli/commands/describe.py", "traincast/app/cli/verbs.py"]
 
 
 def test_the_new_verb_answers_as_the_page_prints(package):
@@ -42,7 +42,7 @@ def test_the_new_verb_has_json_and_options_in_its_mistakes(package):
     assert (document["workload"], document["rebatchable"]) == ("resnet50", True)
 
     code = (
-        "import io, contextlib\nfrom traincast.cli.main import main\nheard = io.StringIO()\n"
+        "import io, contextlib\nfrom traincast.app.cli.main import main\nheard = io.StringIO()\n"
         "with contextlib.redirect_stderr(heard):\n"
         "    print(main(['describe', 'resnet50', '--seq-len', '4']), end=' ')\nprint(heard.getvalue())"
     )
@@ -54,5 +54,5 @@ def test_the_new_verb_is_completed_and_listed(package):
         package, "completion", "bash"
     )
     assert "describe" in run_in(
-        package, "from traincast.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+        package, "from traincast.app.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
 import yaml
@@ -96,24 +95,6 @@ def test_settings_of_the_site_name_nothing_on_the_network():
     assert settings["theme"]["font"] is False
     assert "extra_javascript" not in settings
     assert "extra_css" not in settings
-
-
-def test_every_room_has_a_page():
-    rooms = tomllib.loads((DOCS / "rooms.toml").read_text(encoding="utf-8"))
-    pages = {page.stem for page in (DOCS / "how-it-works").rglob("*.md")} | {"kernels"}
-    shared = {
-        "host": "host-overheads",
-        "what_if": "what-if",
-        "torchrec_io": "torchrec",
-        "display": "report",
-        "measurements": "fitting",
-        "profiler": "traces",
-    }
-    shared |= dict.fromkeys(("api", "cli", "questions"), "questions-and-api")
-    folders = [room for room in rooms if (ROOT / "src" / "traincast" / room).is_dir()]
-
-    assert [room for room in folders if shared.get(room, room) not in pages] == []
-    assert len(folders) > 15
 
 
 def test_glossary_is_in_alphabetical_order_and_explains_what_pages_link_to():

@@ -7,7 +7,7 @@ import runpy
 
 import traincast
 from tests.docs.pages import DOCS, ROOT
-from traincast.cli.verbs import VERBS
+from traincast.app.cli.verbs import VERBS
 
 
 def test_command_line_page_is_what_its_script_writes():

@@ -20,10 +20,10 @@ import yaml
 from tests.fuzz.documents import ODD_NUMBERS, damaged_bytes, mutated
 from tests.fuzz.messages import mutated_messages
 from tests.traces import damaged
-from traincast.workload.export_chakra import export_chakra_et
-from traincast.workload.export_et import export_pytorch_et
-from traincast.workload.file import save_workload
-from traincast.zoo.catalog import load_model
+from traincast.ir.export_chakra import export_chakra_et
+from traincast.ir.export_et import export_pytorch_et
+from traincast.ir.file import save_workload
+from traincast.models.catalog import load_model
 
 Command = list[str]
 DLRM = {
@@ -115,7 +115,7 @@ def _odd_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def _encoded(head: Any, arrays: dict[str, np.ndarray]) -> bytes:
-    from traincast.workload.archive import pack, pack_array
+    from traincast.ir.archive import pack, pack_array
 
     text = json.dumps(head, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return pack({"workload.json": text, **{name: pack_array(array) for name, array in arrays.items()}})
@@ -235,7 +235,7 @@ def _platform(rng: random.Random, folder: Path) -> Command:
 def _platform_files() -> tuple[Path, ...]:
     import traincast
 
-    folder = Path(traincast.__file__).parent / "platform" / "data"
+    folder = Path(traincast.__file__).parent / "hardware" / "data"
     return tuple(sorted((folder / "devices").glob("*.toml")) + sorted((folder / "nodes").glob("*.toml")))
 
 

@@ -135,7 +135,7 @@ def _late(*_: Any) -> None:
 
 def judged(command: list[str]) -> str:
     """What is wrong with the answer to a command ("" for nothing)."""
-    from traincast.cli.main import main
+    from traincast.app.cli.main import main
 
     stdout, stderr = io.StringIO(), io.StringIO()
     try:

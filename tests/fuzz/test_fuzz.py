@@ -35,7 +35,7 @@ def test_a_broken_promise_is_seen(monkeypatch):
     def broken(_):
         raise IndexError("nobody expected this")
 
-    monkeypatch.setattr("traincast.questions.predict.predict_step", lambda *_, **__: broken(0))
+    monkeypatch.setattr("traincast.simulator.scenario.predict.predict_step", lambda *_, **__: broken(0))
 
     assert "exit code 70" in judged(["predict", "dlrm-default", "--on", "v100", "--json"])
 

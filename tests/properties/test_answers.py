@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from traincast.platform.catalog import device_keys, load_device
-from traincast.prediction.result import Prediction
-from traincast.questions.predict import Question, predict
-from traincast.questions.variant import Variant
-from traincast.zoo.catalog import list_models
+from traincast.hardware.catalog import device_keys, load_device
+from traincast.models.catalog import list_models
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.scenario.variant import Variant
 
 MODELS = tuple(info.name for info in list_models())
 BATCHES = (1, 2, 7, 16, 64)

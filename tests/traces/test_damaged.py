@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.traces import damaged
-from traincast.errors import TraincastError
 from traincast.traces.chakra import read_chakra
 from traincast.traces.events import TimelineTrace
 from traincast.traces.execution import read_execution_trace
 from traincast.traces.formats import read_trace_file
+from traincast.utils.errors import TraincastError
 
 SOUND = json.dumps(damaged.kineto_document(), indent=1).encode()
 EXECUTION = json.dumps(damaged.execution_document()).encode()

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, op, write_trace
-from traincast.cli.main import main
-from traincast.errors import TraincastError
-from traincast.replay.analysis import TraceQuestion, analyse_traces
+from traincast.app.cli.main import main
 from traincast.traces.kineto import read_kineto
+from traincast.traces.replay.analysis import TraceQuestion, analyse_traces
+from traincast.utils.errors import TraincastError
 
 SUMS = ("step", "compute", "communication", "exposed_comm", "idle", "kernels", "by_family")
 REASONS = ("host_bound", "synchronised", "event_wait", "graph_nodes", "launch_latency", "not_recorded")

@@ -8,10 +8,10 @@ import json
 import pytest
 
 from tests.traces import damaged
-from traincast.errors import TraincastError
 from traincast.traces.events import EVENT, Kind, TimelineTrace, blank_events
 from traincast.traces.formats import FORMATS, SUFFIXES, read_trace_file
 from traincast.traces.nodes import ExecutionTrace
+from traincast.utils.errors import TraincastError
 
 KINETO = json.dumps(damaged.kineto_document()).encode()
 EXECUTION = json.dumps({"schema": "1.0.1", "nodes": [{"id": 1, "name": "aten::mm", "parent": 0}]}).encode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.replay.simulated import Call, Run
+from tests.traces.replay.simulated import Call, Run
 from tests.traces.timelines import kernel, launch, linked, step
 from traincast.traces.launch_queue import launch_queue
 

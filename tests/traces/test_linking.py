@@ -9,9 +9,7 @@ import pytest
 
 from tests.traces import damaged
 from tests.traces.timelines import event, kernel, launch, linked, step
-from traincast.host.distribution import Distribution
-from traincast.host.overheads import ProfilerCost, measure_overheads, profiler_cost
-from traincast.host.profile import load_host_profile
+from traincast.costs.host.profile import load_host_profile
 from traincast.traces.breakdown import breakdown, over_ranks
 from traincast.traces.classify import kernel_family
 from traincast.traces.events import Kind
@@ -20,6 +18,8 @@ from traincast.traces.intervals import Intervals
 from traincast.traces.join import join_execution
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
+from traincast.traces.overheads.distribution import Distribution
+from traincast.traces.overheads.extraction import ProfilerCost, measure_overheads, profiler_cost
 
 
 def one_op():
@@ -193,8 +193,8 @@ def test_distributions_merge_and_shrug_off_outliers():
 
 @pytest.mark.parametrize("name", ["a100-recsys-2022", "v100-resnet50-2021", "h100-vgg13-2025"])
 def test_shipped_profiles_are_what_the_traces_give(shared_data, tmp_path, name):
-    from traincast.fitting.host_traces import fit_host_from_traces
-    from traincast.host.profile import parse_host_profile
+    from traincast.calibration.fitting.host_traces import fit_host_from_traces
+    from traincast.costs.host.profile import parse_host_profile
 
     fitted = parse_host_profile(name, fit_host_from_traces(shared_data, tmp_path, lambda *_: None)[name])
     shipped = load_host_profile(name)

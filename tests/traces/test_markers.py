@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.traces.timelines import event, kernel, launch
-from traincast.errors import TraincastError
 from traincast.traces.breakdown import breakdown
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
+from traincast.utils.errors import TraincastError
 
 
 def run(tmp_path, *events, marker=""):

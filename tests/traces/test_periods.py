@@ -7,10 +7,10 @@ import random
 import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, write_trace
-from traincast.replay.analysis import analyse_traces
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
 from traincast.traces.periods import periodic_rows
+from traincast.traces.replay.analysis import analyse_traces
 
 LAYERS, STEP_US = 20, 1000.0
 

@@ -10,7 +10,6 @@ import orjson
 import pytest
 
 from tests.traces import damaged
-from traincast.errors import TraincastError
 from traincast.traces import tables
 from traincast.traces.events import Kind, TimelineTrace
 from traincast.traces.execution import read_execution_trace
@@ -18,6 +17,7 @@ from traincast.traces.formats import read_trace_file
 from traincast.traces.kineto import read_kineto
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.ranks import read_ranks
+from traincast.utils.errors import TraincastError
 
 
 def write(path, document, **options):

@@ -11,9 +11,9 @@ import zipfile
 
 import pytest
 
-from traincast.errors import TraincastError
 from traincast.traces.kineto import read_kineto
 from traincast.traces.source import ByteSource
+from traincast.utils.errors import TraincastError
 
 TEXT = random.Random(1).randbytes(100_000).hex().encode()
 

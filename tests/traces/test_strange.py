@@ -9,10 +9,10 @@ import pytest
 
 from tests.traces.damaged import kineto_document
 from tests.traces.timelines import event, kernel, launch, op, small_events, step, write_trace
-from traincast.cli.main import main
-from traincast.errors import TraincastError
-from traincast.replay.analysis import analyse_traces
+from traincast.app.cli.main import main
 from traincast.traces.kineto import read_kineto
+from traincast.traces.replay.analysis import analyse_traces
+from traincast.utils.errors import TraincastError
 
 
 def refusal(capsys, *arguments):

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from traincast.arrays import FloatArray
-from traincast.calibration.copies import fit_copies, is_copy
-from traincast.calibration.crowding import fit_crowding
-from traincast.calibration.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
-from traincast.calibration.exchanges import fit_exchanges, is_exchange
-from traincast.calibration.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
-from traincast.calibration.profile import Profile
-from traincast.calibration.samples import Sample, calm_samples, mean_visit, visits
-from traincast.calibration.step import HOST_EVENTS
 from traincast.calibration.waits import with_late
-from traincast.errors import TraincastError
-from traincast.measurements.metrics import ErrorRow, error_row, within
+from traincast.costs.cpu.copies import fit_copies, is_copy
+from traincast.costs.cpu.crowding import fit_crowding
+from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
+from traincast.costs.cpu.exchanges import fit_exchanges, is_exchange
+from traincast.costs.cpu.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
+from traincast.costs.cpu.profile import Profile
+from traincast.costs.cpu.samples import Sample, calm_samples, mean_visit, visits
+from traincast.simulator.cpu.step import HOST_EVENTS
+from traincast.utils.arrays import FloatArray
+from traincast.utils.errors import TraincastError
+from traincast.utils.metrics import ErrorRow, error_row, within
 
 _USUAL = Caches(1e6, 8e6)
 _L2 = (256e3, 384e3, 512e3, 768e3, 1e6, 1.5e6, 2e6, 3e6)

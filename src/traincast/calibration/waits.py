@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traincast.calibration.exchanges import Exchange, ExchangeModels
-from traincast.calibration.together import RankPlan, Stretch, step_seconds
-from traincast.errors import TraincastError
+from traincast.costs.cpu.exchanges import Exchange, ExchangeModels
+from traincast.simulator.cpu.together import RankPlan, Stretch, step_seconds
+from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
-    from traincast.calibration.samples import Sample
+    from traincast.costs.cpu.samples import Sample
 
 _MOST_STRETCHES = 10_000
 _CALM_SHARE = 0.5  # of the steps, those beside which the reference took least: neighbours make ranks wait, too

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from traincast.capturing.traits import traits
-from traincast.workload.ops import Scalar
+from traincast.ir.ops import Scalar
 
 Arguments = list[tuple[str, Any]]
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from traincast.capturing.recorder import CONTROL_MARK, OP_MARK, UNRECORDED, RawOp, stood_for
 from traincast.capturing.storages import StorageBook
-from traincast.errors import TraincastError
-from traincast.workload.builder import ProgramBuilder
-from traincast.workload.ops import Phase, StorageKind
-from traincast.workload.program import Program
+from traincast.ir.builder import ProgramBuilder
+from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.program import Program
+from traincast.utils.errors import TraincastError
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _DISPATCHED = "PythonDispatchMode"

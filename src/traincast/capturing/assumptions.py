@@ -18,7 +18,7 @@ from fractions import Fraction
 from typing import Any
 
 from traincast.capturing.refusals import user_line
-from traincast.errors import TraincastError, shown, unknown
+from traincast.utils.errors import TraincastError, shown, unknown
 
 KINDS = ("mask", "padding", "branch", "item", "lengths", "distinct", "experts")
 _MOST_EXPERTS = 4096

@@ -13,9 +13,9 @@ from torch.distributed.distributed_c10d import GroupName
 
 from traincast.capturing.arguments import Arguments
 from traincast.capturing.refusals import user_line
-from traincast.errors import TraincastError
-from traincast.workload.collectives import BARRIER_BYTES, COLLECTIVE_OPS, NAMESPACES, UNEVEN_FORM
-from traincast.workload.ops import Scalar
+from traincast.ir.collectives import BARRIER_BYTES, COLLECTIVE_OPS, NAMESPACES, UNEVEN_FORM
+from traincast.ir.ops import Scalar
+from traincast.utils.errors import TraincastError
 
 _WRITTEN = ("output", "outputs", "output_tensor", "output_tensors", "output_lists", "out", "tensors")
 

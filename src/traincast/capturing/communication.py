@@ -18,8 +18,8 @@ from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
 from traincast.capturing.storages import strided_parts
-from traincast.errors import TraincastError
-from traincast.workload.collectives import COLLECTIVES, Route
+from traincast.ir.collectives import COLLECTIVES, Route
+from traincast.utils.errors import TraincastError
 
 _AGREED = 64  # elements of a message whose values are passed on
 _functional = torch.ops._c10d_functional

@@ -15,7 +15,7 @@ import torch
 from torch._C._profiler import _RecordFunctionFast
 
 from traincast.capturing.patches import Patches
-from traincast.workload.compiled import REGION
+from traincast.ir.compiled import REGION
 
 
 class CompiledRegions:

@@ -12,7 +12,7 @@ import torch
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _CAPABILITY = (8, 0)
 _NAME = "CUDA device without a GPU"

@@ -19,7 +19,7 @@ from torch.nn.parallel import distributed as ddp_module
 
 from traincast.capturing.patches import Patches
 from traincast.capturing.refusals import user_line
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _BROADCAST = "torch.distributed::_broadcast_coalesced"

@@ -14,11 +14,11 @@ from traincast.capturing.precision import tf32_arithmetic
 from traincast.capturing.ranks import Place
 from traincast.capturing.rebatch import rebatched, rigid
 from traincast.capturing.step import ONE_SIZE, Step, capture_program, check_request, only_own_garbage, with_sizes
-from traincast.errors import TraincastError
-from traincast.workload.collectives import COLLECTIVES, Route
-from traincast.workload.generalise import same_structure
-from traincast.workload.program import Columns, Program
-from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.ir.collectives import COLLECTIVES, Route
+from traincast.ir.generalise import same_structure
+from traincast.ir.program import Columns, Program
+from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.utils.errors import TraincastError
 
 One = Callable[[int, int, Place], Program]
 """Captures one rank at a batch size and a sequence length."""

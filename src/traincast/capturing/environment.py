@@ -18,7 +18,7 @@ from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
 from traincast.capturing.stand_ins import install_stand_ins
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 
 def environment(patches: Patches, recorder: Recorder, devices: DeviceMode, *, runs_on: str = "cuda") -> None:

@@ -17,7 +17,7 @@ from traincast.capturing.refusals import BRANCH, ITEM, refuse_values, user_line
 from traincast.capturing.storages import Seen, StorageBook, strided_parts
 from traincast.capturing.traits import traits
 from traincast.capturing.values import Values
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _LOCAL_SCALAR = torch.ops.aten._local_scalar_dense.default
 _PACK = torch.ops.aten._pack_padded_sequence.default

@@ -16,8 +16,8 @@ from traincast.capturing.precision import switches_kept
 from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.script import NO_GPUS, capture_script
 from traincast.capturing.step import capture_step
-from traincast.errors import TraincastError, shown, unknown
-from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.utils.errors import TraincastError, shown, unknown
 
 _FORM = "give FILE.py:FUNCTION"
 _USUAL = "make_step"  # the name of the contract says nothing of the model; that of its file does

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_iter
 
 from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
-from traincast.workload.ops import StorageKind
+from traincast.ir.ops import StorageKind
 
 
 class Kinds:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from traincast.capturing.numbers import Numbers
 from traincast.capturing.patches import Patches
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _NAMES = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
           "recv_object_list")  # fmt: skip

@@ -22,7 +22,7 @@ from traincast.capturing.mail import Mail
 from traincast.capturing.patches import Patches
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import user_line
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _USUAL_NODE = 8  # GPUs
 _NCCL, _CUDA = (2, 27, 5), "12.8"  # versions of a usual build

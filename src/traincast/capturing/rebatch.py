@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from traincast.errors import TraincastError
-from traincast.workload.generalise import capture_sizes, generalise_ranks, same_structure
-from traincast.workload.program import Program
+from traincast.ir.generalise import capture_sizes, generalise_ranks, same_structure
+from traincast.ir.program import Program
+from traincast.utils.errors import TraincastError
 
 At = Callable[[int, int], Sequence[Program]]
 """Captures the same ranks at a batch size and a sequence length."""

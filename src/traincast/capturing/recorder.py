@@ -19,9 +19,9 @@ from traincast.capturing.regions import Regions
 from traincast.capturing.storages import StorageBook, strided_parts
 from traincast.capturing.traits import traits
 from traincast.capturing.values import Values
-from traincast.errors import TraincastError
-from traincast.workload.collectives import NAMESPACES
-from traincast.workload.ops import Phase, Signature, TensorSpec
+from traincast.ir.collectives import NAMESPACES
+from traincast.ir.ops import Phase, Signature, TensorSpec
+from traincast.utils.errors import TraincastError
 
 OP_MARK = "traincast.op:"
 CONTROL_MARK = "traincast.control:"

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _PACKAGES = tuple(
     f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib")

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from traincast.capturing.compilation import CompiledRegions
 from traincast.capturing.patches import Patches
-from traincast.workload.ops import Phase
+from traincast.ir.ops import Phase
 
 _BETWEEN = (str(Path(__file__).parent), torch._ops.__file__)  # frames of the recording itself
 

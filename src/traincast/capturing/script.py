@@ -21,9 +21,9 @@ from traincast.capturing.ranks import Place
 from traincast.capturing.rebatch import rebatched
 from traincast.capturing.step import check_request, only_own_garbage, with_sizes
 from traincast.capturing.watching import watching
-from traincast.errors import TraincastError
-from traincast.workload.program import Program
-from traincast.workload.workload import Workload
+from traincast.ir.program import Program
+from traincast.ir.workload import Workload
+from traincast.utils.errors import TraincastError
 
 BATCH_SIZE, SEQ_LEN = "{batch_size}", "{seq_len}"
 """What stands for the sizes in the arguments of a script that is to be run at several."""

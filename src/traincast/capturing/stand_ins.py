@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from traincast.capturing.devices import OLD_TYPES, DeviceMode
 from traincast.capturing.patches import Patches
 from traincast.capturing.refusals import OTHER_PROCESSES, user_line
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 
 def install_stand_ins(patches: Patches, devices: DeviceMode, *, alone: bool) -> None:

@@ -26,9 +26,9 @@ from traincast.capturing.rebatch import rebatched
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.refusals import one_line, raised_line
 from traincast.capturing.regions import Regions
-from traincast.errors import TraincastError
-from traincast.workload.program import Program
-from traincast.workload.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.ir.program import Program
+from traincast.ir.workload import DEFAULT_FRAMEWORK, Workload
+from traincast.utils.errors import TraincastError
 
 Step = Callable[[], object]
 Build = Callable[[int, int], Step]

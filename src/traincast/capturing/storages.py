@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from traincast.capturing.numbers import Exchanged
-from traincast.workload.ops import StorageKind, TensorSpec
+from traincast.ir.ops import StorageKind, TensorSpec
 
 _TENSOR_ID = "_traincast_tensor_id"
 _books = count()

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 OLDEST, NEWEST, LOCKED = "2.12", "2.14", "2.13"
 """Captures are developed with 2.13.0 (`LOCKED`: all tests of Traincast run with it), and all their own tests pass with

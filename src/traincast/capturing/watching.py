@@ -19,8 +19,8 @@ from traincast.capturing.ranks import Place, install_ranks
 from traincast.capturing.recorder import Recorder
 from traincast.capturing.regions import Regions
 from traincast.capturing.step import host_profiler, no_collection, one_line_errors
-from traincast.errors import TraincastError
-from traincast.workload.program import Program
+from traincast.ir.program import Program
+from traincast.utils.errors import TraincastError
 
 _WARM = 2  # updates before the recorded one: optimizers make their state in the first
 _NONE = (

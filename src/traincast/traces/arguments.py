@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from traincast.workload.ops import TensorSpec
+from traincast.ir.ops import TensorSpec
 
 # every name that Kineto and execution traces have for an element type
 DTYPES = {

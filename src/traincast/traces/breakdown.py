@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import BoolArray, FloatArray, IndexArray, IntArray, grouped
-from traincast.totals import totals
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
+from traincast.utils.arrays import BoolArray, FloatArray, IndexArray, IntArray, grouped
+from traincast.utils.totals import totals
 
 NO_OP = "(no op)"
 """What the device time is called of kernels that no op of the trace launched."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.arrays import IntArray
-from traincast.errors import TraincastError, printable
 from traincast.traces.events import DEVICE_KINDS, Kind, TimelineTrace
 from traincast.traces.nodes import rows_of
+from traincast.utils.arrays import IntArray
+from traincast.utils.errors import TraincastError, printable
 
 _MOST_SHARED = 0.01  # share of the calls whose correlation a call of another process has too: fewer are damage
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from traincast.errors import TraincastError
 from traincast.traces.execution import NodeSink, Row, finish
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.rows import LIMIT
 from traincast.traces.scan import MAX_VALUE
 from traincast.traces.source import ByteSource
+from traincast.utils.errors import TraincastError
 
 _READ = 1 << 19  # bytes at a time: large enough that reading costs nothing, small beside any trace
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf

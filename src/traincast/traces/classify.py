@@ -1,4 +1,4 @@
-"""Which family a kernel belongs to, told from its name. The families are those of `traincast.kernels.families`."""
+"""Which family a kernel belongs to, told from its name. Families are those of `traincast.costs.kernels.families`."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from traincast.errors import printable
+from traincast.ir.collectives import COLLECTIVES, named_in_trace
 from traincast.traces.link import Linked
-from traincast.workload.collectives import COLLECTIVES, named_in_trace
+from traincast.utils.errors import printable
 
 _ANNOTATION = re.compile(r"(?:nccl|gloo|rccl):_?(\w+)")
 # the longest names first: "ReduceScatter" begins like "Reduce"

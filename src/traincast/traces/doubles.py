@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.arrays import IndexArray
 from traincast.traces.events import DEVICE_KINDS
 from traincast.traces.tables import Table
+from traincast.utils.arrays import IndexArray
 
 
 def without_doubles(events: Table) -> tuple[Table, int]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.arrays import IntArray
 from traincast.traces.tables import Table
+from traincast.utils.arrays import IntArray
 
 
 class Kind(IntEnum):

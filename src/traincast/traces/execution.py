@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from traincast.errors import printable
 from traincast.traces.nodes import NODE, ExecutionTrace, check_acyclic
 from traincast.traces.rows import LIMIT, UNREADABLE, Int, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner
+from traincast.utils.errors import printable
 
 _RAW = msgspec.Raw(b"")
 _COMMUNICATES = re.compile(r"record_param_comms|c10d|nccl", re.IGNORECASE)

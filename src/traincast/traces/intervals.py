@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import IntArray
+from traincast.utils.arrays import IntArray
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.arrays import BoolArray, IntArray
-from traincast.errors import printable
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace, rows_of
+from traincast.utils.arrays import BoolArray, IntArray
+from traincast.utils.errors import printable
 
 _LOOKED_AT = 500  # ops: files of one run agree in all of them but where one cut a list short
 

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from traincast.errors import printable
 from traincast.traces.doubles import without_doubles
 from traincast.traces.events import CATEGORIES, DEVICE_KINDS, EVENT, MEMORY, Kind, TimelineTrace, blank_events
 from traincast.traces.kineto_events import Arguments, Event, decode_batch, decode_one, number_at_end
 from traincast.traces.rows import LIMIT, UNREADABLE, RowSink
 from traincast.traces.scan import scan_file
 from traincast.traces.tables import Interner, Table, TableBuilder
+from traincast.utils.errors import printable
 
 _NANOSECONDS_FROM = 10**17  # microseconds since 1970 stay below this until the year 5138
 _LARGEST_US = 9 * 10**15  # in nanoseconds this still fits into a column

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import BoolArray, IntArray, grouped
 from traincast.traces.link import Linked
+from traincast.utils.arrays import BoolArray, IntArray, grouped
 
 _LEAST_DEPTH = 256  # queues of launches take about a thousand; a call behind fewer than this is not held by them
 _USUAL_NS, _LONG_RATIO = 10_000, 1.5  # a call that is not held takes less, under a profiler too; a held one more

@@ -10,8 +10,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from traincast.arrays import BoolArray, IntArray, grouped
-from traincast.errors import TraincastError
 from traincast.traces.calls import followed, launches, stream_numbers
 from traincast.traces.classify import COMMUNICATION, OTHER, kernel_family
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
@@ -20,6 +18,8 @@ from traincast.traces.markers import marker_rows, without_numbers
 from traincast.traces.periods import periodic_rows
 from traincast.traces.tables import Table
 from traincast.traces.tree import host_order, op_tree, thread_numbers
+from traincast.utils.arrays import BoolArray, IntArray, grouped
+from traincast.utils.errors import TraincastError
 
 _LAUNCH = re.compile(r"(?:cuda|hip|cu)\w*(?:Launch|Memcpy|Memset|memcpy|memset)\w*|urEnqueue\w+|zeCommandListAppend\w+")
 _SYNCHRONISE = re.compile(

@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from traincast.arrays import BoolArray, IntArray, grouped
-from traincast.errors import TraincastError, printable, unknown
 from traincast.traces.events import DEVICE_KINDS, HOST_KINDS, Kind, TimelineTrace
+from traincast.utils.arrays import BoolArray, IntArray, grouped
+from traincast.utils.errors import TraincastError, printable, unknown
 
 STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
 """The profiler's own markers."""

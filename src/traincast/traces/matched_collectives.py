@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import FloatArray
+from traincast.ir.collectives import COLLECTIVES
 from traincast.traces.collectives import Collective
 from traincast.traces.link import Linked
-from traincast.workload.collectives import COLLECTIVES
+from traincast.utils.arrays import FloatArray
 
 # those that all ranks of a group call in one order, as far as traces name them
 _KINDS = frozenset(record.name for record in COLLECTIVES.values() if record.matched)

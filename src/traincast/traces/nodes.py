@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.arrays import IntArray
-from traincast.errors import TraincastError
 from traincast.traces.tables import Table
+from traincast.utils.arrays import IntArray
+from traincast.utils.errors import TraincastError
 
 NODE = np.dtype(
     [

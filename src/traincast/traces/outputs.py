@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from traincast.ir.ops import TensorSpec
 from traincast.traces.arguments import contiguous
-from traincast.workload.ops import TensorSpec
 
 # ops that take this many tensors; one more is the tensor that the result is written into
 _UNARY = frozenset({

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from traincast.arrays import BoolArray, IntArray
 from traincast.traces.events import DEVICE_KINDS, TimelineTrace
+from traincast.utils.arrays import BoolArray, IntArray
 
 _PERIODS = 3  # at least so many in the trace: two alike may be two halves of one step
 _SHORTEST = 4  # kernels: fewer are a loop inside of a step

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from traincast.errors import TraincastError
 from traincast.traces.events import TimelineTrace
 from traincast.traces.formats import SUFFIXES, read_trace_file
 from traincast.traces.nodes import ExecutionTrace
+from traincast.utils.errors import TraincastError
 
 T = TypeVar("T", TimelineTrace, ExecutionTrace)
 _RANK = re.compile(r"(?:rank|worker)[-_]?(\d{1,7})", re.IGNORECASE)

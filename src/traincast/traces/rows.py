@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import numpy as np
 
-from traincast.errors import TraincastError
 from traincast.traces.tables import Interner, TableBuilder
+from traincast.utils.errors import TraincastError
 
 UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 """What decoding of damaged JSON raises."""

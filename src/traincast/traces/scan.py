@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from traincast.errors import TraincastError
 from traincast.traces.source import ByteSource, check_encoding
+from traincast.utils.errors import TraincastError
 
 CHUNK = 1 << 19  # bytes at a time: a few thousand events, which is a good batch for the decoder
 MAX_VALUE = 1 << 24  # bytes of one event, node or header member

@@ -8,13 +8,13 @@ from functools import cached_property
 
 import numpy as np
 
-from traincast.arrays import BoolArray, IntArray
+from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.traces.arguments import Recorded, contiguous, parse_arguments
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.nodes import ExecutionTrace
 from traincast.traces.outputs import derive_outputs, split_out, window_of
-from traincast.workload.ops import Scalar, Signature, TensorSpec
+from traincast.utils.arrays import BoolArray, IntArray
 
 _CONVOLUTION = re.compile(r"aten::(?:_?convolution|cudnn_convolution|miopen_convolution|conv[123]d)$")
 _CONVOLUTION_BACKWARD = re.compile(r"aten::(?:cudnn_|miopen_)?convolution_backward$")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traincast.arrays import FloatArray, IntArray, grouped
 from traincast.traces.arguments import parse_arguments
 from traincast.traces.classify import COMMUNICATION
 from traincast.traces.events import Kind
 from traincast.traces.intervals import Intervals
 from traincast.traces.link import Linked
+from traincast.utils.arrays import FloatArray, IntArray, grouped
 
 _BESIDE, _ALONE = 0.9, 0.05  # shares of a kernel's time with company that count as beside a collective, and as alone
 _LEAST_ALONE = 2  # one kernel alone may have been an outlier itself

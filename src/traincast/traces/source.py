@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 _READ = 1 << 18  # bytes at a time; inflated they are a few MB
 _GZIP = b"\x1f\x8b"  # how every gzip member begins

@@ -9,7 +9,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from traincast.errors import TraincastError
+from traincast.utils.errors import TraincastError
 
 Table = npt.NDArray[np.void]
 K = TypeVar("K", bound=Hashable)

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from traincast.arrays import BoolArray, IntArray
 from traincast.traces.events import HOST_KINDS, Kind, TimelineTrace
+from traincast.utils.arrays import BoolArray, IntArray
 
 # annotations that are themselves a unit of host work; all others only wrap ops
 _UNIT = re.compile(r"Optimizer\.|enumerate\(DataLoader\)")

@@ -1,0 +1,352 @@
+"""The Python API: one call per verb of the command line, with the same answers.
+
+Everything is imported when it is needed, so that `import traincast` costs little and a prediction needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+
+from traincast.app.decisions import advise as advise
+from traincast.app.decisions import list_edits as list_edits
+from traincast.app.decisions import plan as plan
+from traincast.app.decisions import sensitivity as sensitivity
+from traincast.app.decisions import shard as shard
+from traincast.app.decisions import sweep as sweep
+from traincast.app.decisions import whatif as whatif
+from traincast.app.machine import bench as bench
+from traincast.app.machine import fit_store as fit_store
+from traincast.app.machine import measure as measure
+from traincast.app.machine import predict_here as predict_here
+from traincast.app.machine import refine as refine
+from traincast.app.machine import self_check as self_check
+
+if TYPE_CHECKING:
+    from traincast.app.pages.written import WrittenPage
+    from traincast.calibration.evaluation.suites import Evaluation, MachineOptions
+    from traincast.calibration.fit_shipped import FitResult
+    from traincast.capturing.script import Recording
+    from traincast.costs.host.profile import HostProfile
+    from traincast.hardware.platform import Platform
+    from traincast.ir.given import OpCost
+    from traincast.ir.workload import Workload
+    from traincast.models.transformers.description import Transformer
+    from traincast.simulator.parallelism.layout import Layout
+    from traincast.simulator.parallelism.result import TrainingPrediction
+    from traincast.simulator.prediction.result import Prediction
+    from traincast.simulator.prediction.scaling import ScalingCurve
+    from traincast.simulator.scenario.export import Exported
+    from traincast.simulator.scenario.loading import Loader
+    from traincast.simulator.scenario.models import ModelList
+    from traincast.simulator.scenario.platforms import PlatformList
+    from traincast.simulator.scenario.variant import VariantOptions
+    from traincast.simulator.uneven import Unevenness
+    from traincast.traces.replay.compare import TraceComparison
+    from traincast.traces.replay.results import TraceReport
+    from traincast.utils.results import Result
+
+Costs: TypeAlias = "str | Path | Sequence[OpCost] | None"
+"""What ops cost, as their author knows it: a file (.toml) or a list."""
+Progress = Callable[[float], None]
+"""Hears the fraction that is done."""
+
+
+def _silent(_: float) -> None:
+    """Hears progress and says nothing."""
+
+
+def predict(
+    workload: str | Path | Workload,
+    *,
+    on: str | Platform,
+    gpus: int | None = None,
+    clock_mhz: float | None = None,
+    host: str | HostProfile | None = None,
+    roofline_only: bool = False,
+    uneven: Unevenness | None = None,
+    program: str | None = None,
+    cuda_graph: bool = False,
+    loader: Loader | None = None,
+    costs: Costs = None,
+    **variant: Unpack[VariantOptions],
+) -> Prediction:
+    """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
+
+    Args:
+        workload: a built-in model by name, a saved workload (`.tc`), a DLRM described in YAML, or a `Workload`.
+        on: a built-in GPU or node by name, your own description (`.toml`), or a `Platform`.
+        gpus: how many GPUs (default 1, or as many as the workload was captured on). A DLRM shards its tables over
+            several, any other model trains data parallel.
+        clock_mhz: locks the SM clock.
+        host: a host profile or its name (default: the platform's).
+        roofline_only: takes rooflines instead of the fitted kernel models.
+        uneven: lets ranks differ by chance.
+        program: which program trains a DLRM on several GPUs ("torchrec", the default; "torchrec-pipelined", its
+            `TrainPipelineSparseDist`; "hugectr" and "nvidia" for the models that were published with them).
+        cuda_graph: replays the step as CUDA graphs; what cannot be part of one is named in the warnings.
+        costs: what ops cost, as their author knows it: a file (.toml), or a list of `OpCost`.
+        loader: how batches come (`simulator.scenario.loading.Loader`: `ms` a batch, `workers`, `pageable` copies).
+        **variant: the fields of `simulator.scenario.variant.Variant`: `batch_size` (samples per GPU), `seq_len`
+            (tokens per sample), `dtype` ("fp32", "tf32", "fp16", "bf16"), `mode` ("training", "inference"),
+            `optimizer` ("none", "sgd", "adagrad", "adam"), `attention` ("eager", "sdpa"), `embedding` ("batched",
+            "bag", "fbgemm"), `compiled`.
+    """
+    from traincast.simulator.scenario.costs import read_costs
+    from traincast.simulator.scenario.predict import Question
+    from traincast.simulator.scenario.predict import predict as answer
+    from traincast.simulator.scenario.variant import variant_of
+    from traincast.simulator.scenario.workloads import default_dtype
+
+    question = Question(
+        workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), gpus=gpus,
+        clock_mhz=clock_mhz, host=host, roofline_only=roofline_only, uneven=uneven, program=program,
+        cuda_graph=cuda_graph, loader=loader, costs=read_costs(costs),
+    )  # fmt: skip
+    return answer(question)
+
+
+def predict_training(
+    model: str | Path | Transformer,
+    *,
+    on: str | Platform,
+    layout: Layout,
+    clock_mhz: float | None = None,
+    host: str | HostProfile | None = None,
+    roofline_only: bool = False,
+) -> TrainingPrediction:
+    """Predicts one training step of a Transformer laid over GPUs; see `TrainingPrediction` for what comes back.
+
+    `model` is built in ("llama3-70b"), a short YAML description, a Hugging Face `config.json`, or a `Transformer`;
+    `layout` says how many GPUs there are and what each group of them shares. Other keywords as in `predict`.
+    """
+    from traincast.planner.parallelism.ask import TrainingQuestion, answer_training
+
+    named = str(model) if isinstance(model, Path) else model
+    question = TrainingQuestion(
+        model=named, on=on, layout=layout, clock_mhz=clock_mhz, host=host, roofline_only=roofline_only
+    )
+    return answer_training(question)
+
+
+def scaling(
+    workload: str | Path | Workload,
+    *,
+    on: str | Platform,
+    gpus: Sequence[int],
+    kind: str = "weak",
+    clock_mhz: float | None = None,
+    host: str | HostProfile | None = None,
+    program: str | None = None,
+    cuda_graph: bool = False,
+    **variant: Unpack[VariantOptions],
+) -> ScalingCurve:
+    """Predicts one step on every number of GPUs given. `batch_size` is that of one GPU for a curve of the `kind`
+    "weak", and that of all GPUs together for a "strong" one. Other keywords as in `predict`."""
+    from traincast.simulator.scenario.predict import Question
+    from traincast.simulator.scenario.scaling import predict_scaling
+    from traincast.simulator.scenario.variant import variant_of
+    from traincast.simulator.scenario.workloads import default_dtype
+
+    question = Question(
+        workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), clock_mhz=clock_mhz, host=host,
+        program=program, cuda_graph=cuda_graph,
+    )  # fmt: skip
+    return predict_scaling(question, gpus, kind)
+
+
+def capture(
+    function: str | Callable[..., Any],
+    *,
+    batch_size: int = 32,
+    seq_len: int | None = None,
+    gpus: int | None = None,
+    ranks: Sequence[int] | None = None,
+    mode: str = "training",
+    name: str | None = None,
+    out: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+    assume: Mapping[str, object] | Sequence[str] | None = None,
+    costs: Costs = None,
+    arguments: Sequence[str] = (),
+) -> Workload:
+    """Captures a training step of your own model, without a GPU. Needs torch.
+
+    `function` is `make_step(batch_size)` or `make_step(batch_size, seq_len)`, or "FILE.py:FUNCTION": it builds model,
+    optimizer and inputs in plain PyTorch and returns a callable that runs one iteration. With a number of `gpus` it is
+    `make_step(batch_size, *, rank, world_size)`, captured for all ranks or for those in `ranks`. `out` is a file (.tc)
+    that receives the workload as well; `progress` hears which size and rank is being captured. What comes back can be
+    given to `predict` at any batch size.
+
+    `assume` states what the step reads from tensors, which a capture does not have: `{"mask": 0.15}` (a mask keeps 15 %
+    of its elements), `padding`, `branch`, `item`, `lengths`, `distinct`, `experts`; a key may name its place,
+    `"branch@train.py:42"`. `costs` say what ops of your own cost: a file (.toml) or a list of `OpCost`. "FILE.py"
+    without a function is a script, run as it is with its own `arguments` until its optimizer was called three times;
+    where they have `{batch_size}` (and `{seq_len}`), at several sizes; with a number of `gpus`, rank by rank.
+    """
+    from traincast.capturing.from_file import capture_function
+    from traincast.capturing.progress import heard_by
+    from traincast.ir.file import save_workload
+    from traincast.simulator.scenario.costs import read_costs
+
+    with heard_by(progress):
+        workload = capture_function(
+            function, batch_size=batch_size, seq_len=seq_len, gpus=gpus, ranks=ranks, mode=mode, name=name,
+            assume=assume, arguments=arguments,
+        )  # fmt: skip
+    workload = replace(workload, costs=read_costs(costs))
+    if out is not None:
+        save_workload(workload, out)
+    return workload
+
+
+def record(
+    loop: Callable[..., object], *, batch_size: int = 32, seq_len: int | None = None, name: str | None = None,
+    assume: Mapping[str, object] | Sequence[str] | None = None, out: str | Path | None = None,
+) -> Workload:  # fmt: skip
+    """Records a step of `loop(batch_size)` or `loop(batch_size, seq_len)`, a function that builds model and optimizer
+    and runs the training loop, without a GPU. It is run at several sizes, each until its optimizer was called three
+    times, so that the workload can be predicted at any; `out` is a file (.tc) that receives it. Needs torch."""
+    from traincast.capturing.script import record as record_loop
+    from traincast.ir.file import save_workload
+
+    workload = record_loop(loop, batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
+    if out is not None:
+        save_workload(workload, out)
+    return workload
+
+
+def recording(
+    *, batch_size: int = 1, seq_len: int = 0, name: str = "recorded",
+    assume: Mapping[str, object] | Sequence[str] | None = None,
+) -> AbstractContextManager[Recording]:  # fmt: skip
+    """Records a step of the training loop inside the block, without a GPU: `with recording() as found: ...` gives
+    `found.workload`, at the one size that the block has (`record` runs a loop at several). Model and optimizer are
+    built inside; the third call of the optimizer ends it. Needs torch."""
+    from traincast.capturing.script import recording as record_block
+
+    return record_block(batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
+
+
+def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:
+    """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, in a variant (see `predict`)."""
+    from traincast.simulator.scenario.variant import variant_of
+    from traincast.simulator.scenario.workloads import default_dtype
+    from traincast.simulator.scenario.workloads import load as load_variant
+
+    return load_variant(workload, variant_of(variant, default_dtype(workload)))
+
+
+def export(
+    workload: str | Path | Workload, out: str | Path, *, to: str = "pytorch", **variant: Unpack[VariantOptions]
+) -> Exported:
+    """Writes rank 0 of a workload as an execution trace that other tools read: `to` is "pytorch" (the JSON of
+    PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Variants as in `predict`."""
+    from traincast.simulator.scenario.export import export as write
+    from traincast.simulator.scenario.variant import variant_of
+    from traincast.simulator.scenario.workloads import default_dtype
+    from traincast.simulator.scenario.workloads import load as load_variant
+
+    return write(load_variant(workload, variant_of(variant, default_dtype(workload))), Path(out), to)
+
+
+def trace(
+    *files: str | Path,
+    on: str | Platform | None = None,
+    host: str | None = None,
+    host_scale: float | None = 1.0,
+    twice: Sequence[str] = (),
+    step_marker: str = "",
+) -> TraceReport:
+    """What measured traces say: every step, where its time went, and whether a replay of it agrees.
+
+    `files` are Kineto traces, with or without the execution traces of the same run, or folders of them, one file per
+    rank. With a platform `on` the traced step is also predicted, with its own host times or those of the host profile
+    `host` ("platform": the platform's own), `host_scale` times as slow (None: told from the trace). `twice` names ops,
+    kernel families or "host" that are to be twice as fast, `step_marker` the op or annotation at which steps begin
+    (default: the profiler's own markers, else an optimizer's steps, else the period of the kernels).
+    """
+    from traincast.traces.ask import trace as answer
+
+    return answer(files, on=on, host=host, host_scale=host_scale, twice=twice, step_marker=step_marker)
+
+
+def compare_traces(before: str | Path, after: str | Path, *, step_marker: str = "") -> TraceComparison:
+    """Two traced runs (files, or folders of ranks, of which the slowest count): what of the step changed, and which
+    ops, matched by name and shape, explain it. `step_marker` is as in `trace`."""
+    from traincast.traces.ask import compare_traces as answer
+
+    return answer(before, after, step_marker=step_marker)
+
+
+def load_trace(*files: str | Path, step: int | None = None) -> Workload:
+    """One step (by number; default: the one of median length) of a traced run as a workload, which can be saved with
+    `traincast.ir.save_workload` and predicted elsewhere. Its `meta` says what the trace did not tell."""
+    from traincast.traces.replay.workload import trace_workload
+
+    name = Path(files[0]).name.partition(".")[0] if files else ""
+    return trace_workload(trace(*files), name=name, step=step)
+
+
+def write_report(
+    answer: Result, out: str | Path, *, price: float | None = None, against: TraceReport | None = None
+) -> WrittenPage:
+    """Writes any answer of these calls as one self-contained HTML file (`out`): the number and its evidence, why, the
+    timeline, memory, what-ifs, provenance. `price` is dollars of one GPU for an hour; `against` is the traced run that
+    another one is to be compared with."""
+    from traincast.app.pages.written import page_of, with_what_ifs, write_page
+
+    return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
+
+
+def models() -> ModelList:
+    """The built-in models; `models().coverage()` says how each of their ops is lowered to kernels."""
+    from traincast.simulator.scenario.models import built_in_models
+
+    return built_in_models()
+
+
+def platforms() -> PlatformList:
+    """The built-in GPUs and nodes, with the figures predictions use."""
+    from traincast.simulator.scenario.platforms import built_in_platforms
+
+    return built_in_platforms()
+
+
+def fit(
+    *pieces: str,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    into_package: bool = False,
+    progress: Progress = _silent,
+) -> FitResult:
+    """Rebuilds the shipped profiles (all pieces, or those named) from a folder of measurements (`data`, default
+    $TRAINCAST_DATA). They are written into the folder `out`, all or none; without one into the package
+    itself if that is a source checkout, or if `into_package` says so."""
+    from traincast.calibration.fit_shipped import fit as rebuild
+    from traincast.calibration.measurements import measurements_folder
+
+    folder = None if out is None else Path(out)
+    return rebuild(pieces, measurements_folder(data), folder, into_package=into_package, progress=progress)
+
+
+def evaluate(
+    suite: str,
+    *,
+    data: str | Path | None = None,
+    roofline_only: bool = False,
+    progress: Progress = _silent,
+    **machine: Unpack[MachineOptions],
+) -> Evaluation:
+    """Predicted against published measurements, case by case, beside what others score (errors in percent). The
+    measurements are in the folder `data` (default $TRAINCAST_DATA). The suites "here" and "sharding" run steps on this
+    `machine` instead (see `MachineOptions`); `data` is then where they keep what they find (default: by its store)."""
+    from traincast.calibration.evaluation import suites
+    from traincast.calibration.measurements import measurements_folder
+
+    if suites.measures_here(suite, machine, roofline_only=roofline_only):
+        return suites.evaluate_on_this_machine(suite, None if data is None else Path(data), machine, progress=progress)
+    return suites.evaluate(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)

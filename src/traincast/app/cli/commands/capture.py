@@ -1,0 +1,88 @@
+"""A training step of your own model, captured without a GPU.
+
+FILE.py:FUNCTION names a function that builds model, optimizer and inputs for a batch size in plain PyTorch and
+returns a callable that runs one iteration:
+
+    def make_step(batch_size):          # or make_step(batch_size, seq_len)
+        ...
+        return step                     # step() runs one iteration
+
+The workload written to OUT is predicted with 'traincast predict OUT --on PLATFORM', at any batch size. FILE.py is
+run as Python: capture only files you trust.
+
+A script without such a function is captured as it is: 'traincast capture train.py -o OUT --batch-size 64 -- its own
+arguments' runs it until its optimizer has been called three times, and records what lies between the last two calls.
+Where its own arguments have the batch size, write {batch_size} ('-- --batch-size {batch_size}'; also {seq_len}): the
+script is then run at several sizes, and the workload can be predicted at any. Without, it keeps its one size, and
+'--batch-size' only says which that is.
+
+A step on several GPUs (torch.distributed: DistributedDataParallel, fully_shard, your own collectives) is captured
+with '--gpus N' from make_step(batch_size, *, rank, world_size), or from a script that torchrun starts or that spawns
+its processes itself, rank by rank in this one process; the batch size is that of one rank. '--ranks 0' is enough
+when all ranks do the same. '--assume' states what a step reads from tensors (how full a mask is, which way a branch
+goes); it is kept with the workload and printed with every answer. Plain data parallelism needs no capture of its own:
+'traincast predict OUT --gpus N'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+
+from traincast.app.api import capture
+from traincast.app.cli.arguments import file_path, whole_numbers
+from traincast.app.cli.output import check_outputs, print_json, print_text
+from traincast.app.cli.progress import progress_line
+from traincast.simulator.scenario.variant import MODES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("function", metavar="FILE.py[:FUNCTION]")
+    parser.set_defaults(arguments=[])  # of a script that is captured as it is: what follows "--"
+    parser.add_argument(
+        "-o", "--out", type=file_path, required=True, metavar="OUT", help="the workload file to write (.tc)"
+    )
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N")
+    parser.add_argument("--seq-len", type=int, metavar="N", help="when FUNCTION takes a sequence length")
+    parser.add_argument("--gpus", type=int, metavar="N", help="captures a step on N GPUs")
+    parser.add_argument(
+        "--ranks", metavar="R[,R...]", help="captures these ranks only; others run that of the one below"
+    )
+    parser.add_argument(
+        "--assume", action="append", metavar="KIND[@FILE:LINE]=VALUE",
+        help="what the step reads from tensors: mask=0.15, padding=0.3, branch=false, item=128, lengths=64,128, "
+        "distinct=0.4, experts=8 or experts=8:1.5",
+    )  # fmt: skip
+    parser.add_argument("--costs", type=file_path, metavar="FILE", help="what ops of your own cost (.toml)")
+    parser.add_argument("--mode", choices=MODES, default="training")
+    parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Captures and saves."""
+    check_outputs(args.out, inputs=[args.function.rpartition(":")[0] or args.function])
+    with (
+        progress_line(f"capturing {args.function}") as progress,
+        contextlib.redirect_stdout(sys.stderr),  # what the user's code prints is no part of the answer
+    ):
+        workload = capture(
+            args.function,
+            batch_size=args.batch_size,
+            seq_len=args.seq_len,
+            mode=args.mode,
+            name=args.name,
+            gpus=args.gpus,
+            ranks=None if args.ranks is None else whole_numbers("--ranks", args.ranks),
+            out=args.out,
+            assume=args.assume,
+            costs=args.costs,
+            arguments=args.arguments,
+            progress=progress,
+        )
+    if args.json:
+        print_json({"workload": workload.name, "file": str(args.out)} | workload.to_dict())
+    else:
+        print_text(f"{args.out}: {workload.contents()}")
+    return 0

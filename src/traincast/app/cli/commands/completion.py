@@ -1,0 +1,35 @@
+"""A script that lets your shell complete verbs, options, and the names of models and platforms.
+
+traincast completion bash > ~/.local/share/bash-completion/completions/traincast
+traincast completion fish > ~/.config/fish/completions/traincast.fish
+traincast completion zsh > ~/.traincast.zsh        # and in ~/.zshrc: source ~/.traincast.zsh
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from traincast.app.api import models, platforms
+from traincast.app.cli.completion import SHELLS, describe, script
+from traincast.app.cli.output import print_json, print_text
+from traincast.app.cli.verbs import VERBS, parsers
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the script."""
+    known = {
+        "WORKLOAD": [model.info.name for model in models()],
+        "PLATFORM": [platform.key for platform in platforms()],
+    }
+    _, made = parsers(VERBS)
+    text = script(args.shell, [describe(verb, VERBS[verb], parser, known) for verb, parser in made.items()])
+    if args.json:
+        print_json({"shell": args.shell, "script": text})
+    else:
+        print_text(text)
+    return 0

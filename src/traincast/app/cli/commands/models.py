@@ -1,0 +1,27 @@
+"""The built-in models: parameters, ops and kernels of one training step.
+
+'--coverage' shows for every op of every built-in how it is lowered to kernels, and which ops fall back to an
+estimate from their bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from traincast.app.api import models
+from traincast.app.cli.output import print_result
+from traincast.app.report.catalog import coverage_text, models_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("--coverage", action="store_true", help="how every op is lowered")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Lists the models or their coverage."""
+    if args.coverage:
+        print_result(models().coverage(), coverage_text, as_json=args.json)
+    else:
+        print_result(models(), models_text, as_json=args.json)
+    return 0

@@ -1,0 +1,96 @@
+"""One HTML file to show: the number and its evidence, why, the timeline, memory, what-ifs, provenance.
+
+SOURCE is what 'traincast predict' takes (then give '--on' and the options of predict; '--gpus 1,2,4,8' makes a scaling
+curve), or measured traces as 'traincast trace' takes them: with '--on' they are predicted too, with '--against' they
+are compared with another run. What 'traincast evaluate --json' or 'traincast sweep --json' printed (.json) is a SOURCE
+too. '--of plan' searches layouts of a Transformer as 'traincast plan' does, '--of sharding' a plan for embedding tables
+as 'traincast shard' does, '--of advice' edits as 'traincast whatif --advise' does; '--set' and '--apply' show
+what an edit would bring.
+
+The file needs nothing else: no network, no server. '--price' is dollars of one GPU for an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traincast.app.api import advise, plan, shard, trace, whatif, write_report
+from traincast.app.cli.arguments import file_path, whole_numbers
+from traincast.app.cli.commands.predict import add_prediction_options, answered
+from traincast.app.cli.layouts import add_layout_arguments
+from traincast.app.cli.output import check_outputs, print_result
+from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.verbs import OK
+from traincast.app.cli.whatif import add_edit_arguments, edits_of, scene_options
+from traincast.app.pages.decided import sweep_file_page
+from traincast.app.pages.evaluated import evaluation_file_page
+from traincast.app.pages.sources import is_evaluation, is_sweep, is_trace
+from traincast.app.pages.written import WrittenPage, write_page
+from traincast.utils.errors import TraincastError
+from traincast.utils.results import Result
+
+KINDS = ("prediction", "plan", "sharding", "advice")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    parser.add_argument("-o", "--out", type=file_path, metavar="FILE.html", required=True, help="where the report goes")
+    parser.add_argument("--on", metavar="PLATFORM", help="a GPU or node; needed unless SOURCE was measured")
+    parser.add_argument("--of", choices=KINDS, default="prediction", help="what to make of a workload")
+    parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
+    parser.add_argument("--against", metavar="TRACE", help="a traced run to compare a trace with")
+    add_edit_arguments(parser)
+    add_prediction_options(parser)
+    add_layout_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answers and writes."""
+    check_outputs(args.out, inputs=[*args.sources, args.on, args.against])
+    print_result(_written(args), WrittenPage.headline, as_json=args.json)
+    return OK
+
+
+def _written(args: argparse.Namespace) -> WrittenPage:
+    if all(is_trace(source) for source in args.sources):
+        before = None if args.against is None else trace(Path(args.against))
+        answer = trace(*(Path(source) for source in args.sources), on=args.on, host=args.host)
+        return write_report(answer, args.out, price=args.price, against=before)
+    if args.against is not None:
+        raise TraincastError("--against compares traced runs; give a trace as SOURCE")
+    if len(args.sources) > 1:
+        raise TraincastError("several SOURCES are for traces, and not all of these are; give one workload")
+    if is_sweep(args.sources[0]):
+        return write_page(sweep_file_page(Path(args.sources[0])), args.out)
+    if is_evaluation(args.sources[0]):
+        return write_page(evaluation_file_page(Path(args.sources[0])), args.out)
+    return write_report(_answer(args), args.out, price=args.price)
+
+
+def _answer(args: argparse.Namespace) -> Result:
+    """What was asked of a workload: a prediction, a search for layouts, or one for places of tables."""
+    if args.on is None:
+        raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
+    args.workload = args.sources[0]
+    if args.of == "prediction":
+        edits = edits_of(args)
+        return (
+            whatif(args.workload, on=args.on, edits=edits, price=args.price, **scene_options(args))
+            if edits
+            else answered(args)
+        )
+    gpus = whole_numbers("--gpus", args.gpus or "1")
+    if len(gpus) > 1:
+        raise TraincastError(f"a {args.of} is for one number of GPUs; give one number of --gpus")
+    with progress_bar(args.of) as progress:
+        if args.of == "advice":
+            return advise(args.workload, on=args.on, price=args.price, progress=progress, **scene_options(args))
+        if args.of == "sharding":
+            size = {} if args.batch_size is None else {"batch_size": args.batch_size}
+            return shard(args.workload, on=args.on, gpus=gpus[0], **size, progress=progress)
+        return plan(
+            args.workload, on=args.on, gpus=gpus[0], global_batch=args.global_batch, seq_len=args.seq_len,
+            dtype=args.dtype or "bf16", price=args.price, progress=progress,
+        )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Where embedding tables go: searches for the plan with the fastest step, and says why others are slower.
+
+TABLES is a YAML, CSV or Parquet file of tables, a TorchRec module description (.json), or a built-in set: mlperf-dlrm,
+mlperf-dlrm-v2, dlrm-2021-856, dlrm-2022-788. PLATFORM is a node (see 'traincast platforms') or your own description.
+Batch size is per GPU. '--candidates FILE' only ranks the plans of a file. Exit code 1: not even the best plan fits.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from traincast.app.api import shard
+from traincast.app.cli.arguments import add_workers, file_path
+from traincast.app.cli.output import check_outputs, print_result
+from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.verbs import CHECK_FAILED, OK
+from traincast.app.report.sharding import sharding_text
+from traincast.models.embeddings.table import ITEM_BYTES
+from traincast.models.placement.plan_file import plan_to_json
+from traincast.planner.sharding.ask import torchrec_plan_json
+from traincast.utils.files.writing import write_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("tables", metavar="TABLES")
+    parser.add_argument("--on", metavar="PLATFORM", required=True)
+    parser.add_argument("--gpus", type=int, metavar="N", required=True)
+    parser.add_argument("--batch-size", type=int, default=2048, metavar="N", help="samples per GPU (default 2048)")
+    parser.add_argument("--dtype", choices=tuple(ITEM_BYTES), help="type of all tables (default: as they say)")
+    parser.add_argument(
+        "--dense", type=file_path, metavar="FILE", help="dense part of the model in YAML (default: none)"
+    )
+    parser.add_argument("--candidates", type=file_path, metavar="FILE", help="plans to rank, in JSON or YAML")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="end the search after about S seconds")
+    parser.add_argument("--no-torchrec", action="store_true", help="do not compare with TorchRec's planner")
+    add_workers(parser)
+    parser.add_argument("--out", type=file_path, metavar="FILE", help="write the best plan (JSON)")
+    parser.add_argument("--torchrec-out", type=file_path, metavar="FILE", help="write it as TorchRec reads it (JSON)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches or ranks, and prints."""
+    check_outputs(args.out, args.torchrec_out, inputs=[args.tables, args.on, args.dense, args.candidates])
+    with progress_bar("shard") as progress:
+        answer = shard(
+            args.tables,
+            on=args.on,
+            gpus=args.gpus,
+            batch_size=args.batch_size,
+            dtype=args.dtype,
+            dense=args.dense,
+            candidates=args.candidates,
+            seed=args.seed,
+            time_limit=args.time_limit,
+            torchrec=not args.no_torchrec,
+            workers=args.processes,
+            ray=args.ray,
+            progress=progress,
+        )
+    if args.out:
+        write_json(args.out, plan_to_json(answer.best.plan))
+    if args.torchrec_out:
+        write_json(args.torchrec_out, torchrec_plan_json(args.tables, answer.task, answer.best.plan))
+    print_result(answer, sharding_text, as_json=args.json)
+    return OK if answer.best.memory.fits else CHECK_FAILED

@@ -1,0 +1,85 @@
+"""What a change of the model or the hardware would bring: before, after, and whether the difference is certain.
+
+WORKLOAD and PLATFORM are what 'traincast predict' takes, with its options. '--set batch-size=4096' makes an edit with a
+value, '--apply cuda-graph' one without; several are made together. '--list' shows all edits. The interval is that of
+the difference: errors that both predictions share are left out of it.
+
+'--advise' tries the edits that apply, alone and in pairs, and ranks them by what a sample gains. '--sensitivity' says
+which numbers of the platform the step depends on, and which measurement would narrow its interval most.
+
+'--price' (dollars of one GPU for an hour) gives the cost of a step and of a million samples, with '--samples' or
+'--tokens' that of a whole run; energy is an upper limit from the power limit of the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from traincast.app.api import advise, list_edits, sensitivity, whatif
+from traincast.app.cli.output import print_json, print_result, print_text
+from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.verbs import OK
+from traincast.app.cli.whatif import (
+    add_edit_arguments,
+    add_money_arguments,
+    add_scene_arguments,
+    edits_of,
+    money_options,
+    scene_options,
+)
+from traincast.app.report.whatif import advice_text, sensitivity_text, whatif_text
+from traincast.utils.display.text import table
+from traincast.utils.errors import TraincastError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
+    parser.add_argument("--on", metavar="PLATFORM")
+    add_edit_arguments(parser)
+    parser.add_argument("--advise", action="store_true", help="tries all edits that apply, alone and in pairs")
+    parser.add_argument("--sensitivity", action="store_true", help="which numbers of the platform matter")
+    parser.add_argument("--list", action="store_true", help="shows all edits")
+    add_money_arguments(parser)
+    add_scene_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts twice and prints."""
+    if args.list:
+        return _list(args)
+    if args.workload is None or args.on is None:
+        raise TraincastError("whatif needs a WORKLOAD and --on PLATFORM (see 'traincast whatif --help')")
+    if args.advise or args.sensitivity:
+        return _weighed(args)
+    answer = whatif(args.workload, on=args.on, edits=edits_of(args), **money_options(args), **scene_options(args))
+    print_result(answer, whatif_text, as_json=args.json)
+    return OK
+
+
+def _weighed(args: argparse.Namespace) -> int:
+    """Advice or sensitivity."""
+    if edits_of(args) or (args.advise and args.sensitivity):
+        raise TraincastError("--advise, --sensitivity and edits are three questions; ask one of them")
+    if args.sensitivity:
+        given = [name for name, value in money_options(args).items() if value is not None]
+        if given:
+            raise TraincastError(f"--{given[0].replace('_', '-')} says nothing about sensitivity; leave it out")
+        answer = sensitivity(args.workload, on=args.on, **scene_options(args))
+        print_result(answer, sensitivity_text, as_json=args.json)
+        return OK
+    with progress_bar("advise") as progress:
+        advice = advise(
+            args.workload, on=args.on, progress=progress, **money_options(args), **scene_options(args)
+        )  # fmt: skip
+    print_result(advice, advice_text, as_json=args.json)
+    return OK
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = list_edits()
+    if args.json:
+        print_json(rows)
+    else:
+        print_text(table(("edit", "what it does", "risk"), [(r["edit"], r["what"], r["risk"]) for r in rows]))
+    return OK

@@ -1,0 +1,146 @@
+"""The command line: finds the verb, runs it, and is the one place that turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from traincast.app.cli.options import in_options
+from traincast.app.cli.signals import Signals, Terminated, signals_as_exceptions
+from traincast.app.cli.verbs import BAD_INPUT, OK, parsers
+from traincast.utils.errors import TraincastError
+from traincast.utils.version import __version__
+
+INTERNAL_ERROR, INTERRUPTED = 70, 130  # as sysexits.h and shells have them
+_MOST_CHARACTERS = 1500  # of a message: a screenful; the longest honest one lists the fields of a platform
+
+# what only some verbs need -> the extra that installs it
+OPTIONAL = {
+    "torch": "capture",
+    "polars": "data",
+    "scipy": "data",
+    "threadpoolctl": "data",
+    "starlette": "serve",
+    "uvicorn": "serve",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    if argv is not None:
+        return _run(argv, Signals())
+    with signals_as_exceptions() as signals:
+        return _run(sys.argv[1:], signals)
+
+
+def _run(argv: list[str], signals: Signals) -> int:
+    """Parses, runs the verb, and turns what goes wrong into a line and an exit code."""
+    arguments = argparse.Namespace(options={})
+    try:
+        signals.begin()
+        _prepare_streams()
+        try:
+            arguments = _parse(argv)
+            return int(arguments.run(arguments))
+        finally:
+            _flush_output()
+    except KeyboardInterrupt:
+        signals.settle()
+        return _ended(INTERRUPTED)
+    except Terminated as end:
+        signals.settle()
+        return _ended(end.exit_code)
+    except Exception as error:
+        signals.settle()
+        # a signal inside an import of C code comes out as that import's failure
+        signalled = signals.exit_code
+        return _ended(signalled) if signalled else _complaint(error, arguments)
+
+
+def _complaint(error: Exception, arguments: argparse.Namespace) -> int:
+    """What went wrong, in one line."""
+    if isinstance(error, TraincastError):
+        return _say(in_options(str(error), arguments.options), BAD_INPUT)
+    if isinstance(error, ModuleNotFoundError) and error.name in OPTIONAL:
+        return _say(f"this needs {error.name}: pip install 'traincast[{OPTIONAL[error.name]}]'", BAD_INPUT)
+    if isinstance(error, BrokenPipeError):
+        _drop_output()
+        return OK
+    if isinstance(error, OSError):  # a file that cannot be read or written; after BrokenPipeError, which is one too
+        return _say(_trouble(error), BAD_INPUT)
+    if isinstance(error, MemoryError):
+        return _say("not enough memory for this input; give a smaller one", BAD_INPUT)
+    return _ours(error)
+
+
+def _ended(code: int) -> int:
+    return _say("interrupted" if code == INTERRUPTED else "terminated", code)
+
+
+def _prepare_streams() -> None:
+    """Streams that take any text: a closed stderr swallows it, characters that stdout cannot show become `?`."""
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open until the process ends
+    if sys.stdout is None:
+        raise TraincastError("stdout is closed; send it to a file or to /dev/null")
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _flush_output() -> None:
+    """Writes what stdout still holds: what cannot be written is to be known now, not when Python ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise TraincastError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def _trouble(error: OSError) -> str:
+    """What the system complains of, with the file's name where it has one."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"'{error.filename}': {reason}" if error.filename else reason
+
+
+def _drop_output() -> None:
+    """Sends what stdout still holds nowhere: Python would try to write it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _ours(error: Exception) -> int:
+    """A mistake of ours in one line that names its place, to be reported; with TRAINCAST_DEBUG set, the whole of it."""
+    if os.environ.get("TRAINCAST_DEBUG"):
+        raise error
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {error}"
+    return _say(
+        f"internal error, please report it with the command and its input: {what} (version {__version__})",
+        INTERNAL_ERROR,
+    )
+
+
+def _say(message: str, code: int) -> int:
+    """One printable line on stderr, however long and strange the names in it; returns the exit code."""
+    if not message.isprintable():
+        message = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    if len(message) > _MOST_CHARACTERS:
+        half = _MOST_CHARACTERS // 2
+        message = f"{message[:half]} ... {message[-half:]}"
+    print(f"traincast: {message}", file=sys.stderr)
+    return code
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments of the verb that is asked for; `run` is what it does, `options` how its parameters are written."""
+    parser, _ = parsers([word for word in argv if not word.startswith("-")][:1])
+    if argv[:1] == ["capture"] and "--" in argv:  # what follows is for the script that is captured
+        end = argv.index("--")
+        args = parser.parse_args(argv[:end])
+        args.arguments = argv[end + 1 :]
+        return args
+    return parser.parse_args(argv)

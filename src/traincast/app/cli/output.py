@@ -1,0 +1,58 @@
+"""Where results go: one JSON document or text on stdout, files through a temporary name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import shown_path
+from traincast.utils.files.writing import check_output
+from traincast.utils.results import Result
+
+Shown = TypeVar("Shown", bound=Result)
+
+
+def check_outputs(*paths: Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """Refuses files that cannot be written, before any work: two of one name, an input, a folder, a device, a link."""
+    wanted = [path for path in paths if path is not None]
+    for path in wanted:
+        check_output(path, inputs=[source for source in inputs if source is not None])
+        if wanted.count(path) > 1:
+            raise TraincastError(f"'{shown_path(path)}' would be written twice; give two paths")
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    with _named_stdout():
+        json.dump(document, sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+
+
+def print_text(text: str) -> None:
+    """Text on stdout."""
+    with _named_stdout():
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+@contextmanager
+def _named_stdout() -> Iterator[None]:
+    """Names stdout where it is what cannot be written; a reader that has gone is no complaint."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise TraincastError(f"cannot write to stdout: {error.strerror}") from None
+
+
+def print_result(result: Shown, text: Callable[[Shown], str], *, as_json: bool) -> None:
+    """A result on stdout: its document, or its page as text."""
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        print_text(text(result))

@@ -1,0 +1,50 @@
+"""The tables of an answer as files: CSV or Parquet, one for each table, all or none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import shown_path
+from traincast.utils.files.writing import write_together
+from traincast.utils.results import Result
+
+FORMATS = ("csv", "parquet")
+
+
+def check_folder(folder: Path | None) -> None:
+    """Refuses a folder that is not there, before any work."""
+    if folder is not None and not folder.is_dir():
+        raise TraincastError(f"there is no folder '{shown_path(folder)}' for the tables; make it first")
+
+
+def write_tables(result: Result, folder: Path, kind: str) -> list[Path]:
+    """Writes every table of an answer that has rows as `NAME.csv` or `NAME.parquet`; returns the files."""
+    contents: dict[Path, bytes] = {}
+    if kind == "parquet":
+        for name, frame in result.frames().items():
+            buffer = io.BytesIO()
+            frame.write_parquet(buffer)
+            contents[folder / f"{name}.parquet"] = buffer.getvalue()
+    else:
+        contents = {folder / f"{name}.csv": _csv(rows) for name, rows in result.records().items() if rows}
+    write_together(contents)
+    return list(contents)
+
+
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _cell(value: Any) -> Any:
+    """A value of a cell; lists and the like as JSON."""
+    return json.dumps(value) if isinstance(value, (list, dict)) else value

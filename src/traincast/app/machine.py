@@ -1,0 +1,144 @@
+"""The Python calls about the machine at hand: measured, fitted, predicted. They are calls of `traincast.app.api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+if TYPE_CHECKING:
+    from traincast.calibration.bench.measure import Measured
+    from traincast.calibration.bench.selfcheck import SelfCheck
+    from traincast.calibration.campaign import Benched
+    from traincast.calibration.here import Calibrated
+    from traincast.calibration.measure import Source as Step
+    from traincast.calibration.refine import Refined
+    from traincast.costs.cpu.profile import Profile
+    from traincast.ir.workload import Workload
+    from traincast.simulator.cpu.ranks import RanksPrediction
+    from traincast.simulator.cpu.step import SerialPrediction
+    from traincast.simulator.scenario.variant import VariantOptions
+
+Progress = Callable[[float], None]
+"""Hears the fraction that is done."""
+
+
+def _silent(_: float) -> None:
+    """Hears progress and says nothing."""
+
+
+def measure(
+    step: Step,
+    *,
+    device: str = "cpu",
+    repeats: int = 30,
+    seconds: float = 20.0,
+    clock: str = "wall",
+    nominal: float | None = None,
+    trace_out: str | Path | None = None,
+    gpus: int = 1,
+    progress: Progress = _silent,
+    **variant: Unpack[VariantOptions],
+) -> Measured:
+    """Runs a real training step on this machine, interleaved with a reference kernel, and says how long it takes.
+
+    `step` is a built-in model, a DLRM in YAML or as a `DlrmConfig`, "FILE.py:FUNCTION" or a function (`capture` says
+    of which form). It is run up to `repeats` times within about `seconds`. `clock` is "wall", or "busy" (the time of
+    this thread alone). `nominal` is how long the reference takes where the corrected figure is to hold (default: here
+    and now). `trace_out` receives a Kineto trace of one more step; on a GPU there is one in any case. With `gpus` as
+    many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
+    NCCL. Needs torch; variants as in `predict`.
+    """
+    from traincast.calibration.here import home
+    from traincast.calibration.measure import measure as run
+    from traincast.calibration.measure import slug
+    from traincast.simulator.scenario.variant import variant_of
+
+    trace = None if trace_out is None else Path(trace_out)
+    if trace is None and device == "cuda" and gpus == 1:
+        trace = home() / f"step-{slug(step)}.json"
+        trace.parent.mkdir(parents=True, exist_ok=True)
+    if gpus != 1:
+        from traincast.calibration.measure_ranks import measure_ranks
+
+        return measure_ranks(
+            step, variant_of(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
+            nominal=nominal, trace=trace,
+        )  # fmt: skip
+    return run(
+        step, variant_of(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
+        trace=trace, progress=progress,
+    )  # fmt: skip
+
+
+def bench(
+    *,
+    device: str = "cpu",
+    budget: str = "10m",
+    store: str | Path | None = None,
+    workload: Step | None = None,
+    seed: int = 0,
+    dry_run: bool = False,
+    clock_mhz: float = 0.0,
+    progress: Progress = _silent,
+    covered: Callable[[str], None] = lambda _: None,
+    **variant: Unpack[VariantOptions],
+) -> Benched:
+    """Measures this machine: microbenchmarks into a store (a folder; default: one per device), for the time `budget`.
+
+    With a `workload` (as `measure` takes it, in a variant) only its own ops are measured, most valuable first, and
+    `covered` hears after each minute, in words, how much of its time is. A `dry_run` says what would be measured.
+    `clock_mhz` is the clock that a GPU was locked to, a part of its identity. A run that was interrupted goes on where
+    it stopped; two at a time do not write to one store. Needs torch and polars.
+    """
+    from traincast.calibration.campaign import bench as run
+    from traincast.simulator.scenario.variant import variant_of
+
+    return run(
+        device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
+        variant=variant_of(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
+        covered=covered,
+    )  # fmt: skip
+
+
+def self_check(device: str = "cpu") -> SelfCheck:
+    """Tries every part that `bench` needs of a device once; the report says which failed. Needs torch."""
+    from traincast.calibration.bench.opening import open_device
+    from traincast.calibration.bench.selfcheck import check_device
+
+    return check_device(lambda: open_device(device), device)
+
+
+def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = "wall") -> Calibrated:
+    """Fits the profile of a machine from the store that `bench` filled, and writes it to the file `out` (default: where
+    `predict_here` looks). The answer has the errors on a held-out fifth (percent). Needs polars."""
+    from traincast.calibration.here import fit_store as run
+
+    return run(Path(store), None if out is None else Path(out), clock)
+
+
+def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -> Refined:
+    """Corrects the shipped model of a built-in GPU by a store that `bench` filled on one, and writes a platform (`out`,
+    .toml) that predictions take. The fewer samples a family has, the less it is corrected. Needs polars."""
+    from traincast.calibration.refine import refine as run
+
+    return run(Path(store), platform, None if out is None else Path(out))
+
+
+def predict_here(
+    step: Step | Workload,
+    *,
+    on: str | Profile = "here",
+    gpus: int | None = None,
+    **variant: Unpack[VariantOptions],
+) -> SerialPrediction | RanksPrediction:
+    """Predicts one step on a machine that was measured: this one, or that of a profile's file. A CPU, one thread; with
+    `gpus` as many ranks of one thread each, which must be as many as `bench` measured collectives between.
+
+    `step` is what `measure` takes, or a workload. Seconds are those of the machine as it was when it was measured; a
+    workload needs no torch, any other step is captured first.
+    """
+    from traincast.calibration.here import predict_here as answer
+    from traincast.simulator.scenario.variant import variant_of
+
+    return answer(step, variant_of(variant), on, gpus)

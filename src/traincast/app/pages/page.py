@@ -1,0 +1,103 @@
+"""A page: its sections in order, put into one file that needs nothing else and lets nothing else in."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from traincast.app.pages.elements import Html, safe
+from traincast.utils.version import __version__
+
+STYLES = ("uplot.min.css", "report.css")
+SCRIPTS = ("uplot.min.js", "timeline.js", "drawing.js", "charts.js", "report.js")
+"""In the order in which a page has them."""
+MOST_BYTES = 5_000_000
+"""A page is mailed and put into tickets; larger ones are not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page. `charts` are what its charts and timelines show, by the keys that its HTML names."""
+
+    key: str
+    title: str
+    html: Html
+    charts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What is to be shown: a title, a line below it, and sections in reading order."""
+
+    title: str
+    subtitle: str
+    sections: Sequence[Section]
+
+    @property
+    def charts(self) -> dict[str, Any]:
+        """What all charts show, by their keys."""
+        return {key: chart for section in self.sections for key, chart in section.charts.items()}
+
+
+def page_html(page: Page) -> str:
+    """The page as one file: styles, scripts and data inside, and a policy that refuses everything from elsewhere."""
+    styles, scripts = [asset(name) for name in STYLES], [asset(name) for name in SCRIPTS]
+    policy = (
+        f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = "".join(f"<style>{style}</style>" for style in styles)
+    tail = "".join(f"<script>{script}</script>" for script in scripts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="generator" content="traincast {__version__}"><title>{safe(page.title)}</title>{head}</head>'
+        f"<body>{body_html(page)}{tail}</body></html>\n"
+    )
+
+
+def body_html(page: Page) -> str:
+    """What stands between the page's styles and its scripts."""
+    links = "".join(f'<li><a href="#{safe(s.key)}">{safe(s.title)}</a></li>' for s in page.sections)
+    return (
+        f'{asset("textures.svg")}<a class="skip" href="#main">Skip to the answer</a>'
+        f'<header><p class="brand">Traincast</p><h1>{safe(page.title)}</h1><p class="sub">{safe(page.subtitle)}</p>'
+        f'<nav aria-label="Sections"><ol>{links}</ol></nav></header><main id="main">'
+        "<noscript><p>Timeline and charts need JavaScript; every figure stands in a table too.</p></noscript>"
+        f"{sections_html(page)}</main><footer><p>Written by traincast {__version__}.</p></footer>"
+        f'<script type="application/json" id="page-data">{data_json(page.charts)}</script>'
+    )
+
+
+def sections_html(page: Page) -> str:
+    """The sections alone."""
+    return "".join(
+        f'<section id="{safe(s.key)}" aria-labelledby="{safe(s.key)}-title"><h2 id="{safe(s.key)}-title">'
+        f"{safe(s.title)}</h2>{s.html}</section>"
+        for s in page.sections
+    )
+
+
+def data_json(data: Any) -> str:
+    """JSON that may stand inside of a script element: nothing in it can end that element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of the page's own: style, script or drawing."""
+    return (files("traincast.app.pages") / "assets" / name).read_text(encoding="utf-8").strip()
+
+
+def _hashes(texts: Sequence[str]) -> str:
+    digests = [b64encode(sha256(text.encode()).digest()).decode() for text in texts]
+    return " ".join(f"'sha256-{digest}'" for digest in digests)

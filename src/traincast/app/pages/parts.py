@@ -1,0 +1,92 @@
+"""Parts that pages of several kinds of answers share: the number at the top, shares of a step, tables of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from traincast.app.pages.elements import Html, bar, folded, items, joined, paragraph, safe, stack, table
+from traincast.utils.display.text import milliseconds
+
+_INSIDE, _MOSTLY = 0.05, 0.5  # shares of kernel time outside of measurements: below the first none to speak of
+_MOST_ROWS = 200  # of a table of records: a page is for reading; `records` has them all
+
+NO_PRICE = "No price of a GPU was given, so there are no dollars here."
+
+
+def number_html(seconds: float, interval: tuple[float, float] | None, unit: str = "ms a step") -> Html:
+    """The time of a step, large, and its interval below."""
+    large = Html(f'<p class="answer">{milliseconds(seconds)} <small>{safe(unit)}</small></p>')
+    if interval is None:
+        return large
+    low, high = (milliseconds(limit) for limit in interval)
+    return joined([large, paragraph(f"90 % interval: {low} to {high} ms", "interval")])
+
+
+def verdict_html(outside: float, estimated: float = 0.0) -> Html:
+    """What the number rests on, in a word and a line: shares of kernel time outside of what was measured, and of ops
+    that nobody modelled."""
+    beyond = outside + estimated
+    word = (
+        "Inside what was measured" if beyond < _INSIDE else
+        "Partly extrapolated" if beyond < _MOSTLY else "Mostly extrapolated"
+    )  # fmt: skip
+    rest = f", {estimated:.0%} from bytes alone, since nobody modelled those ops" if estimated else ""
+    line = (
+        f"{max(1 - beyond, 0):.0%} of the kernel time is of sizes and devices that were measured, {outside:.0%} lies "
+        f"outside of what the kernel models were fitted on{rest}."
+    )
+    return joined([paragraph(word, "verdict"), paragraph(line, "note")])
+
+
+def warnings_html(warnings: Iterable[str]) -> Html:
+    """Warnings of an answer, or nothing."""
+    return items(warnings, "warnings")
+
+
+def step_stack(parts: Sequence[tuple[str, float]], whole: float, label: str) -> Html:
+    """Parts of a step (seconds) side by side."""
+    whole = whole or 1.0
+    shown = [(name, seconds, f"{milliseconds(seconds)} ms, {seconds / whole:.0%}") for name, seconds in parts]
+    return stack(shown, label)
+
+
+def seconds_table(what: str, seconds: Mapping[str, float], caption: str, most: int = 15) -> Html:
+    """Names with their seconds, longest first, as milliseconds, shares and bars; the rest in one line."""
+    ranked = sorted(seconds.items(), key=lambda item: -item[1])
+    shown, rest = ranked[:most], ranked[most:]
+    if rest:
+        shown.append((f"{len(rest)} more", sum(length for _, length in rest)))
+    whole = sum(seconds.values()) or 1.0
+    longest = max((length for _, length in shown), default=0.0) or 1.0
+    rows = [(name, milliseconds(s), f"{s / whole:.1%}", bar(s / longest)) for name, s in shown]
+    return table((what, "ms", "share", ""), rows, right=(1, 2), caption=caption)
+
+
+def records_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Html:
+    """Plain rows as a table: columns as they come, numbers to five digits; what is too long for a page is cut."""
+    header = list(dict.fromkeys(column for row in rows for column in row))
+    shown = rows[:_MOST_ROWS]
+    numbers = [at for at, name in enumerate(header) if any(_is_number(row.get(name)) for row in shown)]
+    cells = [[_cell(row.get(name)) for name in header] for row in shown]
+    more = f" (the first {_MOST_ROWS} of {len(rows)})" if len(rows) > len(shown) else ""
+    titles = [name.replace("_", " ") for name in header]
+    return table(titles, cells, right=numbers, caption=f"{caption}{more}")
+
+
+def folded_records(records: Mapping[str, Sequence[Mapping[str, Any]]]) -> Html:
+    """Tables of an answer, each behind its name."""
+    named = [(name.replace("_", " "), rows) for name, rows in records.items() if rows]
+    return joined(folded(f"{name} ({len(rows)})", records_table(rows, name)) for name, rows in named)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

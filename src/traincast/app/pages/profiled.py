@@ -1,0 +1,44 @@
+"""What people open a profiler's page for, of the slowest rank of a traced run: tables and the memory over time."""
+
+from __future__ import annotations
+
+from traincast.app.pages.charts import traced_memory_chart
+from traincast.app.pages.elements import Html, chart, folded, joined, paragraph, table
+from traincast.app.pages.page import Section
+from traincast.app.report.measured_profile import ProfileTable, exchange_cells, profile_cells, shared_exchange_cells
+from traincast.traces.replay.results import RankReport, TraceReport
+
+_MOST_ROWS = 25  # of a table: a page is for reading; the JSON and `records` have them all
+
+
+def profile_sections(rank: RankReport) -> list[Section]:
+    """Kernels, rates, modules, annotations, graphs, launches and memory; the first table open, the others behind their
+    titles."""
+    tables = profile_cells(rank, _MOST_ROWS)
+    if not tables:
+        return []
+    pieces = [paragraph(f"Of rank {rank.rank}; times and counts are of one step."), _shown(tables[0])]
+    pieces += [folded(f"{one.title} ({one.count:,})", _shown(one)) for one in tables[1:]]
+    charts = traced_memory_chart(rank.profile.memory_curve)
+    if charts:
+        label = "Allocated device memory over the traced steps"
+        pieces.append(chart("memory", label, "As the profiler recorded it; of long traces the highest points."))
+    html = joined(pieces)
+    return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {})]
+
+
+def collectives_sections(report: TraceReport, rank: RankReport) -> list[Section]:
+    """Exchanges with the bandwidth of their bus, and over ranks what of them was transfer and what was waiting."""
+    shared = shared_exchange_cells(report.together.exchanges, _MOST_ROWS) if report.together else None
+    own = exchange_cells(rank, _MOST_ROWS)
+    tables = [_shown(one) for one in (shared, own) if one is not None and one.count]
+    if not tables:
+        return []
+    note = "Bus GB/s are counted as nccl-tests does; those of one rank include its waiting for the others."
+    html = joined([*tables, paragraph(note, "note")])
+    return [Section(key="collectives", title="Exchanges", html=html)]
+
+
+def _shown(one: ProfileTable) -> Html:
+    rest = [paragraph(f"{line[0].upper()}{line[1:]}.", "note") for line in (one.note, one.left_out) if line]
+    return joined([table(one.header, one.rows, right=one.right, caption=one.title), *rest])

@@ -1,0 +1,121 @@
+"""What stands behind the numbers of a page: measured rows by kernel family, host profile, links, data sheets, code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from traincast.app.pages.elements import Html, facts, folded, items, joined, table
+from traincast.app.pages.page import Section
+from traincast.costs.host.profile import load_host_profile
+from traincast.costs.kernels.families import BY_NAME
+from traincast.costs.kernels.shipped import PROFILES
+from traincast.hardware.platform import Platform
+from traincast.utils.version import __version__
+
+_GIT_SECONDS = 2  # longer than any repository takes to name its commit
+
+
+def provenance_section(families: Collection[str], platform: Platform, host_profile: str) -> Section:
+    """Which rows, software and commit the kernel times, the host's and the links come from."""
+    rows = [row for family in families for row in _family_rows(family, platform.device.key)]
+    measured = table(
+        ("kernels", "measured in", "on this device", "rows fitted", "held out", "error on those, %"), rows,
+        right=(3, 4, 5), caption="Measurements that the kernel models were fitted on",
+    )  # fmt: skip
+    device, host = platform.device, load_host_profile(host_profile)
+    known = [
+        ("Device", f"{device.name}: {device.source}"),
+        ("Host profile", f"{host.name}: {_host_source(host.provenance)}"),
+        ("Links", platform.assumed or ("of the node as described" if platform.topology else "one GPU, none used")),
+        ("Software", f"traincast {__version__}{_commit_text()}"),
+    ]
+    return Section(
+        key="provenance", title="What stands behind it", html=joined([facts(known), measured, _sources(families)])
+    )
+
+
+def software_section(pairs: Iterable[tuple[str, str]]) -> Section:
+    """The same of an answer without kernel models: what was read, and the code."""
+    known = [*pairs, ("Software", f"traincast {__version__}{_commit_text()}")]
+    return Section(key="provenance", title="What stands behind it", html=facts(known))
+
+
+def _family_rows(family: str, device: str) -> list[tuple[str, ...]]:
+    """The tables of one family; rows and errors are those of each, or of all together where only that is known."""
+    if family not in BY_NAME:
+        return []
+    record = BY_NAME[family]
+    if not record.profile:
+        source = "exchanges measured on nodes" if family == "collective" else "first principles"
+        return [(family, source, "", "", "", "")]
+    known = _profile(record.profile)
+    files = known.get("files", {})
+    entries = files if isinstance(files, dict) else {", ".join(files): known}
+    here = "yes" if device in measured_devices(family) else "no"
+    return [
+        (family, name, here, _count(entry.get("rows_fitted")), _count(entry.get("rows_held_out")),
+         _percent(entry.get("mean_error_percent_held_out")))
+        for name, entry in entries.items() if isinstance(entry, dict)
+    ]  # fmt: skip
+
+
+def _sources(families: Iterable[str]) -> Html:
+    """The repositories that measurements came from, with their commits and licences, each once."""
+    profiles = dict.fromkeys(BY_NAME[family].profile for family in families if family in BY_NAME)
+    named = dict.fromkeys(str(source) for name in profiles if name for source in _profile(name).get("sources", ()))
+    return folded(f"sources ({len(named)})", items(named))
+
+
+def measured_devices(family: str) -> frozenset[str]:
+    """Keys of the devices whose kernels of this family were measured for its model."""
+    record = BY_NAME.get(family)
+    known = _profile(record.profile).get("devices", ()) if record and record.profile else ()
+    lists = known.values() if isinstance(known, dict) else [known]
+    return frozenset(str(key) for keys in lists for key in (keys if isinstance(keys, list | dict) else [keys]))
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else ""
+
+
+def _percent(value: Any) -> str:
+    return f"{value:.1f}" if isinstance(value, int | float) else ""
+
+
+@cache
+def _profile(name: str) -> dict[str, Any]:
+    """What is written beside a shipped profile about where it comes from."""
+    document: dict[str, Any] = json.loads((PROFILES / f"{name}.json").read_text(encoding="utf-8"))
+    return document
+
+
+def _host_source(provenance: Mapping[str, Any]) -> str:
+    """The profile's own words on its host and date."""
+    words = [str(provenance[name]) for name in ("host", "cpu", "date") if name in provenance]
+    return ", ".join(words) or "see its file"
+
+
+def _commit_text() -> str:
+    commit = _commit()
+    return f", commit {commit}" if commit else ""
+
+
+@cache
+def _commit() -> str:
+    """The commit of a source checkout ("": installed from a wheel, or git is not there)."""
+    root = Path(__file__).resolve().parents[4]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True, text=True, timeout=_GIT_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()[:12] if done.returncode == 0 else ""

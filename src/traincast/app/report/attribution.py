@@ -1,0 +1,155 @@
+"""A traced run predicted and compared, as text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.traces.replay.attribution import OWN_HOST, Attribution, Pair
+from traincast.traces.replay.host import KEPT as KEPT_HOST
+from traincast.traces.replay.host import SET_UP
+from traincast.traces.replay.kernels import Known
+from traincast.utils.display.text import milliseconds, table
+
+_TOP = 8  # rows of a table: a page shows the largest, JSON all
+_MOST_NAMED = 4
+MOST_STEPS = 20
+"""Steps that a page shows one by one; JSON has all."""
+
+_WHY = {
+    Known.COMMUNICATION: "collectives keep their measured duration",
+    Known.NO_SHAPES: "the trace does not say what the op worked on: measured duration",
+    Known.NO_OP: "launched outside of any op: measured duration",
+    Known.ESTIMATED: "nobody has modelled the op: measured duration",
+}
+OVERHEAD_NAMES = {
+    "T1": "T1 between ops", "T2": "T2 before launch", "T3": "T3 after launch", "T4": "T4 runtime calls",
+    "T5": "T5 between launches", "alone": "T5 ops without launch", KEPT_HOST: "program's own (kept)",
+    SET_UP: "set-up and stalls (kept)",
+}  # fmt: skip
+"""What the types of overhead are called on pages."""
+
+
+def attribution_text(device: str, attribution: Attribution) -> str:
+    """Steps with the shares of their error, kernels by family and op, overheads by type and op; `device` is what the
+    trace was measured on ("" where it does not say)."""
+    own = attribution.host_profile == OWN_HOST
+    host = f"host time {OWN_HOST}" if own else f"host profile {attribution.host_profile}"
+    if attribution.host_scale != 1.0:
+        host += f" times {attribution.host_scale:.2f}"
+    measured_on = (
+        [f"  measured on {device}: the errors mean something if that is {attribution.platform}"] if device else []
+    )
+    lines = [
+        f"Prediction on {attribution.platform} ({host}): GMAE {attribution.gmae:.1%} over "
+        f"{len(attribution.steps)} steps",
+        *measured_on,
+        *(["  note: this host profile was measured in this very trace"] if attribution.circular else []),
+        _steps(attribution),
+        f"  when it goes on, host and device settled: {milliseconds(attribution.steady)} ms a step",
+        "",
+        "Kernels, per step",
+        _families(attribution),
+        "",
+        *_ops(attribution),
+        *_kept(attribution),
+    ]
+    return "\n".join(lines if own else [*lines, "", *_host(attribution)])
+
+
+def _host(attribution: Attribution) -> list[str]:
+    return [
+        "Host time, per step, the profiler's cost included",
+        _types(attribution),
+        *_set_up(attribution),
+        "",
+        *_host_ops(attribution),
+    ]
+
+
+def _set_up(attribution: Attribution) -> list[str]:
+    """Where the host time arose that is far longer than any overhead."""
+    kept = sorted((-m, op) for (kind, op), (m, _) in attribution.host_ops().items() if kind == SET_UP)
+    named = ", ".join(f"{op or 'between ops'} {milliseconds(-seconds)} ms" for seconds, op in kept[:_MOST_NAMED])
+    return [f"  more than 1 ms at once, which no overhead takes: {named}"] if kept else []
+
+
+def _steps(attribution: Attribution) -> str:
+    """The shares of each step's error; where the host profile was scaled, also the error without that."""
+    header = ("step", "measured ms", "predicted ms", "error", "= walk", "+ kernels", "+ overheads", "host as shipped")
+    columns = len(header) - (attribution.host_scale == 1.0)
+    rows = [
+        (
+            str(s.number), milliseconds(s.measured), milliseconds(s.full), f"{s.error:+.1%}",
+            *(f"{share:+.1%}" for share in s.shares().values()), f"{s.unscaled / s.measured - 1:+.1%}",
+        )[:columns]
+        for s in attribution.steps[:MOST_STEPS]
+    ]  # fmt: skip
+    shown = table(header[:columns], rows, right=range(columns))
+    rest = len(attribution.steps) - len(rows)
+    return f"{shown}\n  {rest} more in the JSON" if rest else shown
+
+
+def _error(pair: Pair) -> str:
+    return f"{pair[1] / pair[0] - 1:+.0%}" if pair[0] > 0 else "-"
+
+
+def _signed(seconds: float) -> str:
+    return f"{1e3 * seconds:+.2f}"
+
+
+def _families(attribution: Attribution) -> str:
+    header = ("family", "measured ms", "predicted ms", "error", "changes the step by ms")
+    rows = [
+        (
+            name,
+            milliseconds(pair[0]),
+            milliseconds(pair[1]),
+            _error(pair),
+            _signed(attribution.change_by_family.get(name, 0.0)),
+        )
+        for name, pair in attribution.by_family().items()
+    ]
+    return table(header, rows, right=(1, 2, 3, 4))
+
+
+def _ops(attribution: Attribution) -> list[str]:
+    shown = sorted(attribution.by_op().items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:_TOP]
+    rows = [(name[:48], milliseconds(p[0]), milliseconds(p[1]), _error(p)) for name, p in shown]
+    return [table(("op (furthest off first)", "measured ms", "predicted ms", "error"), rows, right=(1, 2, 3))]
+
+
+def _kept(attribution: Attribution) -> list[str]:
+    """What was not predicted from shapes, and how much of the device time that is."""
+    lines = []
+    total = float(attribution.kernels.measured.sum())
+    for known, why in _WHY.items():
+        mine = np.flatnonzero(attribution.kernels.known == known)
+        if not len(mine):
+            continue
+        seconds = float(attribution.kernels.measured[mine].sum())
+        ops = sorted({attribution.kernels.op[kernel] for kernel in mine.tolist()} - {""})
+        named = f" ({', '.join(ops[:4])}{', ...' if len(ops) > 4 else ''})" if ops else ""
+        share = seconds / total if total else 0.0
+        lines.append(f"  {len(mine)} kernels, {share:.0%} of device time: {why}{named}")
+    return lines
+
+
+def _types(attribution: Attribution) -> str:
+    rows = [
+        (
+            OVERHEAD_NAMES[kind],
+            milliseconds(p[0]),
+            milliseconds(p[1]),
+            _error(p),
+            _signed(attribution.change_by_type.get(kind, 0.0)),
+        )
+        for kind, p in attribution.by_type().items()
+        if any(p)
+    ]
+    return table(("overhead", "measured ms", "pooled ms", "error", "changes the step by ms"), rows, right=(1, 2, 3, 4))
+
+
+def _host_ops(attribution: Attribution) -> list[str]:
+    shown = list(attribution.host_ops().items())[:_TOP]
+    rows = [(kind, op[:48] or "-", milliseconds(p[0]), milliseconds(p[1]), _error(p)) for (kind, op), p in shown]
+    return [table(("type", "op (furthest off first)", "measured ms", "pooled ms", "error"), rows, right=(2, 3, 4))]

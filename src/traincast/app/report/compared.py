@@ -1,0 +1,41 @@
+"""Two traced runs side by side, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.app.report.measured import PART_NAMES
+from traincast.traces.replay.compare import Change, TraceComparison
+from traincast.utils.display.text import milliseconds, table
+
+
+def comparison_text(comparison: TraceComparison, top: int) -> str:
+    """The step and its parts, then families, ops by shape and the host's time, at most `top` changes of each."""
+    lines = [comparison.headline(), ""]
+    for title, first, changes, shapes in (
+        ("The step, by what it was spent on", "part", comparison.parts, False),
+        ("Kernel time by family", "family", comparison.families, False),
+        ("Kernel time by op and shape", "op", comparison.ops, True),
+        ("Host time by top-level op", "op", comparison.host, False),
+    ):
+        lines += [f"{title}; ms of a step, the largest change first", _changes(first, changes[:top], shapes=shapes)]
+        rest = sum(change.change for change in changes[top:])
+        lines += [f"  {len(changes) - top} more change it by {1e3 * rest:+.3f} ms"] if len(changes) > top else []
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _changes(first: str, changes: Sequence[Change], *, shapes: bool) -> str:
+    rows = [
+        (
+            PART_NAMES.get(c.name, c.name)[:40], *((c.shapes[:40],) if shapes else ()),
+            f"{c.count_before:.3g}", f"{c.count_after:.3g}", milliseconds(c.before), milliseconds(c.after),
+            f"{1e3 * c.change:+z.3f}", "" if c.share is None else f"{c.share:z.0%}",
+        )
+        for c in changes
+    ]  # fmt: skip
+    header = (
+        first, *(("shapes",) if shapes else ()), "count", "then", "before ms", "after ms", "change", "share of it",
+    )  # fmt: skip
+    start = 2 if shapes else 1
+    return table(header, rows, right=range(start, start + 6))

@@ -1,0 +1,141 @@
+"""What measured traces say, as text."""
+
+from __future__ import annotations
+
+import textwrap
+from functools import reduce
+
+from traincast.app.report.attribution import MOST_STEPS, OVERHEAD_NAMES, attribution_text
+from traincast.app.report.measured_path import path_text
+from traincast.app.report.measured_profile import exchanges_text, profile_text
+from traincast.app.report.measured_ranks import together_text
+from traincast.traces.breakdown import NO_OP, PARTS, REASONS, StepBreakdown
+from traincast.traces.overheads.distribution import Distribution
+from traincast.traces.replay.results import RankReport, TraceReport
+from traincast.utils.display.text import bar, milliseconds, table
+
+PART_NAMES = dict(zip(PARTS, (
+    "compute", "exposed communication", "idle: host-bound", "idle: host in a synchronisation",
+    "idle: a stream waited for another", "idle: before graph nodes", "idle: launched, not yet started",
+    "idle: reason not recorded",
+), strict=True))  # fmt: skip
+"""The parts of a step in words."""
+_LEAST_EVIDENCE = 0.01  # share of the step: less idle time than this needs no explanation
+TOP = 8
+"""Rows of a table, unless another number is asked for: a page shows the largest, JSON all."""
+_WIDTH = 100  # letters of a line of notes
+
+
+def measured_text(report: TraceReport, top: int = TOP) -> str:
+    """A page per rank, and the figures over ranks; at most `top` rows of each table."""
+    pages = [_rank_text(rank, top) for rank in report.ranks]
+    if report.together:
+        pages.append(together_text(report.together, top))
+    return "\n\n".join(pages)
+
+
+def _note(text: str) -> str:
+    """A note in lines that a terminal shows whole."""
+    return textwrap.fill(text, _WIDTH, initial_indent="  note: ", subsequent_indent="        ")
+
+
+def _rank_text(rank: RankReport, top: int) -> str:
+    linked = rank.linked
+    title = f"Rank {rank.rank}: {linked.trace.path.name}"
+    if linked.trace.device_name:
+        title += f", {linked.trace.device_name}"
+    lines = [title, *map(_note, rank.notes), ""]
+    lines += [
+        _steps_table(rank),
+        "",
+        "Where the median step goes",
+        *_parts(rank),
+    ]
+    if len(linked.device):
+        lines += ["", *_top("Kernels", rank, "by_family", top)]
+    if any(step.by_op.keys() - {NO_OP} for step in rank.steps):
+        lines += ["", *_top("Ops", rank, "by_op", top)]
+    lines += profile_text(rank, top)
+    if rank.overheads.table:
+        lines += ["", _overheads_table(rank)]
+    if rank.collectives:
+        lines += ["", exchanges_text(rank, top)]
+    if rank.slowdowns:
+        lines += ["", "Beside a collective, against the same kernels alone", _slowdowns_table(rank)]
+    if rank.path.by_what:
+        lines += ["", path_text(rank.path)]
+    if rank.attribution:
+        lines += ["", attribution_text(linked.trace.device_name, rank.attribution)]
+    return "\n".join(lines)
+
+
+def _steps_table(rank: RankReport) -> str:
+    header = ("step", "ms", "active", "idle", "exposed comm", "kernels", "replayed ms", "error")
+    rows = [
+        (
+            str(b.number), milliseconds(b.step), f"{_share(b.active, b):.0%}", f"{_share(b.idle, b):.0%}",
+            f"{b.eg_comm:.1%}", str(b.kernels), milliseconds(r.walked), f"{r.error:+.2%}",
+        )
+        for b, r in zip(rank.steps[:MOST_STEPS], rank.replay.steps[:MOST_STEPS], strict=True)
+    ]  # fmt: skip
+    shown, rest = table(header, rows, right=range(8)), len(rank.steps) - len(rows)
+    if not rest:
+        return shown
+    lengths = sorted(step.step for step in rank.steps)
+    least, middle, most = (milliseconds(lengths[place]) for place in (0, len(lengths) // 2, -1))
+    return f"{shown}\n  {rest} more in the JSON; of all: shortest {least}, median {middle}, longest {most} ms"
+
+
+def _share(seconds: float, step: StepBreakdown) -> float:
+    return seconds / step.step if step.step else 0.0
+
+
+def _parts(rank: RankReport) -> list[str]:
+    step = rank.median_step
+    left_out = REASONS[:-1] if step.not_recorded else REASONS[-1:]
+    rows = [(label, getattr(step, name)) for name, label in PART_NAMES.items() if name not in left_out]
+    lines = [
+        f"  {label:<34} {milliseconds(s):>8} ms {_share(s, step):>4.0%}  {bar(_share(s, step))}" for label, s in rows
+    ]
+    most = [
+        f"    {PART_NAMES[reason]}: most of it before {what[:60]}"
+        for reason, what in step.evidence.items()
+        if _share(getattr(step, reason), step) >= _LEAST_EVIDENCE
+    ]
+    return [*lines, *most]
+
+
+def _top(title: str, rank: RankReport, attribute: str, top: int) -> list[str]:
+    step = rank.median_step
+    totals: dict[str, float] = getattr(step, attribute)
+    shown = list(totals.items())[:top]
+    lines = [f"{title} (device time of the median step)"]
+    lines += [f"  {name[:40]:<40} {milliseconds(s):>8} ms  {bar(_share(s, step))}" for name, s in shown]
+    rest = sum(list(totals.values())[top:])
+    return [*lines, f"  {'the rest':<40} {milliseconds(rest):>8} ms"] if rest else lines
+
+
+def _overheads_table(rank: RankReport) -> str:
+    header = ("host overhead", "per step ms", "count", "mean us", "median us", "p95 us", "most of it in")
+    rows = []
+    for kind, label in OVERHEAD_NAMES.items():
+        by_name = rank.overheads.of_type(kind)
+        if not by_name:
+            continue
+        largest = next(iter(by_name))
+        whole = reduce(Distribution.merged, by_name.values())
+        summary = whole.summary_us()
+        rows.append(
+            (label, milliseconds(whole.total / len(rank.steps)), str(whole.count),
+             f"{1e6 * whole.total / whole.count:.1f}", f"{summary['median']:.1f}", f"{summary['p95']:.1f}",
+             largest[:36] or "-")
+        )  # fmt: skip
+    return table(header, rows, right=(1, 2, 3, 4, 5))
+
+
+def _slowdowns_table(rank: RankReport) -> str:
+    rows = [
+        (name, str(s.count), f"{s.ratio:.2f}", *(f"{quartile:.2f}" for quartile in s.quartiles))
+        for name, s in rank.slowdowns.items()
+    ]
+    return table(("family", "kernels", "times as long", "1st quartile", "median", "3rd"), rows, right=range(1, 6))

@@ -1,0 +1,184 @@
+"""The tables of a profiler's page: cells for text and pages alike, and their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from traincast.traces.profiler.exchanges import SharedExchangeRow
+from traincast.traces.profiler.places import PlaceRow
+from traincast.traces.profiler.tables import ProfileTables
+from traincast.traces.replay.results import RankReport
+from traincast.utils.display.text import in_units, milliseconds, table
+
+_NAME = 60  # letters of a name: what follows are template arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTable:
+    """The first rows of one table as they are shown; `count` is that of all of its rows, and columns in `right` are
+    numbers."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    count: int
+    right: Iterable[int]
+    note: str = ""
+
+    @property
+    def left_out(self) -> str:
+        """Where the rows are that are not shown; nothing if all are."""
+        rest = self.count - len(self.rows)
+        return f"{rest} more in the JSON" if rest else ""
+
+
+def profile_text(rank: RankReport, top: int) -> list[str]:
+    """Every table that has rows, each with at most `top` of them; times are of one step."""
+    lines = []
+    for shown in profile_cells(rank, top):
+        rest = (f"  {line}" for line in (shown.note, shown.left_out) if line)
+        lines += ["", shown.title, _text(shown), *rest]
+    return lines
+
+
+def _text(shown: ProfileTable) -> str:
+    return table(shown.header, shown.rows, right=tuple(shown.right))
+
+
+def profile_cells(rank: RankReport, top: int) -> list[ProfileTable]:
+    """The tables of one rank that have rows, each with at most `top` of them; times are of one step."""
+    profile, steps = rank.profile, len(rank.steps)
+    tables = [
+        _kernels(profile, steps, top),
+        _rates(profile, steps, top),
+        _places("By module (forward)", profile.modules, steps, top),
+        _places("By annotation", profile.annotations, steps, top),
+        _graphs(profile, steps, top),
+        _launches(profile, top),
+        _memory(profile, top),
+    ]
+    return [shown for shown in tables if shown.count]
+
+
+def _kernels(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+    rows = [
+        (k.name[:_NAME], k.family, _count(k.count / steps), f"{1e6 * k.mean:.1f}", milliseconds(k.total / steps),
+         f"{k.share:.1%}")
+        for k in profile.kernels[:top]
+    ]  # fmt: skip
+    header = ("kernel", "family", "count", "mean us", "ms", "share")
+    return ProfileTable("Kernels with most time (a step)", header, rows, len(profile.kernels), range(2, 6))
+
+
+def _rates(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+    rows = [
+        (r.op[:32], r.shapes[:40], r.compute, _count(r.count / steps), f"{1e6 * r.mean:.1f}",
+         milliseconds(r.total / steps), f"{r.tflops:.1f}" if r.flops else "", _percent(r.of_flops),
+         f"{r.tbytes:.2f}", _percent(r.of_bandwidth))
+        for r in profile.rates[:top]
+    ]  # fmt: skip
+    header = ("op", "shapes", "in", "count", "mean us", "ms", "TFLOP/s", "of peak", "TB/s", "of peak")
+    over = any(max(r.of_flops or 0.0, r.of_bandwidth or 0.0) > 1.0 for r in profile.rates[:top])
+    note = "more than 100 %: an algorithm with fewer operations (Winograd), or bytes that a cache holds" if over else ""
+    return ProfileTable("Rates by op and shape", header, rows, len(profile.rates), range(3, 10), note)
+
+
+def _count(number: float) -> str:
+    """Counts of a step need not be whole numbers where steps differ: one digit is enough."""
+    return f"{number:,.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+def _places(title: str, rows: Sequence[PlaceRow], steps: int, top: int) -> ProfileTable:
+    cells = [
+        (r.name[:_NAME], _count(r.count / steps), milliseconds(r.host / steps), _count(r.kernels / steps),
+         milliseconds(r.device / steps), milliseconds(r.own / steps))
+        for r in rows[:top]
+    ]  # fmt: skip
+    header = ("name", "count", "host ms", "kernels", "device ms", "itself ms")
+    return ProfileTable(title, header, cells, len(rows), range(1, 6))
+
+
+def _graphs(profile: ProfileTables, steps: int, top: int) -> ProfileTable:
+    rows = [
+        (g.name[:_NAME], _count(g.launches / steps), str(g.nodes), milliseconds(g.device / steps),
+         milliseconds(g.span / steps), milliseconds(g.idle / steps))
+        for g in profile.graphs[:top]
+    ]  # fmt: skip
+    header = ("graph", "launches", "nodes", "device ms", "from begin to end ms", "idle between nodes ms")
+    return ProfileTable("Graphs", header, rows, len(profile.graphs), range(1, 6))
+
+
+def _launches(profile: ProfileTables, top: int) -> ProfileTable:
+    rows = [
+        (str(r.number), str(r.calls), f"{r.waiting_mean:.0f}", str(r.waiting_most), str(r.held),
+         f"{1e6 * r.delay_median:.0f}", f"{1e6 * r.delay_p95:.0f}", f"{r.short}", milliseconds(r.short_seconds))
+        for r in profile.launches[:top]
+    ]  # fmt: skip
+    header = (
+        "step", "calls", "waiting before", "at most", "held by a full queue", "delay us", "95 % below us",
+        "kernels < 10 us", "their ms",
+    )  # fmt: skip
+    title = "Launches: from the call to its kernel"
+    return ProfileTable(title, header, rows, len(profile.launches), range(9))
+
+
+def _memory(profile: ProfileTables, top: int) -> ProfileTable:
+    rows = [
+        (str(r.number), str(r.device), _bytes(r.begin), _bytes(r.peak), _bytes(r.end),
+         _bytes(r.reserved) if r.reserved >= 0 else "?", f"{r.allocations:,}")
+        for r in profile.memory[:top]
+    ]  # fmt: skip
+    header = ("step", "device", "at begin", "peak", "at end", "reserved", "allocations")
+    relative = any(row.relative for row in profile.memory)
+    note = "totals were not recorded: bytes count from the begin of the trace" if relative else ""
+    return ProfileTable("Device memory", header, rows, len(profile.memory), range(7), note)
+
+
+def _bytes(number: int) -> str:
+    return in_units(number, "B") if number >= 0 else f"-{in_units(-number, 'B')}"
+
+
+def exchanges_text(rank: RankReport, top: int) -> str:
+    """The collectives of a rank with the bandwidth of their bus."""
+    return _text(exchange_cells(rank, top))
+
+
+def shared_exchanges_text(exchanges: Sequence[SharedExchangeRow], top: int) -> str:
+    """Collectives over ranks: transfer, and waiting for the rank that came last."""
+    return _text(shared_exchange_cells(exchanges, top))
+
+
+def exchange_cells(rank: RankReport, top: int) -> ProfileTable:
+    """The collectives of a rank with the bandwidth of their bus, waiting for other ranks included."""
+    rows = [
+        (r.kind, f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?", r.group[:_NAME] or "-", str(r.ranks or "?"),
+         str(r.count), milliseconds(r.median), _rate(r.bus), milliseconds(r.shortest), _rate(r.bus_best))
+        for r in rank.profile.exchanges[:top]
+    ]  # fmt: skip
+    header = ("collective", "bytes", "group", "ranks", "count", "median ms", "bus GB/s", "shortest ms", "bus GB/s")
+    right = (1, *range(3, 9))
+    return ProfileTable("Collectives of one rank", header, rows, len(rank.profile.exchanges), right)
+
+
+def shared_exchange_cells(exchanges: Sequence[SharedExchangeRow], top: int) -> ProfileTable:
+    """Collectives over ranks: transfer, and waiting for the rank that came last."""
+    rows = [
+        (r.kind, f"{r.message_bytes:,}" if r.message_bytes >= 0 else "?", r.group[:_NAME] or "-", str(r.ranks),
+         str(r.count), milliseconds(r.transfer), _rate(r.bus), milliseconds(r.waiting), milliseconds(r.longest),
+         f"rank {r.last} ({r.last_count} of {r.count})")
+        for r in exchanges[:top]
+    ]  # fmt: skip
+    header = (
+        "collective", "bytes", "group", "ranks", "count", "transfer ms", "bus GB/s", "others waited ms", "at most ms",
+        "came last",
+    )  # fmt: skip
+    return ProfileTable("Collectives over ranks (means of one call)", header, rows, len(exchanges), range(1, 9))
+
+
+def _rate(bytes_per_second: float | None) -> str:
+    return "" if bytes_per_second is None else f"{1e-9 * bytes_per_second:.1f}"

@@ -1,0 +1,108 @@
+"""A prediction as a page for the terminal."""
+
+from __future__ import annotations
+
+from traincast.app.report.ranks import ranks_text
+from traincast.simulator.prediction.prediction import RELEASE_SPREAD
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.utils.display.text import bar, milliseconds, table
+
+_MOST_OPS = 5
+_MOST_OUTSIDE = 3
+_MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
+
+
+def prediction_text(p: Prediction, by: str | None = None) -> str:
+    """The answer as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
+    time by those."""
+    ranks = [ranks_text(p), ""] if p.gpus > 1 else []
+    places = [_places(p, by), ""] if by else []
+    return "\n".join([p.headline(), "", _split(p), "", *ranks, _families(p), "", *places, _footer(p)])
+
+
+def _split(p: Prediction) -> str:
+    parts = [("device active", p.device_active), ("device idle", p.device_idle), ("host busy", p.host)]
+    if p.gpus > 1:
+        parts.insert(1, ("exposed communication", p.exposed_comm))
+    rows = [
+        (name, milliseconds(seconds), f"{seconds / p.iteration:6.1%}", bar(seconds / p.iteration))
+        for name, seconds in parts
+    ]
+    path = ", ".join(f"{what} {seconds / p.iteration:.0%}" for what, seconds in _top(seconds_by_what(p.path), 4))
+    return table(("", "ms", "of step", ""), rows, right=(1, 2)) + f"\ncritical path: {path}"
+
+
+def _top(parts: dict[str, float], n: int) -> list[tuple[str, float]]:
+    return list(parts.items())[:n]
+
+
+def _families(p: Prediction) -> str:
+    return _shares("kernels", p.by_family)
+
+
+def _places(p: Prediction, by: str) -> str:
+    """Kernel time by module, layer or op, the largest first."""
+    spent = {"module": p.by_module, "layer": p.by_layer, "op": p.by_op}[by]
+    shown = dict(list(spent.items())[:_MOST_PLACES])
+    rest = {f"{len(spent) - len(shown)} more": sum(spent.values()) - sum(shown.values())}
+    return _shares(by, shown | (rest if len(spent) > len(shown) else {}))
+
+
+def _shares(what: str, parts: dict[str, float]) -> str:
+    total = sum(parts.values()) or 1.0
+    rows = [
+        (name, milliseconds(seconds), f"{seconds / total:6.1%}", bar(seconds / total))
+        for name, seconds in parts.items()
+    ]
+    return table((what, "ms", "share", ""), rows, right=(1, 2))
+
+
+def _footer(p: Prediction) -> str:
+    sources = ", ".join(
+        f"{name} {seconds / max(sum(p.by_source.values()), 1e-30):.0%}" for name, seconds in p.by_source.items()
+    )
+    lines = [
+        f"{len(p.timeline.launches)} kernels; durations: {sources}; host profile: {p.host_profile}",
+        _memory(p),
+        _interval(p),
+    ]
+    if p.estimated_ops:
+        said = "without a kernel model (costed from bytes and flops)"
+        lines.append(_marked(said, p.estimated_ops, p.estimated_seconds, p))
+    lines += _outside(p)
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
+
+
+def _interval(p: Prediction) -> str:
+    """What the interval is made of, each as one standard deviation."""
+    terms = ", ".join(f"{name.replace('_', ' ')} {sigma:.0%}" for name, sigma in p.interval_terms.items())
+    return f"interval from {terms or 'nothing'} (standard deviations)"
+
+
+def _memory(p: Prediction) -> str:
+    """The peak of the fullest rank, and what it is made of as far as two decimals show it."""
+    shown = {
+        kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
+    }
+    parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
+    capacity = f"{p.platform.device.memory_bytes / 1e9:.0f} GB"
+    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {capacity}" + (f": {parts}" if parts else "")
+
+
+def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:
+    """`12% of kernel time without a kernel model: aten::mm, aten::bmm and 7 more`."""
+    share = seconds / max(sum(p.by_family.values()), 1e-30)
+    more = f" and {len(ops) - _MOST_OPS} more" if len(ops) > _MOST_OPS else ""
+    return f"{share:.0%} of kernel time {what}: {', '.join(ops[:_MOST_OPS])}{more}"
+
+
+def _outside(p: Prediction) -> list[str]:
+    """The ops outside of what was fitted that matter for the step's time, which is where they leave more open than the
+    next release of the software does: by how much, how far outside and why."""
+    notable = sorted((item for item in p.outside if item.shift > RELEASE_SPREAD), key=lambda item: -item.shift)
+    if not notable:
+        return []
+    named = ", ".join(f"{item.op} {item.shift:.0%} ({item.why})" for item in notable[:_MOST_OUTSIDE])
+    more = f" and {len(notable) - _MOST_OUTSIDE} more" if len(notable) > _MOST_OUTSIDE else ""
+    return [f"outside what was fitted, by standard deviation of the step: {named}{more}"]

@@ -1,0 +1,27 @@
+"""A scaling curve as a table."""
+
+from __future__ import annotations
+
+from traincast.simulator.prediction.scaling import ScalingCurve
+from traincast.utils.display.text import bar, milliseconds, table
+
+
+def scaling_text(curve: ScalingCurve) -> str:
+    """The curve as a table."""
+    header = ("GPUs", "nodes", "batch", "a GPU", "ms a step", "90 % interval", "samples/s", "exposed comm", "GB a GPU",
+              "efficiency", "")  # fmt: skip
+    rows = [
+        (
+            str(p.gpus), str(p.nodes), str(p.global_batch), str(p.answer.workload.batch_size),
+            milliseconds(p.answer.iteration), " to ".join(milliseconds(limit) for limit in p.answer.interval),
+            _rate(p.throughput), f"{milliseconds(p.answer.exposed_comm)} ms",
+            f"{p.answer.memory.peak_bytes / 1e9:.1f}", f"{p.efficiency:.1%}", bar(p.efficiency, 20),
+        )
+        for p in curve.points
+    ]  # fmt: skip
+    lines = [curve.title(), "", table(header, rows, right=range(10))]
+    return "\n".join([*lines, *(f"warning: {warning}" for warning in curve.warnings)])
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.2f}"

@@ -1,0 +1,81 @@
+"""Plans as a page for the terminal: the best one, rank by rank, and what it gains over others and why."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.planner.sharding.result import ShardingAnswer
+from traincast.planner.sharding.scored_plan import ScoredPlan
+from traincast.planner.sharding.task import Task
+from traincast.utils.display.text import milliseconds, table
+
+_MOST_TABLES = 40
+_MOST_RANKS = 16
+
+
+def sharding_text(answer: ShardingAnswer) -> str:
+    """The answer as a page, with its notes below."""
+    parts = [answer.headline(), _comparison(answer), _ranks(answer.best), _tables(answer.task, answer.best)]
+    return "\n".join(["\n\n".join(parts), *answer.notes])
+
+
+def _comparison(answer: ShardingAnswer) -> str:
+    best = answer.best
+    rows = [
+        (
+            plan.name,
+            milliseconds(plan.seconds),
+            f"{plan.seconds / best.seconds - 1.0:+.1%}" if plan.seconds != best.seconds else "",
+            f"{plan.memory.device.max() / 1e9:.1f}",
+            ", ".join(f"{count} {kind}" for kind, count in plan.kinds.items()),
+            plan.why_slower(best),
+        )
+        for plan in answer.plans
+    ]
+    return table(("plan", "ms", "slower", "GB, fullest", "tables", "why"), rows, right=(1, 2, 3))
+
+
+def _ranks(best: ScoredPlan) -> str:
+    terms = list(best.terms)
+    busiest = np.argsort(-sum(best.terms.values(), np.zeros(best.plan.world_size)), kind="stable")
+    shown = sorted(busiest[:_MOST_RANKS].tolist())
+    rows = []
+    for rank in shown:
+        walked = best.walked(rank)
+        rows.append(
+            (
+                str(rank),
+                *(milliseconds(float(best.terms[term][rank])) for term in terms),
+                *(milliseconds(1e-3 * walked[name]) for name in ("compute_ms", "exposed_comm_ms", "idle_ms")),
+                milliseconds(1e-3 * walked["waiting_ms"]),
+                f"{best.memory.device[rank] / 1e9:.1f}",
+                f"{best.memory.host[rank] / 1e9:.1f}",
+            )
+        )
+    header = ("rank", *terms, "kernels", "exposed exchanges", "idle", "waiting", "device GB", "host GB")
+    more = f"the {len(shown)} busiest of {best.plan.world_size} ranks; " if len(shown) < best.plan.world_size else ""
+    note = (
+        f"{more}ms; terms overlap, kernels + exposed exchanges + idle make up the step; "
+        "idle: the device waits for its host, waiting: for other ranks in exchanges"
+    )
+    return table(header, rows, right=range(len(header))) + "\n" + note
+
+
+def _tables(task: Task, best: ScoredPlan) -> str:
+    order = sorted(range(len(task.tables)), key=lambda i: -task.tables[i].memory_bytes)[:_MOST_TABLES]
+    rows = []
+    for number in sorted(order):
+        placement = best.plan.placements[number]
+        everyone = placement.kind.everywhere
+        cache = f" {placement.cache_fraction:.0%} cached" if placement.cache_fraction else ""
+        rows.append(
+            (
+                task.tables[number].name,
+                f"{task.tables[number].memory_bytes / 1e9:.2f}",
+                placement.kind,
+                placement.kernel + cache,
+                "all" if everyone else ", ".join(map(str, placement.ranks)),
+            )
+        )
+    more = "" if len(rows) == len(task.tables) else f"\nthe {len(rows)} largest of {len(task.tables)} tables"
+    return table(("table", "GB", "kind", "kernel", "ranks"), rows, right=(1,)) + more

@@ -1,0 +1,165 @@
+"""What-ifs, advice, sweeps and sensitivities as pages for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from traincast.planner.what_if.advice import Advice
+from traincast.planner.what_if.money import Cost
+from traincast.planner.what_if.result import WhatIf, bottleneck, brief, memory_bytes
+from traincast.planner.what_if.sensitivity import Sensitivity
+from traincast.planner.what_if.sweeps.result import SweepResult, cost
+from traincast.utils.display.text import bar, milliseconds, table
+
+_LEAST_MS = 0.0005  # below, a part is not shown
+_MOST_SUGGESTIONS = 20
+_MOST_POINTS, _MOST_FAILED = 25, 10
+_NO_GAIN = "no edit makes it faster"
+
+
+def whatif_text(answer: WhatIf) -> str:
+    """Before and after side by side, what changed, and whether it means anything."""
+    first = answer.before.headline().split("\n")[0]
+    lines = [first, f"what if: {', '.join(answer.edits)}", "", _steps(answer), "", _parts(answer), ""]
+    lines += [*_cost_lines(answer), _moved(answer), answer.verdict]
+    return "\n".join([*lines, *_notes(answer)])
+
+
+def _steps(answer: WhatIf) -> str:
+    rows = []
+    for name, step in (("before", answer.before), ("after", answer.after)):
+        low, high = (milliseconds(limit) for limit in step.interval)
+        held = memory_bytes(step) / 1e9
+        room = step.platform.device.memory_bytes / 1e9
+        rows.append((name, milliseconds(step.iteration), f"{low} to {high}", f"{held:.2f} of {room:.0f}"))
+    least, most = (1e3 * limit for limit in answer.change.interval)
+    held = (memory_bytes(answer.after) - memory_bytes(answer.before)) / 1e9
+    change = f"{1e3 * answer.change.seconds:+.3f}"
+    rows.append(("change", change, f"{least:+.3f} to {most:+.3f}", f"{held:+.2f}"))
+    return table(("", "ms a step", "90 % interval, ms", "memory, GB"), rows, right=(1, 2, 3))
+
+
+def _parts(answer: WhatIf) -> str:
+    rows = [
+        (name, f"{before:.3f}", f"{after:.3f}", f"{after - before:+.3f}")
+        for name, before, after in answer.parts()
+        if max(before, after) >= _LEAST_MS
+    ]
+    return table(("", "before, ms", "after, ms", "change"), rows, right=(1, 2, 3))
+
+
+def _cost_lines(answer: WhatIf) -> list[str]:
+    before, after = answer.cost_before, answer.cost_after
+    rows = [
+        (name, first, second)
+        for (name, first), (_, second) in zip(cost_rows(before), cost_rows(after), strict=True)
+        if first or second
+    ]
+    return [table(("cost", "before", "after"), rows, right=(1, 2)), ""] if rows else []
+
+
+def cost_rows(cost: Cost) -> list[tuple[str, str]]:
+    """What is known of a cost, in words; what is not is empty."""
+    d = cost.to_dict()
+
+    def shown(key: str, form: str) -> str:
+        value = d[key]
+        return "" if value is None else form.format(value)
+
+    return [
+        ("a step", shown("dollars_per_step", "${:.4g}")),
+        ("a million samples", shown("dollars_per_million_samples", "${:,.4g}")),
+        ("a million tokens", shown("dollars_per_million_tokens", "${:,.4g}")),
+        ("a million samples, at most", shown("most_kwh_per_million_samples", "{:,.4g} kWh") if cost.price else ""),
+        ("the run, hours", shown("run_hours", "{:,.4g}")),
+        ("the run, GPU hours", shown("run_gpu_hours", "{:,.4g}")),
+        ("the run", shown("run_dollars", "${:,.6g}")),
+        ("the run, at most", shown("run_most_kwh", "{:,.4g} kWh")),
+    ]
+
+
+def _moved(answer: WhatIf) -> str:
+    (first, share), (second, later) = bottleneck(answer.before), bottleneck(answer.after)
+    if first == second:
+        return f"the bottleneck stays {first}: {share:.0%} of the critical path before, {later:.0%} after"
+    return f"the bottleneck moves from {first} ({share:.0%} of the critical path) to {second} ({later:.0%})"
+
+
+def _notes(answer: WhatIf) -> Iterable[str]:
+    before, after = set(brief(answer.before)["warnings"]), brief(answer.after)["warnings"]
+    yield from (f"after: {note}" for note in after if note not in before)
+
+
+def advice_text(advice: Advice) -> str:
+    """What limits the step, suggestions as a table, the best three explained."""
+    d = advice.to_dict()
+    rows = []
+    for one in d["suggestions"][:_MOST_SUGGESTIONS]:
+        low, high = one["gain_interval"]
+        rows.append((
+            " + ".join(one["edits"]), f"{one['gain']:.1%}", f"{low:.1%} to {high:.1%}",
+            "yes" if one["larger_than_uncertainty"] else "no", f"{one['memory_change_gb']:+.2f}",
+            "" if one["fits"] else "does not fit", _dollars(one), _whole_run(one), one["risk"],
+        ))  # fmt: skip
+    header = ("edits", "gain a sample", "90 % interval", "certain", "GB", "", "a million samples", "the run", "risk")
+    lines = [advice.headline().split("\n")[0], "", _filled(header, rows, right=(1, 2, 4, 6, 7)) if rows else _NO_GAIN]
+    lines.append("")
+    lines += [f"{' + '.join(one['edits'])}: {one['why']}" for one in d["suggestions"] if one["why"]]
+    if advice.useless:
+        lines.append(f"no gain: {', '.join(advice.useless)}")
+    refused = (f"not tried: {text}: {reason.removeprefix(f'edit {text}: ')}" for text, reason in advice.refused.items())
+    return "\n".join([*lines, *refused])
+
+
+def _filled(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> str:
+    """A table without the columns that are empty in all rows."""
+    kept = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    chosen = [[row[column] for column in kept] for row in (header, *rows)]
+    return table(chosen[0], chosen[1:], right=[place for place, column in enumerate(kept) if column in right])
+
+
+def _dollars(suggestion: dict[str, Any]) -> str:
+    dollars = suggestion["dollars_per_million_samples"]
+    return "" if dollars is None else f"${dollars:,.4g}"
+
+
+def _whole_run(suggestion: dict[str, Any]) -> str:
+    """What a whole run costs: dollars where a price is known, else hours."""
+    if suggestion["run_dollars"] is not None:
+        return f"${suggestion['run_dollars']:,.6g}"
+    return "" if suggestion["run_hours"] is None else f"{suggestion['run_hours']:,.4g} h"
+
+
+def sensitivity_text(answer: Sensitivity) -> str:
+    """Elasticities and measurements as tables."""
+    numbers = [(name, f"{value:+.3f}", bar(abs(value))) for name, value in answer.elasticities.items()]
+    measured = [(name, f"±{left:.1%}") for name, left in answer.measurements.items()]
+    return "\n".join([
+        answer.headline(), "", table(("1 % more", "% of step", ""), numbers, right=(1,)), "",
+        table(("if this were measured", "interval left"), measured, right=(1,)),
+    ])  # fmt: skip
+
+
+def sweep_text(answer: SweepResult) -> str:
+    """The points that nothing beats as a table, and those that failed."""
+    paid = any(row["dollars_per_million_samples"] is not None for row in answer.pareto)
+    rows = [
+        (
+            *(row[name] for name in answer.grid.names), f"{row['iteration_ms']:,.3f}", f"{row['us_per_sample']:,.4g}",
+            f"{cost(row):,.4g}", f"{row['memory_gb']:.2f}",
+        )
+        for row in answer.pareto[:_MOST_POINTS]
+    ]  # fmt: skip
+    money = "$ a million samples" if paid else "GPU hours a million samples"
+    header = (*answer.grid.names, "ms a step", "us a sample", money, "GB")
+    width = len(answer.grid.names)
+    lines = [answer.headline(), "", table(header, rows, right=range(width, width + 4))]
+    if len(answer.pareto) > _MOST_POINTS:
+        lines.append(f"... and {len(answer.pareto) - _MOST_POINTS} more")
+    for row in answer.failed[:_MOST_FAILED]:
+        point = ", ".join(f"{name}={row[name]}" for name in answer.grid.names)
+        lines.append(f"failed: {point}: {row['error']}")
+    if len(answer.failed) > _MOST_FAILED:
+        lines.append(f"... and {len(answer.failed) - _MOST_FAILED:,} more that failed")
+    return "\n".join(lines)

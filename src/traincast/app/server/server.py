@@ -1,0 +1,95 @@
+"""The server itself: the socket, the address that it prints, and its end by a signal."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from traincast.app.server.app import Settings, make_app
+from traincast.app.server.guard import is_loopback
+from traincast.utils.errors import TraincastError
+
+_BACKLOG = 2048  # connections that wait
+_MOST_HEADER = 1 << 15  # bytes of a request's first line and headers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """Where a server listens: `url` opens its page (with the token in it, where one is needed)."""
+
+    url: str
+    token: str
+    loopback: bool
+    folder: Path
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends in peace when it is told to: it does not raise the signal again."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Ctrl-C and SIGTERM let requests that run come to their end, then the server ends."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def state_folder() -> Path:
+    """Where uploads and jobs are kept unless a folder is given."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "traincast" / "serve"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there; what the system refuses is said in a line."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(_BACKLOG)  # from here on connections wait for the application to start
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TraincastError(f"cannot listen on `host` {host}, `port` {port}: {reason}; give another") from None
+    return listening
+
+
+def serve(
+    settings: Settings, *, host: str, port: int, started: Callable[[Bound], None], token: str | None = None
+) -> None:
+    """Serves until a signal comes; `started` hears where. Bound to more than this machine, a token is needed: the one
+    given, or one that is made."""
+    loopback = is_loopback(host)
+    if token is not None and len(token) < 16:
+        raise TraincastError("the token is shorter than 16 characters; give a longer one")
+    needed = token or ("" if loopback else secrets.token_urlsafe(24))
+    with bind(host, port) as listening:
+        shown = f"[{host}]" if ":" in host else host
+        place = f"http://{shown}:{listening.getsockname()[1]}/"
+        app = make_app(Settings(folder=settings.folder, token=needed, limits=settings.limits, room=settings.room,
+                                perfetto=settings.perfetto))  # fmt: skip
+        config = uvicorn.Config(
+            app, http="h11", ws="none", loop="asyncio", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
+            h11_max_incomplete_event_size=_MOST_HEADER, lifespan="on",
+        )  # fmt: skip
+        started(Bound(url=f"{place}?token={needed}" if needed else place, token=needed, loopback=loopback,
+                      folder=settings.folder))  # fmt: skip
+        _Server(config).run(sockets=[listening])

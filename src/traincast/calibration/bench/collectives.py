@@ -1,0 +1,96 @@
+"""Collectives as microbenchmarks: which, at which sizes, and the calls themselves, over gloo or NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from traincast.calibration.bench.device import Device
+from traincast.costs.cpu.exchanges import Exchange
+from traincast.utils.errors import unknown
+
+# PyTorch 2.13 renamed both
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+KINDS = ("all_reduce", "all_to_all_v", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+"""Every collective that is measured, those of hybrid-parallel DLRMs first."""
+LEAST_BYTES, MOST_BYTES = 1 << 12, 1 << 25
+"""Messages that are measured: below, latency alone counts; beyond, time goes with the bytes."""
+_ITEM = 4  # bytes of fp32
+_GOLDEN = 0.6180339887498949  # steps of it fill an interval evenly, however many are taken
+
+
+def exchange_plan(ranks: int, seed: int = 0) -> Iterator[list[Exchange]]:
+    """Collectives without end, every kind in turn, at sizes that are even in their logarithm however many are taken."""
+    first = float(np.random.default_rng((seed, ranks)).random())
+    for turn in count():
+        for number, kind in enumerate(KINDS):
+            share = (first + _GOLDEN * turn + number / len(KINDS)) % 1.0
+            size = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** share
+            elements = max(ranks, int(size) // _ITEM // ranks * ranks)
+            if kind != "all_to_all_v":
+                yield [Exchange(kind, _ITEM * elements)] * ranks
+                continue
+            random = np.random.default_rng((seed, ranks, turn))
+            parts = random.uniform(0.1, 1.0, ranks)  # what every rank sends to each, as of the tables that it holds
+            sent = [max(1, int(elements * part / parts.sum())) * _ITEM for part in parts]
+            yield [Exchange(kind, _ITEM * elements, (size,) * ranks) for size in sent]
+
+
+def exchange_jobs(ranks: int, number: int, seconds: float, seed: int = 0) -> list[dict[str, Any]]:
+    """The first so many collectives of the plan as jobs of ranks, see `benching.rank`."""
+    return [exchange_job(exchanges, seconds) for exchanges in islice(exchange_plan(ranks, seed), number)]
+
+
+def exchange_job(exchanges: Sequence[Exchange], seconds: float) -> dict[str, Any]:
+    """One collective as a job."""
+    first = exchanges[0]
+    sent = [list(exchange.sent) for exchange in exchanges] if first.sent else []
+    return {"collective": first.kind, "bytes": first.message_bytes, "sent": sent, "seconds": seconds}
+
+
+def job_exchanges(job: dict[str, Any], ranks: int) -> list[Exchange]:
+    """What every rank calls for a job."""
+    rows = job.get("sent") or [()] * ranks
+    return [Exchange(str(job["collective"]), int(job["bytes"]), tuple(row)) for row in rows]
+
+
+def collective_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
+    """One call of the collective of a job. Its bytes mean what `workload.collectives` says: the whole buffer that is
+    reduced, sent by a rank, or gathered. Sums are of zeros, which do not grow."""
+    kind = str(job["collective"])
+    elements = max(ranks, int(job["bytes"]) // _ITEM // ranks * ranks)
+    if kind == "all_to_all_v":
+        return _uneven([[size // _ITEM for size in row] for row in job["sent"]], rank, device)
+    whole, other = (device.allocate((elements,)).zero_() for _ in range(2))
+    part = device.allocate((elements // ranks,)).zero_()
+    works: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "all_gather": lambda: all_gather(other, part),
+        "reduce_scatter": lambda: reduce_scatter(part, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "send_recv": lambda: _pass_on(whole, rank),
+    }
+    if kind not in works:
+        raise unknown("collective", kind, works, f"Choose from {', '.join(works)}.")
+    return works[kind]
+
+
+def _uneven(sent: list[list[int]], rank: int, device: Device) -> Callable[[], object]:
+    received = [row[rank] for row in sent]
+    whole, other = device.allocate((sum(sent[rank]),)), device.allocate((sum(received),))
+    return lambda: dist.all_to_all_single(other, whole, received, sent[rank])
+
+
+def _pass_on(whole: torch.Tensor, rank: int) -> None:
+    """From the first rank to the second."""
+    if rank == 0:
+        dist.send(whole, 1)
+    elif rank == 1:
+        dist.recv(whole, 0)

@@ -1,0 +1,168 @@
+"""A step to run on this machine, by name or file, and its measurement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.ir.workload import MAX_BATCH
+from traincast.models.dlrm.config import DlrmConfig
+from traincast.simulator.scenario.dlrm_file import read_dlrm
+from traincast.simulator.scenario.variant import Variant
+from traincast.utils.errors import TraincastError, unknown
+
+if TYPE_CHECKING:
+    from traincast.calibration.bench.measure import Measured
+
+_MEMORY_SHARE = 0.8  # of what is free that tables may take
+Source = str | Path | Callable[..., Any] | DlrmConfig
+"""A built-in model by name, a DLRM in YAML or as a `DlrmConfig`, FILE.py:FUNCTION, or a function `make_step`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """A step that can be run, at a batch size and a sequence length (0: it has none); bytes of its tables."""
+
+    name: str
+    batch_size: int
+    seq_len: int
+    build: Callable[[int, int], Callable[[], Any]]
+    tables: int = 0
+
+    def make_step(self) -> Callable[[], Any]:
+        """A fresh model, optimizer and batch, as a callable that runs one iteration."""
+        return self.build(self.batch_size, self.seq_len)
+
+
+def runnable(source: Source, variant: Variant, device: str = "cpu", *, drawn: bool = True) -> Runnable:
+    """The step of a model as it runs on a device of this machine, or, without `drawn`, as it is only captured: that
+    reads no values. Needs torch."""
+    if isinstance(source, DlrmConfig):
+        return _dlrm(source, variant, device, drawn=drawn)
+    name = str(source)
+    if callable(source) or ":" in name:
+        return _function(source, variant)
+    if name.endswith((".yaml", ".yml")):
+        return _dlrm(read_dlrm(Path(name)), variant, device, drawn=drawn)
+    if name.endswith(".tc"):
+        raise TraincastError(f"{name} holds a captured step, which cannot be run; give FILE.py:FUNCTION or a model")
+    return _built_in(name, variant, device, drawn=drawn)
+
+
+def setting_of(variant: Variant, choice: str, optimizer: str, device: str, *, drawn: bool) -> Any:
+    """How the step of a built-in model is run on a device, as `zoo.build.steps.Setting`."""
+    from traincast.models.zoo.build.steps import Setting
+
+    if variant.dtype not in ("fp32", "bf16"):
+        raise TraincastError(f"steps are run here in fp32 or bf16, not {variant.dtype}; leave out `dtype`")
+    if variant.optimizer == "none":
+        raise TraincastError("a step without its optimizer cannot be run as one; leave out `optimizer`")
+    mode = variant.mode or "training"
+    return Setting(
+        mode=mode,
+        optimizer="" if mode == "inference" else variant.optimizer or optimizer,
+        precision="half" if variant.dtype == "bf16" else "fp32",
+        choice=choice,
+        device=device,
+        drawn=drawn,
+    )
+
+
+def _dlrm(config: DlrmConfig, variant: Variant, device: str, *, drawn: bool) -> Runnable:
+    from traincast.models.zoo.build.steps import dlrm_step
+    from traincast.models.zoo.define.dlrm import Dlrm
+
+    if variant.embedding not in (None, "bag"):
+        raise TraincastError(f"tables of the kind '{variant.embedding}' are not run here; give `embedding='bag'`")
+    config = replace(config, embedding="bag", optimizer=variant.optimizer or config.optimizer)
+    build = dlrm_step(setting_of(variant, "bag", config.optimizer, device, drawn=drawn), Dlrm, config)
+    tables = 4 * sum(config.table_rows) * config.embedding_dim
+    return Runnable(config.name, variant.batch_size or config.batch_size, 0, build, tables)
+
+
+def _built_in(name: str, variant: Variant, device: str, *, drawn: bool) -> Runnable:
+    from traincast.models.dlrm.config import STUDY_DLRMS
+    from traincast.models.zoo.build.recipes import RECIPES
+    from traincast.models.zoo.build.recommenders import RECOMMENDERS
+
+    if name in STUDY_DLRMS:
+        return _dlrm(STUDY_DLRMS[name], variant, device, drawn=drawn)
+    if name not in RECIPES:
+        raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
+    recipe = RECIPES[name]
+    choice = (variant.attention if recipe.axis == "attention" else variant.embedding) or recipe.choices[0]
+    if choice not in recipe.choices or choice == "fbgemm" or name in {model.name for model in RECOMMENDERS}:
+        raise TraincastError(
+            f"{name} does not run here with '{choice}': its tables or its attention can be predicted only; give "
+            "FILE.py:FUNCTION to run your own"
+        )
+    build = recipe.make(setting_of(variant, choice, recipe.optimizers[0], device, drawn=drawn))
+    return Runnable(name, variant.batch_size or recipe.batch_size, variant.seq_len or recipe.seq_len, build)
+
+
+def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runnable:
+    from traincast.capturing.from_file import load_function
+    from traincast.capturing.step import with_sizes
+
+    if callable(source):
+        function, name = source, getattr(source, "__name__", "step")
+    else:
+        function, name = load_function(str(source)), Path(str(source).rpartition(":")[0]).stem
+    return Runnable(name, variant.batch_size or 32, variant.seq_len or 0, with_sizes(function, variant.seq_len))
+
+
+def slug(source: Source) -> str:
+    """A short name of a step that any file may have.
+
+    >>> slug("models/mine.py:make_step")
+    'mine-py-make_step'
+    """
+    name = source.name if isinstance(source, DlrmConfig) else getattr(source, "__name__", None) or str(source)
+    return re.sub(r"[^A-Za-z0-9_]+", "-", Path(name).name).strip("-")[:60] or "step"
+
+
+def check_sizes(variant: Variant, seconds: float) -> None:
+    """Refuses sizes and times that cannot be meant."""
+    for what, value in (("batch_size", variant.batch_size), ("seq_len", variant.seq_len)):
+        if value is not None and not 1 <= value <= MAX_BATCH:
+            raise TraincastError(f"`{what}` is {value}; give a whole number from 1 to {MAX_BATCH}")
+    if not 0 < seconds < inf:
+        raise TraincastError(f"`seconds` is {seconds:g}; give a positive number")
+
+
+def measure(
+    source: Source,
+    variant: Variant,
+    *,
+    device: str = "cpu",
+    repeats: int = 30,
+    seconds: float = 20.0,
+    clock: str = "wall",
+    nominal: float | None = None,
+    trace: Path | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> Measured:
+    """The step, run here by one process; see `benching.measure.measure_step`."""
+    from traincast.calibration.bench.measure import measure_step
+    from traincast.calibration.bench.opening import open_device
+    from traincast.calibration.bench.timing import CLOCKS
+
+    check_sizes(variant, seconds)
+    if clock not in CLOCKS:
+        raise unknown("clock", clock, CLOCKS, f"Choose from {', '.join(CLOCKS)}.")
+    opened = open_device(device)
+    step = runnable(source, variant, device)
+    free = opened.free_bytes()
+    if step.tables > _MEMORY_SHARE * free:
+        raise TraincastError(
+            f"the tables of {step.name} take {step.tables / 1e9:.1f} GB and {free / 1e9:.1f} GB are free on the "
+            f"{device}; describe a smaller model in YAML"
+        )
+    return measure_step(
+        step.make_step, opened, name=step.name, batch_size=step.batch_size, seq_len=step.seq_len, repeats=repeats,
+        seconds=seconds, clock=clock, nominal=nominal, trace=trace, progress=progress,
+    )  # fmt: skip

@@ -1,0 +1,184 @@
+"""A step that several ranks of this machine train together: DLRMs hybrid parallel, other models under DDP.
+
+Run as a module with torchrun's environment variables it is one of those ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.calibration.measure import Source, check_sizes, setting_of
+from traincast.ir.workload import Workload
+from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
+from traincast.simulator.scenario.dlrm_file import read_dlrm
+from traincast.simulator.scenario.variant import Variant
+from traincast.utils.errors import TraincastError, unknown
+
+if TYPE_CHECKING:
+    from traincast.calibration.bench.device import Device
+    from traincast.calibration.bench.measure import Measured
+
+MOST_RANKS = 64
+"""More than one machine has GPUs: a larger number is a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksStep:
+    """A step of several ranks: `make_step(batch_size[, seq_len], *, rank, world_size)`. `access[r]` says which rows the
+    lookups of rank r want."""
+
+    name: str
+    batch_size: int
+    seq_len: int
+    make_step: Callable[..., Any]
+    access: tuple[tuple[str, ...], ...]
+
+
+def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu", *, drawn: bool = True) -> RanksStep:
+    """The step of a model on this many ranks; without `drawn` it is only captured. Needs torch."""
+    if not 2 <= ranks <= MOST_RANKS:
+        raise TraincastError(f"`gpus` is {ranks}; give a whole number of ranks from 2 to {MOST_RANKS}")
+    if not variant.trains_eagerly or variant.optimizer == "none":
+        raise TraincastError("ranks train together; leave out `mode`, `compiled` and `optimizer='none'`")
+    name = str(source)
+    if not isinstance(source, DlrmConfig) and (callable(source) or ":" in name):
+        return _function(source, variant, ranks)
+    config = source if isinstance(source, DlrmConfig) else STUDY_DLRMS.get(name)
+    if name.endswith((".yaml", ".yml")):
+        config = read_dlrm(Path(name))
+    if config is None:
+        return _data_parallel(name, variant, ranks, device, drawn=drawn)
+    if drawn and device == "cuda":
+        raise TraincastError(
+            "DLRMs of several ranks are run here on CPUs; with `device='cuda'` give a model that is trained under DDP, "
+            "or FILE.py:FUNCTION"
+        )
+    return _dlrm(config, variant, ranks)
+
+
+def _dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep:
+    """Tables whole, balanced by their lookups; MLPs on every rank; SGD."""
+    from traincast.calibration.trials.catalog import task_plans
+    from traincast.calibration.trials.dlrm import dlrm_step
+    from traincast.calibration.trials.plans import BALANCED
+    from traincast.calibration.trials.tasks import DlrmTask
+    from traincast.calibration.trials.workloads import rank_access
+
+    if variant.dtype != "fp32" or variant.optimizer not in (None, "sgd") or variant.embedding not in (None, "bag"):
+        raise TraincastError(
+            "DLRMs of several ranks are run here in fp32 with SGD and EmbeddingBags; leave out `dtype`, `optimizer` "
+            "and `embedding`"
+        )
+    rows = config.access or ("uniform",) * config.num_tables
+    config = replace(config, embedding="bag", index_dtype="int64", optimizer="sgd", access=rows)
+    size = variant.batch_size or config.batch_size
+    task = DlrmTask(name=config.name, config=config, batch_sizes=(size,), ranks=ranks, seed=0)
+    plan = task_plans(task)[BALANCED]
+    access = tuple(rank_access(config, plan, rank) for rank in range(ranks))
+    return RanksStep(config.name, size, 0, dlrm_step(task, plan), access)
+
+
+def _data_parallel(name: str, variant: Variant, ranks: int, device: str, *, drawn: bool) -> RanksStep:
+    from traincast.models.zoo.build.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
+    recipe = RECIPES[name]
+    if not recipe.data_parallel:
+        raise TraincastError(f"{name} is not trained data parallel here; give a DLRM, a Transformer or a CNN")
+    choice = (variant.attention if recipe.axis == "attention" else None) or recipe.choices[0]
+    setting = replace(setting_of(variant, choice, recipe.optimizers[0], device, drawn=drawn), ranks=ranks)
+    build = recipe.make(setting)
+    length = variant.seq_len or recipe.seq_len
+
+    def make_step(batch_size: int, *, rank: int, world_size: int) -> Callable[[], object]:
+        return build(batch_size, length)
+
+    return RanksStep(name, variant.batch_size or recipe.batch_size, length, make_step, ((),) * ranks)
+
+
+def _function(source: str | Path | Callable[..., Any], variant: Variant, ranks: int) -> RanksStep:
+    from functools import partial
+
+    from traincast.capturing.distributed import check_takes_ranks
+    from traincast.capturing.from_file import load_function
+
+    function = source if callable(source) else load_function(str(source))
+    name = getattr(source, "__name__", "step") if callable(source) else Path(str(source).rpartition(":")[0]).stem
+    check_takes_ranks(function)
+    made = function if variant.seq_len is None else partial(function, seq_len=variant.seq_len)
+    return RanksStep(name, variant.batch_size or 32, variant.seq_len or 0, made, ((),) * ranks)
+
+
+def captured_ranks(source: Source, variant: Variant, ranks: int) -> tuple[Workload, tuple[tuple[str, ...], ...]]:
+    """A step of several ranks as CPUs run it, without running it, and which rows each rank's lookups want."""
+    from traincast.capturing.distributed import capture_distributed
+
+    step = ranks_step(source, variant, ranks, device="cuda", drawn=False)
+    workload = capture_distributed(
+        step.make_step, world_size=ranks, batch_size=step.batch_size, name=step.name, rebatch=False, runs_on="cpu"
+    )
+    return workload, step.access
+
+
+def measure_ranks(
+    source: Source,
+    variant: Variant,
+    ranks: int,
+    *,
+    device: str,
+    repeats: int,
+    seconds: float,
+    clock: str,
+    nominal: float | None,
+    trace: Path | None = None,
+) -> Measured:
+    """The step, run by processes that this one launches as torchrun would; of the slowest rank, on the wall's clock."""
+    import numpy as np
+
+    from traincast.calibration.bench.measure import MOST_REPEATS, Measured
+    from traincast.calibration.bench.opening import open_device
+    from traincast.calibration.bench.parts import possible_ranks
+    from traincast.calibration.bench.ranks import run_ranks
+    from traincast.calibration.bench.timing import Series, summarise
+
+    check_sizes(variant, seconds)
+    if trace is not None:
+        raise TraincastError("a trace is of one process; leave out `trace_out`")
+    if callable(source) or isinstance(source, DlrmConfig):
+        raise TraincastError("ranks are processes of their own: give a model's name, a YAML file or FILE.py:FUNCTION")
+    if clock != "wall":
+        raise TraincastError("ranks wait for each other, which is no processor time; leave out `clock`")
+    if not 3 <= repeats <= MOST_REPEATS:
+        raise TraincastError(f"`repeats` is {repeats}; give 3 to {MOST_REPEATS}")
+    opened = open_device(device)
+    places = possible_ranks(opened, most=ranks)
+    if device == "cuda" and places < ranks:
+        raise TraincastError(f"`gpus` is {ranks} and this machine has {places}; give as many as there are")
+    step = ranks_step(source, variant, ranks, device)
+    job = {"step": str(source), "variant": asdict(variant), "seconds": seconds, "most": repeats}
+    heard: list[dict[str, Any]] = []
+    run_ranks([job], ranks, each=heard.append, module=__name__, device=device)
+    series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))
+    return Measured(
+        workload=step.name, batch_size=step.batch_size, seq_len=step.seq_len, identity=opened.identity(),
+        clock="wall", summary=summarise(series, "wall", nominal), series=series, ranks=ranks,
+        notes=(*series.drift(), *([f"{ranks} ranks took turns on {places} cores"] if places < ranks else [])),
+    )  # fmt: skip
+
+
+def step_work(job: dict[str, Any], rank: int, ranks: int, device: Device) -> Callable[[], object]:
+    """The step of a job, as one rank runs it."""
+    step = ranks_step(job["step"], Variant(**job["variant"]), ranks, device.kind)
+    made: Callable[[], object] = step.make_step(step.batch_size, rank=rank, world_size=ranks)
+    return made
+
+
+if __name__ == "__main__":
+    from traincast.calibration.bench.rank import serve
+
+    serve(Path(sys.argv[1]), {"step": step_work})

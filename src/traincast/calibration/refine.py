@@ -1,0 +1,199 @@
+"""A few measurements of a GPU that is built in: by how much they correct its shipped model, family by family of
+kernels, each collective, and the host."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traincast.calibration.bench.host_overheads import is_overhead, overhead_of
+from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
+from traincast.costs.cpu.copies import copy_of, is_copy
+from traincast.costs.cpu.exchanges import exchanges_of, is_exchange
+from traincast.costs.cpu.samples import Sample
+from traincast.costs.host.names import current_name
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.cost import price_calls
+from traincast.costs.kernels.lower import lower
+from traincast.costs.kernels.registry import LoweringContext
+from traincast.hardware.device import HOST
+from traincast.hardware.links import with_links
+from traincast.hardware.platform import CORRECTIONS, Platform, load_platform
+from traincast.hardware.topology import COLLECTIVE as COLLECTIVES
+from traincast.ir.ops import Signature, TensorSpec
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import shown_path
+from traincast.utils.files.writing import write_bytes
+from traincast.utils.results import Records, Result
+
+SHIPPED_COUNTS_AS = 10.0
+"""Samples that the shipped model stands for: it was fitted to thousands, of other machines of the same kind."""
+
+_KERNEL_SPREAD, _COLLECTIVE_SPREAD = 0.25, 1.0  # of repetitions, beyond which a sample says too little
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyCorrection:
+    """`measured` over predicted time (geometric mean) of so many samples, and what is made of it: the `factor`. Errors
+    are mean absolute percentages before and after."""
+
+    family: str
+    samples: int
+    measured: float
+    factor: float
+    error_before: float
+    error_after: float
+
+
+@dataclass(frozen=True, repr=False)
+class Refined(Result):
+    """The corrections of a built-in GPU, and the file that holds them. Families are those of kernels, "host" (what the
+    host takes), and "collective all_reduce" and the like."""
+
+    platform: str
+    file: Path
+    corrections: tuple[FamilyCorrection, ...]
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """One row per family."""
+        rows = [
+            {name: getattr(row, name) for name in FamilyCorrection.__dataclass_fields__} for row in self.corrections
+        ]
+        return {"platform": self.platform, "file": str(self.file), "corrections": rows, "notes": list(self.notes)}
+
+    def headline(self) -> str:
+        """By how much and where."""
+        lines = [f"{self.file}: {self.platform}, refined; predict with it as a platform"]
+        for row in self.corrections:
+            lines.append(
+                f"{row.family:<25} {row.samples:4d} samples take {row.measured:.2f} times the prediction: corrected by "
+                f"{row.factor:.2f}, error {row.error_before:.0f} % -> {row.error_after:.0f} %"
+            )
+        return "\n".join([*lines, *self.notes])
+
+    def records(self) -> Records:
+        """Table "corrections"."""
+        return {"corrections": self.to_dict()["corrections"]}
+
+
+def corrections(samples: Iterable[Sample], platform: Platform) -> tuple[FamilyCorrection, ...]:
+    """Corrections from samples of ops that are one kernel of a family with a model, of collectives between GPUs of one
+    node, and of what the host takes. Samples that were disturbed say nothing."""
+    joined = with_links(platform)
+    host = load_host_profile(platform.device.host, platform.device.host_slowness)
+    every = [sample for sample in samples if sample.wall > 0.0]
+    reference = float(np.median([sample.reference_wall for sample in every])) if every else 0.0
+    ratios: dict[str, list[float]] = {}
+    for sample in every:
+        if is_overhead(sample.signature):
+            found, predicted = HOST, _overhead(sample, host)
+            seconds = sample.wall  # the host's clock does not move with that of the GPU
+        else:
+            found, predicted = _predicted(sample, joined)
+            seconds = reference * sample.ratio("wall")
+        if predicted > 0.0:
+            ratios.setdefault(found, []).append(math.log(seconds / predicted))
+    return tuple(_corrected(family, np.array(logs)) for family, logs in sorted(ratios.items()))
+
+
+def _predicted(sample: Sample, platform: Platform) -> tuple[str, float]:
+    """The family of a sample and its seconds by the shipped model; 0 where that has nothing to say, or the sample was
+    disturbed."""
+    device, topology = platform.device, platform.topology
+    assert topology is not None
+    if is_exchange(sample.signature):
+        assert sample.signature is not None
+        met = exchanges_of(sample.signature, sample.ranks)
+        if sample.spread > _COLLECTIVE_SPREAD or not 2 <= len(met) <= topology.gpus_per_node:
+            return "", 0.0
+        size = even_bytes([exchange.sent for exchange in met]) if met[0].sent else float(met[0].message_bytes)
+        call = Calls.from_columns(COLLECTIVE, [met[0].kind], ["fp32"], np.array([[size, len(met), 1.0]]))
+        return COLLECTIVES + met[0].kind, float(shipped_collectives().predict(call, topology).seconds[0])
+    kernel = _only_kernel(sample) if sample.spread <= _KERNEL_SPREAD else None
+    if kernel is None:
+        return "", 0.0
+    estimate, _ = price_calls(Calls.of(kernel.family, [kernel]), device)
+    return kernel.family.name, float(estimate.seconds[0]) * device.corrections.get(kernel.family.name, 1.0)
+
+
+def _overhead(sample: Sample, host: HostProfile) -> float:
+    """Seconds of an overhead by the host profile; 0 for what it does not know, and for calls that wait."""
+    assert sample.signature is not None
+    kind, name = overhead_of(sample.signature)
+    table = getattr(host, kind.lower())
+    return float(table.get(current_name(name), 0.0)) if name != "synchronize" else 0.0
+
+
+def _corrected(family: str, logs: Any) -> FamilyCorrection:
+    """Shrunk towards no correction: the shipped model counts as `SHIPPED_COUNTS_AS` samples. The middle is a median."""
+    middle = float(np.median(logs))
+    factor = math.exp(middle * len(logs) / (len(logs) + SHIPPED_COUNTS_AS))
+    before, after = (100 * float(np.mean(np.abs(scale * np.exp(-logs) - 1.0))) for scale in (1.0, factor))
+    return FamilyCorrection(family, len(logs), math.exp(middle), factor, before, after)
+
+
+def _only_kernel(sample: Sample) -> KernelCall | None:
+    """The kernel of a sample that is one; a copy from pageable memory waits besides."""
+    if sample.signature is None or sample.ranks > 1:
+        return None
+    if "sparse_coo" in [value for _, value in sample.signature.scalars]:
+        return None
+    signature = _transfer(sample.signature) if is_copy(sample.signature) else sample.signature
+    kernels = [item for item in lower(signature, LoweringContext()) if isinstance(item, KernelCall)]
+    return kernels[0] if len(kernels) == 1 and not kernels[0].estimated else None
+
+
+def _transfer(signature: Signature) -> Signature:
+    """A measured copy as the op that makes it."""
+    direction, memory, nbytes = copy_of(signature)
+    host = TensorSpec((nbytes,), (1,), "uint8", "cpu:pinned" if memory == "pinned" else "cpu")
+    there = TensorSpec((nbytes,), (1,), "uint8", "cuda:0")
+    target, source = (there, host) if direction == "to device" else (host, there)
+    scalars = (("non_blocking", memory == "pinned"),)
+    return Signature("aten::copy_", (target, source), (target,), scalars, (("self", 1), ("src", 1)))
+
+
+def refine(folder: Path, key: str, out: Path | None) -> Refined:
+    """Compares a store of a GPU with the shipped model of a built-in one and writes the corrections."""
+    from traincast.calibration.bench.store import Store
+
+    if not folder.is_dir():
+        raise TraincastError(f"no store '{shown_path(folder)}'; measure one with 'traincast bench'")
+    store = Store(folder)
+    if store.identity is None or store.identity.device != "cuda":
+        raise TraincastError(f"store '{shown_path(folder)}' holds no samples of a GPU; fit it without `refine`")
+    platform = load_platform(key)
+    locked = store.identity.locked_clock_mhz
+    rows = corrections(store.samples(), platform.at_clock(locked) if locked else platform)
+    if not rows:
+        raise TraincastError(f"store '{shown_path(folder)}' has no op that {key} has a model for; measure for longer")
+    wild = [row for row in rows if not CORRECTIONS[0] <= row.factor <= CORRECTIONS[1]]
+    if wild:
+        raise TraincastError(
+            f"'{wild[0].family}' takes {wild[0].measured:.3g} times what {key} predicts: the store is of a "
+            f"'{store.identity.name}'; name the platform that it is"
+        )
+    path = out or Path(f"{Path(key).stem}-refined.toml")
+    lines = [f"refines = {json.dumps(key)}", f"source = {json.dumps(store.identity.name)}", "[corrections]"]
+    lines += [f"{json.dumps(row.family)} = {row.factor:.4f}" for row in rows]
+    write_bytes(path, ("\n".join(lines) + "\n").encode())
+    return Refined(key, path, rows, _notes(store.identity.name, locked, platform))
+
+
+def _notes(name: str, locked: float, platform: Platform) -> tuple[str, ...]:
+    """What a reader of the corrections has to know."""
+    said = []
+    if name != platform.device.name:
+        said.append(f"the store is of a '{name}' and {platform.key} describes a '{platform.device.name}'")
+    if locked:
+        said.append(f"measured at {locked:.0f} MHz: compared with {platform.key} at that clock")
+    assumed = with_links(platform).assumed
+    return (*said, *([assumed] if assumed else []))

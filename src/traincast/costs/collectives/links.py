@@ -1,0 +1,142 @@
+"""Collective times from links alone: launch, hops, and bytes over the busiest link, inside a node and between nodes.
+
+This is what an unknown cluster gets, what carries measured nodes to several nodes, and what scales measured rank
+counts to others. Its few coefficients are pooled over all measured machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from traincast.costs.collectives.calls import bus_factor
+from traincast.hardware.topology import Topology
+from traincast.ir.collectives import COLLECTIVES, Route
+from traincast.utils.arrays import FloatArray
+
+TREE_SLOWDOWN = 4.0  # trees of small messages use the flag-carrying protocols, at about a quarter of the bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCoefficients:
+    """seconds = launch + hops * steps * link latency + ramp * sqrt(x) + slowdown * x, with x = bytes / link bandwidth.
+
+    `launch` is in seconds and `ramp` in square root of seconds; the others have no unit.
+    """
+
+    launch: float
+    hops: float
+    ramp: float
+    slowdown: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCoefficients:
+    """Between nodes: hops * (ranks - 1) * network latency + slowdown * bytes / bandwidth, on top of the node's floor.
+
+    A ring that leaves the node reaches `span` of the bandwidth it has inside.
+    """
+
+    hops: float
+    slowdown: float
+    span: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkModel:
+    """Coefficients by kind, and the spread of log time (`sigma` inside a node, `network_sigma` across)."""
+
+    node: dict[str, NodeCoefficients]
+    network: dict[str, NetworkCoefficients]
+    sigma: float
+    network_sigma: float
+
+    def floor(self, kind: str, ranks: int, topology: Topology) -> float:
+        """Seconds of an empty message inside a node."""
+        coefficients = self.node[measured_kind(kind)]
+        return coefficients.launch + coefficients.hops * steps(kind, ranks) * topology.link_latency
+
+    def inside(self, kind: str, message: FloatArray, ranks: int, topology: Topology) -> FloatArray:
+        """Seconds inside one node."""
+        coefficients = self.node[measured_kind(kind)]
+        x = message * bus_factor(kind, ranks) / node_bandwidth(kind, ranks, topology)
+        return self.floor(kind, ranks, topology) + coefficients.ramp * np.sqrt(x) + coefficients.slowdown * x
+
+    def node_rate(self, kind: str, ranks: int, topology: Topology) -> float:
+        """Bus bandwidth in bytes per second that the largest messages reach inside a node."""
+        return node_bandwidth(kind, ranks, topology) / self.node[measured_kind(kind)].slowdown
+
+    def across(
+        self, kind: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, *, floor: float, rate: float
+    ) -> FloatArray:
+        """Seconds across nodes, given the floor and the bus bandwidth (`rate`) of the ranks of one node."""
+        network = self.network[measured_kind(kind)]
+        hop = network.hops * topology.network_latency
+        x = network_seconds(kind, message, ranks, nodes, topology, span=network.span, rate=rate)
+        route = COLLECTIVES[kind].route
+        if route is Route.PAIR:
+            return floor + hop + network.slowdown * x
+        ring = floor + hop * (ranks - 1) + network.slowdown * x
+        if route is not Route.RING_OR_TREE:
+            return ring
+        tree = floor + hop * 2 * np.ceil(np.log2(nodes)) + TREE_SLOWDOWN * network.slowdown * x
+        return np.asarray(np.minimum(ring, tree))
+
+    def to_json(self) -> dict[str, Any]:
+        """The model as plain data."""
+        plain: dict[str, Any] = _rounded(asdict(self))
+        return plain
+
+    @staticmethod
+    def from_json(entry: dict[str, Any]) -> LinkModel:
+        """The model from its plain data."""
+        return LinkModel(
+            node={kind: NodeCoefficients(**numbers) for kind, numbers in entry["node"].items()},
+            network={kind: NetworkCoefficients(**numbers) for kind, numbers in entry["network"].items()},
+            sigma=float(entry["sigma"]),
+            network_sigma=float(entry["network_sigma"]),
+        )
+
+
+def measured_kind(kind: str) -> str:
+    """The collective whose coefficients and curves stand for this one: itself, or one that moves its bytes alike."""
+    return COLLECTIVES[kind].like or kind
+
+
+def on_ring(kind: str) -> bool:
+    """Whether the bytes of a collective go round a ring inside a node."""
+    return COLLECTIVES[kind].route in (Route.RING, Route.RING_OR_TREE)
+
+
+def steps(kind: str, ranks: int) -> float:
+    """Hops that an empty message makes one after the other: round the ring, or as peers are served side by side."""
+    return float(ranks - 1) if on_ring(kind) else float(np.log2(ranks))
+
+
+def node_bandwidth(kind: str, ranks: int, topology: Topology) -> float:
+    """What the data sheet of the links offers to one rank, in bytes per second."""
+    return topology.ring_bandwidth(ranks) if on_ring(kind) else topology.all_to_all_bandwidth(ranks)
+
+
+def network_seconds(
+    kind: str, message: FloatArray, ranks: int, nodes: int, topology: Topology, *, span: float, rate: float
+) -> FloatArray:
+    """Seconds the bytes need on the busiest link when several nodes take part and links run at full rate."""
+    per_node = -(-ranks // nodes)
+    network = topology.network_bandwidth(per_node)
+    if on_ring(kind):
+        bandwidth = network if per_node == 1 else min(network, span * rate)
+        return message * bus_factor(kind, ranks) / bandwidth
+    if COLLECTIVES[kind].route is Route.PAIR:
+        return message / topology.adapter_bandwidth
+    out = message * per_node * (nodes - 1) / nodes / network
+    within = message * (per_node - 1) / ranks / rate if per_node > 1 else np.zeros_like(message)
+    return np.maximum(out, within)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    return float(f"{value:.5g}")

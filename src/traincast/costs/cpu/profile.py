@@ -1,0 +1,132 @@
+"""The profile of a machine that was measured: a model per kind of op, host overheads, caches, and where it is from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traincast.costs.cpu.crowding import Crowding
+from traincast.costs.cpu.estimator import KindModel
+from traincast.costs.cpu.exchanges import ExchangeModels
+from traincast.costs.cpu.features import OTHER, Caches, Features
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import parse_toml, read_text, shown_path
+from traincast.utils.files.writing import write_bytes
+
+KIND = "calibrated"
+"""What `kind` says in the file of such a profile."""
+_MOST_BYTES = 32 << 20
+_FORM = 4  # of the features that models are fitted to; those of another form mean something else
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Profile:
+    """Seconds on one machine. `reference` is how long its reference kernel took, by `clock`; `host` are seconds per
+    event of the host (`host_events`); `identity` is what was measured, `errors` what was held out said. `exchanges` are
+    between ranks, `copies` between host and device by direction and memory, `crowding` is what ops lose while all ranks
+    compute, `jitter` the relative deviation of what a rank computes from step to step; `longer` is by how much the
+    ops of a step take longer than the medians of their times add up to (0.03: three percent)."""
+
+    identity: Mapping[str, Any]
+    clock: str
+    reference: float
+    caches: Caches
+    models: Mapping[str, KindModel]
+    host: Mapping[str, float]
+    host_spread: float
+    errors: tuple[Mapping[str, Any], ...]
+    samples: int
+    exchanges: ExchangeModels = field(default_factory=ExchangeModels)
+    copies: Mapping[str, KindModel] = field(default_factory=dict)
+    crowding: Crowding = field(default_factory=Crowding)
+    jitter: float = 0.0
+    longer: float = 0.0
+
+    def seconds(self, features: Features) -> tuple[float, float, bool]:
+        """Seconds of an op, the deviation of their logarithm, and whether its kind was measured."""
+        model = self.models.get(features.kind)
+        if model is not None and len(model.coefficients) == len(features.terms):
+            return (*model.predict(features.terms, features.place), True)
+        other = self.models[OTHER]
+        return (*other.predict(features.terms[:4], features.place[:0]), False)
+
+
+def save_profile(profile: Profile, path: str | Path) -> None:
+    """Writes the profile as TOML."""
+    tables = {
+        "": {
+            "kind": KIND, "form": _FORM, "clock": profile.clock, "reference_seconds": profile.reference,
+            "l2_bytes": profile.caches.l2, "l3_bytes": profile.caches.l3, "host_spread": profile.host_spread,
+            "samples": profile.samples, "jitter": profile.jitter, "longer": profile.longer,
+            "exchanges_widened": profile.exchanges.widened, "exchanges_late": profile.exchanges.late,
+        },
+        "identity": dict(profile.identity),
+        "host_seconds": dict(profile.host),
+        "crowding": {json.dumps(name): factor for name, factor in profile.crowding.factors.items()},
+        **_tables("models", profile.models),
+        **_tables("exchanges", profile.exchanges.seconds),
+        **_tables("copies", profile.copies),
+    }  # fmt: skip
+    lines = ["# Fitted from microbenchmarks of one machine by 'traincast fit'; see identity."]
+    for name, table in tables.items():
+        lines += [f"\n[{name}]"] if name else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    for row in profile.errors:
+        lines += ["\n[[errors]]", *(f"{key} = {json.dumps(value)}" for key, value in row.items() if value is not None)]
+    write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def _tables(title: str, models: Mapping[str, KindModel]) -> dict[str, dict[str, Any]]:
+    return {f"{title}.{json.dumps(name)}": model.to_dict() for name, model in models.items()}
+
+
+def _models(table: Mapping[str, Any], title: str) -> dict[str, KindModel]:
+    """Models of a part that profiles of earlier versions do not have."""
+    return {name: KindModel.from_dict(data) for name, data in table.get(title, {}).items()}
+
+
+def is_profile(path: str | Path) -> bool:
+    """Whether this file begins as a fitted profile does."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return any(
+                line.replace(" ", "").startswith(f'kind="{KIND}"') for line in (file.readline() for _ in range(4))
+            )
+    except OSError:
+        return False
+
+
+def load_profile(path: str | Path) -> Profile:
+    """Reads a profile; a damaged one is named with what is wrong in it."""
+    where = f"profile '{shown_path(path)}'"
+    table = parse_toml(read_text(str(path), most=_MOST_BYTES), where)
+    if table.get("kind") == KIND and table.get("form", 1) != _FORM:
+        raise TraincastError(
+            f"{where} was fitted by another version of traincast; fit its store again: 'traincast fit'"
+        )
+    try:
+        return Profile(
+            identity=table["identity"],
+            clock=str(table["clock"]),
+            reference=float(table["reference_seconds"]),
+            caches=Caches(float(table["l2_bytes"]), float(table["l3_bytes"])),
+            models=_models({"models": table["models"]}, "models"),
+            host={name: float(value) for name, value in table["host_seconds"].items()},
+            host_spread=float(table["host_spread"]),
+            errors=tuple(table.get("errors", ())),
+            samples=int(table["samples"]),
+            exchanges=ExchangeModels(
+                _models(table, "exchanges"),
+                widened=float(table.get("exchanges_widened", 1.0)),
+                late=float(table.get("exchanges_late", 0.0)),
+            ),
+            copies=_models(table, "copies"),
+            crowding=Crowding({name: float(value) for name, value in table.get("crowding", {}).items()}),
+            jitter=float(table.get("jitter", 0.0)),
+            longer=float(table.get("longer", 0.0)),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise TraincastError(f"{where} is damaged ({error!r}); fit it again with 'traincast fit'") from None

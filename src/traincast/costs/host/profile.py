@@ -1,0 +1,109 @@
+"""Host profiles: the five overheads per top-level op, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from traincast.costs.host.names import ISSUERS, issuer
+from traincast.utils.arrays import FloatArray
+from traincast.utils.errors import TraincastError, unknown
+
+_DATA = files("traincast.costs.host") / "data"
+
+_TABLES = ("t1", "t2", "t3", "t4", "t5", "alone")  # of a profile, by overhead
+
+# how a scope's host time is cut up around its launches
+BEFORE, BETWEEN, AFTER, ALONE = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HostProfile:
+    """Mean host times in seconds, by top-level op name.
+
+    `t1` is the gap before an op, by who issues it (`host.names`); `t2`, `t3`, `t5` are by op name (before the first
+    launch, after the last, between two); `alone` is the whole time of an op that launches nothing (the other meaning
+    of T5); `t4` is by runtime call ("launch", "memcpy", "memset", "synchronize"). The entry "*" of each table is for
+    ops nobody measured, and "*Backward" for autograd nodes nobody measured.
+    """
+
+    name: str
+    t1: Mapping[str, float]
+    t2: Mapping[str, float]
+    t3: Mapping[str, float]
+    t4: Mapping[str, float]
+    t5: Mapping[str, float]
+    alone: Mapping[str, float]
+    spread: float
+    provenance: Mapping[str, Any]
+
+    def scope_seconds(self, names: Sequence[str]) -> FloatArray:
+        """Host seconds per name and part, T1 not included: float64[n, 4] in the order BEFORE, BETWEEN, AFTER, ALONE."""
+        tables = (self.t2, self.t5, self.t3, self.alone)
+        rows = [[_look_up(table, name) for table in tables] for name in names]
+        return np.array(rows, dtype=np.float64).reshape(len(names), 4)
+
+    def gap_seconds(self, names: Sequence[str], *, main: bool) -> FloatArray:
+        """T1 in seconds before each of these ops on the main thread, or on another one: float64[n]."""
+        return np.array([self.t1[issuer(name, main=main)] for name in names], dtype=np.float64)
+
+    def scaled(self, factor: float) -> HostProfile:
+        """The same profile on a host that takes `factor` times as long for everything."""
+        if not 0.01 <= factor <= 100:
+            raise TraincastError(f"a host cannot be {factor:g} times as slow as another; give 0.01 to 100")
+
+        slower: dict[str, Any] = {
+            table: {name: factor * seconds for name, seconds in getattr(self, table).items()} for table in _TABLES
+        }
+        return replace(self, **slower)
+
+    def knows(self, name: str) -> bool:
+        """Whether this op was measured."""
+        return name in self.t2 or name in self.alone
+
+
+def _look_up(table: Mapping[str, float], name: str) -> float:
+    if name in table:
+        return table[name]
+    if "Backward" in name and "*Backward" in table:
+        return table["*Backward"]
+    return table["*"]
+
+
+@cache
+def profile_names() -> tuple[str, ...]:
+    """Names of the built-in host profiles."""
+    return tuple(sorted(entry.name[:-5] for entry in _DATA.iterdir() if entry.name.endswith(".json")))
+
+
+@cache
+def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
+    """A built-in host profile, of a host that takes `slowness` times as long."""
+    if slowness != 1.0:
+        return load_host_profile(name).scaled(slowness)
+    if name not in profile_names():
+        raise unknown("host profile", name, profile_names(), f"Use one of {', '.join(profile_names())}.")
+    return parse_host_profile(name, json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:
+    """A host profile from its JSON form, in which times are microseconds."""
+    try:
+        tables = {key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()} for key in _TABLES}
+        missing = [name for name in ISSUERS if name not in tables["t1"]]
+        if missing:
+            raise KeyError(f"t1_us.{missing[0]}")
+        return HostProfile(
+            name=name,
+            spread=float(data["spread"]),
+            provenance=data["provenance"],
+            **tables,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise TraincastError(f"host profile '{name}' is malformed: {error!r}") from None

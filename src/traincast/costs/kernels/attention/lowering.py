@@ -1,0 +1,144 @@
+"""Fused attention, forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.costs.kernels.attention import ATTENTION
+from traincast.costs.kernels.attention.backends import backend
+from traincast.costs.kernels.attention.portable import portable_attention
+from traincast.costs.kernels.operands import compute_of, required
+from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.streaming.launches import elementwise, layout_copy, reduction
+from traincast.ir.ops import Signature, TensorSpec
+
+_ALIGNED = 8  # elements that the heads of flash attention are multiples of
+
+
+@dataclass(frozen=True, slots=True)
+class _Attention:
+    """Query and key of an op; `heads` is the dimension that counts heads: `_scaled_*` ops put them before positions."""
+
+    query: TensorSpec
+    key: TensorSpec
+    heads: int
+    causal: bool
+    masked: bool
+    dropout: bool
+
+    @staticmethod
+    def of(signature: Signature, first: int) -> _Attention:
+        """From an op whose query stands at position `first`."""
+        mask_type, dropout = signature.scalar("custom_mask_type", 0), signature.scalar("dropout_p", 0.0)
+        query, key = required(signature, "query", first), required(signature, "key", first + 1)
+        if signature.name.startswith("torch_attn::"):
+            query = _sequences(query, required(signature, "cu_seq_q", first + 3))
+            key = _sequences(key, required(signature, "cu_seq_q", first + 3))
+        ahead = signature.scalar("window_size", None)
+        return _Attention(
+            query=query,
+            key=key,
+            heads=1 if signature.name.startswith("aten::_scaled") else 2,
+            causal=bool(signature.scalar("is_causal", False))
+            or (isinstance(mask_type, int) and mask_type > 0)
+            or (isinstance(ahead, tuple) and ahead[1:] == (0,)),
+            masked=any(spec.numel for name in ("attn_bias", "bias") for spec in signature.tensors(name)),
+            dropout=isinstance(dropout, float) and dropout > 0,
+        )
+
+    def backend(self, context: LoweringContext) -> str:
+        """Which kernel runs it on this device."""
+        if len(self.query.shape) != 4:
+            return "flash"  # sequences of several lengths laid end to end: only flash has them
+        return backend(self.query, self.key, masked=self.masked, causal=self.causal, heads=self.heads, context=context)
+
+    def fused(self, kind: str) -> Item:
+        """The fused kernel."""
+        positions = 3 - self.heads
+        return ATTENTION.call(
+            kind,
+            compute_of(self.query),
+            batch=self.query.shape[0],
+            q_heads=self.query.shape[self.heads],
+            kv_heads=self.key.shape[self.heads],
+            q_len=self.query.shape[positions],
+            kv_len=self.key.shape[positions],
+            head_dim=self.query.shape[-1] + -self.query.shape[-1] % _ALIGNED,
+            causal=int(self.causal),
+        )
+
+    def portable(self, kind: str, context: LoweringContext) -> tuple[Item, ...]:
+        """Products and a softmax instead."""
+        return portable_attention(
+            kind, self.query, self.key, heads=self.heads, masked=self.masked, dropout=self.dropout, context=context
+        )
+
+    def padding(self, tensors: int) -> tuple[Item, ...]:
+        """Copies that fill heads up to multiples of eight elements, which flash wants."""
+        return (layout_copy(self.query),) * tensors if self.query.shape[-1] % _ALIGNED else ()
+
+
+@lowers(
+    "aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention", "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_flash_attention_forward", "aten::_efficient_attention_forward", "aten::_cudnn_attention_forward",
+    "torch_attn::_varlen_attn",
+)  # fmt: skip
+def forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One kernel, or the portable ones where the device has no other."""
+    attention = _Attention.of(signature, 0)
+    chosen = _chosen(signature, attention, context)
+    if chosen == "math":
+        return attention.portable("forward", context)
+    if chosen == "flash":
+        return (*attention.padding(3), attention.fused("forward"))
+    return (attention.fused("efficient_forward"),)
+
+
+@lowers(
+    "aten::_scaled_dot_product_flash_attention_backward", "aten::_flash_attention_backward",
+    "aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    "aten::_scaled_dot_product_efficient_attention_backward", "aten::_efficient_attention_backward",
+    "torch_attn::_varlen_attn_backward",
+)  # fmt: skip
+def backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Flash: row sums of gradient times output, the fused kernel, and the query's gradient rounded from fp32.
+    Memory-efficient: the fused kernel; in fp32 the row sums come first, in two kernels."""
+    attention = _Attention.of(signature, 1)
+    grad, query = signature.inputs[0], attention.query
+    chosen = _chosen(signature, attention, context)
+    if chosen == "math":
+        return attention.portable("backward", context)
+    if chosen == "flash":
+        exact = TensorSpec(query.shape, query.stride, "float32", query.device)
+        rounded = elementwise("copy", (exact,), (query,))
+        return (*attention.padding(1), _row_sums(grad), attention.fused("backward"), rounded)
+    main = attention.fused("efficient_backward")
+    if query.itemsize < 4:
+        return (main,)
+    return (elementwise("mul", (grad, grad), (grad,)), reduction("inner", grad, (_rows(grad),)), main)
+
+
+def _sequences(packed: TensorSpec, ends: TensorSpec) -> TensorSpec:
+    """Sequences laid end to end as a batch of equal ones: how long each is, a capture does not say."""
+    count = max(1, ends.numel - 1)
+    total, heads, width = packed.shape
+    shape = (count, max(1, total // count), heads, width)
+    return TensorSpec(shape, (shape[1] * heads * width, heads * width, width, 1), packed.dtype, packed.device)
+
+
+def _chosen(signature: Signature, attention: _Attention, context: LoweringContext) -> str:
+    """The kernel: by the device, or the memory-efficient one that a script has asked for, if the device has it."""
+    chosen = "flash" if signature.name.startswith("torch_attn::") else attention.backend(context)
+    asked = "_efficient_" in signature.name and chosen == "flash"
+    return "efficient" if asked else chosen
+
+
+def _rows(grad: TensorSpec) -> TensorSpec:
+    rows = grad.numel // max(1, grad.shape[-1])
+    return TensorSpec((rows,), (1,), "float32", grad.device)
+
+
+def _row_sums(grad: TensorSpec) -> Item:
+    return reduction("inner", grad, (_rows(grad),), extra_read=grad.nbytes)

@@ -1,0 +1,127 @@
+"""What a fused attention kernel does, in seconds on a device: blocks of queries walk over tiles of keys.
+
+Which tiles, and whether the query heads that share a key head are packed into one block, is a choice of the kernel's
+authors, so it is a table here: from the source where it is open, else the best of a few tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.costs.kernels.call import Calls
+from traincast.hardware.device import BLACKWELL, HOPPER, Device
+from traincast.utils.arrays import FloatArray
+
+FUSED_TYPES = ("fp16", "bf16")
+_EXPONENTIALS = 16.0  # that an SM makes per clock,
+_EXPONENTIALS_ULTRA = 32.0  # and twice as many on Blackwell Ultra (data sheet: 10.7 against 5 tera a second)
+_BLACKWELL_ULTRA = 10.3  # compute capability
+_CACHE_THREADS = 512.0  # most threads of the block that copies one token's keys and values
+_KEPT = 1.4  # a call of this many times the L2 within reach finds half of its data there
+WARM_SECONDS = 3.5e-3  # seconds at peak rate after which half of the drop of the clock is there
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Tiles of a kernel by head dimension: entry i serves dimensions up to `dims[i]`, the last one all others.
+
+    `queries` of a block, `keys` of a step, `packed` where the heads that share keys fill a block together.
+    """
+
+    dims: tuple[float, ...]
+    queries: tuple[float, ...]
+    keys: tuple[float, ...]
+    packed: tuple[bool, ...]
+
+
+KERNELS = {
+    "flash2": Kernel((64, 128), (64, 64, 64), (256, 128, 64), (False, False, False)),
+    "flash3": Kernel((64, 128, 192, 256), (192, 128, 128, 128, 64), (128, 128, 112, 80, 64), (*[True] * 4, False)),
+    "tensorrt": Kernel((128,), (256, 128), (128, 128), (False, False)),
+}
+KERNEL_NAMES = tuple(KERNELS)
+
+FEATURES = (
+    "start", "waves", "products by waves", "products", "exponentials", "longest block", "memory", "memory beyond L2",
+    "heat", "heads beyond 128", "heads beyond 256",
+)  # fmt: skip
+
+
+def kernel_of(device: Device) -> str:
+    """Name of the kernel that was measured on cards of this generation; FlashAttention 2 on earlier and other ones, and
+    on chips made for graphics."""
+    if not (device.since(HOPPER) and device.made_for_computing):
+        return "flash2"
+    return "tensorrt" if device.since(BLACKWELL) else "flash3"
+
+
+def exponential_rate(device: Device) -> float:
+    """Exponentials per second of one SM."""
+    ultra = device.since(_BLACKWELL_ULTRA) and device.made_for_computing
+    return (_EXPONENTIALS_ULTRA if ultra else _EXPONENTIALS) * 1e6 * device.effective_clock_mhz
+
+
+def kernel_features(calls: Calls, device: Device) -> FloatArray:
+    """Seconds-like columns of the kernel itself, in the order of `FEATURES`."""
+    kernel, sms, clock = KERNELS[kernel_of(device)], float(device.num_sms), 1e6 * device.effective_clock_mhz
+    queries, keys, dim = calls["q_len"], np.maximum(calls["kv_len"], 1.0), calls["head_dim"]
+    size = np.searchsorted(np.array(kernel.dims), dim)
+    rows, step = np.array(kernel.queries)[size], np.array(kernel.keys)[size]
+    shared = np.where(np.array(kernel.packed)[size], calls["q_heads"] / np.maximum(calls["kv_heads"], 1.0), 1.0)
+    load = calls["batch"] * calls["q_heads"] / shared * np.ceil(queries * shared / rows) / sms
+    waves = np.ceil(load)
+    most = np.ceil(keys / step)
+    steps = np.where(calls["causal"] > 0, np.minimum(_causal_steps(keys, rows / shared, step), most), most)
+    walked = np.maximum(np.maximum(load, 1.0) * steps, most)
+    rate = calls.per_compute({name: device.sustained(name) for name in FUSED_TYPES}, device.sustained("fp16")) / sms
+    products, exponentials = 4.0 * rows * step * dim / rate, rows * step / exponential_rate(device)
+    total = products * walked
+    warm = np.square(total / WARM_SECONDS)
+    moved, beyond = _traffic(calls, device)
+    columns = [
+        np.full(len(calls), 1e3 / clock), 1e3 / clock * waves, products * waves * steps, total,
+        exponentials * waves * steps, (products + exponentials) * most, moved, moved * beyond,
+        total * warm / (1.0 + warm), np.where(dim > 128, total, 0.0), np.where(dim > 256, total, 0.0),
+    ]  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def query_elements(calls: Calls) -> FloatArray:
+    """Elements of the queries."""
+    return calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["head_dim"]
+
+
+def cache_features(calls: Calls, device: Device) -> FloatArray:
+    """Seconds-like columns of the copy of keys and values into a server's cache: blocks of threads, and bytes."""
+    tokens, width = calls["batch"] * calls["kv_len"], calls["kv_heads"] * calls["head_dim"]
+    clock = 1e6 * device.effective_clock_mhz
+    blocks = tokens * np.minimum(width, _CACHE_THREADS) / _CACHE_THREADS / device.num_sms
+    _, beyond = _traffic(calls, device)
+    copied = 2.0 * tokens * width * calls.item_bytes() / device.dram_bandwidth
+    return np.stack([1e3 / clock * blocks, copied * beyond], axis=1)
+
+
+def _causal_steps(keys: FloatArray, rows: FloatArray, step: FloatArray) -> FloatArray:
+    """Tiles of `step` keys that an average block of `rows` queries sees under a causal mask.
+
+    Exact where one is a multiple of the other; else the rounding up of a block's last tile is left out.
+    """
+    unit = np.maximum(rows, step)
+    full = np.floor(keys / unit)
+    mean = (full + 1.0) * (1.0 - 0.5 * full * unit / keys)  # of ceil(position / unit) over all positions
+    return np.asarray(mean * unit / step)
+
+
+def _traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
+    """Seconds of DRAM that queries, output, keys and values are worth, and the share that L2 does not hold.
+
+    The measured calls repeat on the same data. Chips with stacked memory have an L2 of two halves, each of which keeps
+    a copy of what its SMs read.
+    """
+    vector = 2.0 * calls["batch"] * calls["head_dim"] * calls.item_bytes()
+    query, key = vector * calls["q_heads"] * calls["q_len"], vector * calls["kv_heads"] * calls["kv_len"]
+    reach = _KEPT * device.l2_bytes * (0.5 if device.made_for_computing else 1.0)
+    ratio = np.square(np.square((query + 2.0 * key) / reach))
+    return (query + key) / device.dram_bandwidth, ratio / (1.0 + ratio)

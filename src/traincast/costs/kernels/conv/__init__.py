@@ -1,0 +1,26 @@
+"""Convolutions, forward and backward."""
+
+from __future__ import annotations
+
+from traincast.costs.kernels.call import Family
+from traincast.costs.kernels.record import FamilyRecord
+
+CONV = Family(
+    "conv",
+    ("forward", "backward_data", "backward_weights"),
+    (
+        "batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w",
+        "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "groups",
+        "channels_last",  # 1 where the tensors already lie as tensor cores want them
+    ),
+)  # fmt: skip
+RECORD = FamilyRecord(
+    family=CONV,
+    package=__name__,
+    roofline="roofline:conv_seconds",
+    roofline_sigma=0.5,  # algorithms differ more than shapes say: median error of 37 %
+    model="model:UnsearchedConvModel",
+    profile="conv",
+    training="training:TRAINING",
+    evaluations=("evaluation:evaluate_conv",),
+)

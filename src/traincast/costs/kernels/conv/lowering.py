@@ -1,0 +1,149 @@
+"""Convolutions, forward and backward. cuDNN leaves the bias to a kernel of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.costs.kernels.conv import CONV
+from traincast.costs.kernels.operands import ints, operand, product, product_compute, reduction_kind, required
+from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.streaming.launches import iterated, reduction
+from traincast.ir.ops import Signature, TensorSpec
+from traincast.utils.errors import TraincastError
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The geometry of a convolution's window; one number per spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+    @staticmethod
+    def of(signature: Signature, spatial: int) -> _Window:
+        """From an op's scalars."""
+        groups = signature.scalar("groups", 1)
+        window = _Window(
+            stride=ints(signature.scalar("stride"), spatial, 1),
+            padding=ints(signature.scalar("padding"), spatial, 0),
+            dilation=ints(signature.scalar("dilation"), spatial, 1),
+            groups=groups if isinstance(groups, int) else 1,
+            transposed=bool(signature.scalar("transposed", False)) or "transpose" in signature.name,
+        )
+        if min(*window.stride, *window.dilation, window.groups) < 1 or min(window.padding) < 0:
+            raise TraincastError("stride, dilation and groups must be 1 or more, padding 0 or more")
+        return window
+
+
+def _compute(source: TensorSpec, context: LoweringContext) -> str:
+    return product_compute(source, tf32=context.tf32 or context.tf32_convolutions)
+
+
+def _convolution(
+    kind: str, image: TensorSpec, result: TensorSpec, weight: TensorSpec, window: _Window, compute: str
+) -> Item:
+    """One convolution kernel: `image` is the wide side of the (not transposed) convolution, `result` its output.
+
+    One spatial dimension becomes two, the first of size 1. Of three, the first is unrolled: a window of depth d
+    over D output planes is D times as many images of d times as many channels.
+    """
+    lift = 2 - len(image.shape[2:])
+    pad = (1,) * max(lift, 0)
+    cut = max(-lift, 0)
+    depth = product(weight.shape[2 : 2 + cut])
+    planes = product(result.shape[2 : 2 + cut])
+    in_h, in_w = (*pad, *image.shape[2 + cut :])
+    kernel_h, kernel_w = (*pad, *weight.shape[2 + cut :])
+    stride_h, stride_w = (*pad, *window.stride[cut:])
+    pad_h, pad_w = (*(0 for _ in pad), *window.padding[cut:])
+    dilation_h, dilation_w = (*pad, *window.dilation[cut:])
+    return CONV.call(
+        kind,
+        compute,
+        batch=image.shape[0] * planes,
+        in_channels=image.shape[1] * depth,
+        out_channels=result.shape[1],
+        in_h=in_h,
+        in_w=in_w,
+        kernel_h=kernel_h,
+        kernel_w=kernel_w,
+        stride_h=stride_h,
+        stride_w=stride_w,
+        pad_h=pad_h,
+        pad_w=pad_w,
+        dilation_h=dilation_h,
+        dilation_w=dilation_w,
+        groups=window.groups,
+        channels_last=int(_channels_last(image) and _channels_last(result)),
+    )
+
+
+def _channels_last(spec: TensorSpec) -> bool:
+    """Whether the channels of one position lie side by side."""
+    return spec.shape[1] == 1 or spec.stride[1] == 1
+
+
+@lowers(
+    "aten::convolution", "aten::_convolution", "aten::convolution_overrideable", "aten::cudnn_convolution",
+    "aten::cudnn_convolution_transpose", "aten::_conv_depthwise2d", "aten::conv_depthwise3d",
+    "aten::thnn_conv2d", "aten::_slow_conv2d_forward", "aten::slow_conv3d_forward", "aten::miopen_convolution",
+    "aten::miopen_depthwise_convolution", "aten::miopen_convolution_transpose",
+    "aten::conv1d", "aten::conv2d", "aten::conv3d",
+)  # fmt: skip
+def convolution(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The convolution, and an addition of the bias. A transposed one is the data gradient of the plain one."""
+    source, weight, bias = signature.inputs[0], signature.inputs[1], operand(signature, "bias", 2)
+    output = signature.outputs[0]
+    window = _Window.of(signature, len(source.shape) - 2)
+    compute = _compute(source, context)
+    if window.transposed:
+        calls: tuple[Item, ...] = (_convolution("backward_data", output, source, weight, window, compute),)
+    else:
+        calls = (_convolution("forward", source, output, weight, window, compute),)
+    if bias is not None:
+        calls += (iterated("add", (output, bias), (output,)),)
+    return calls
+
+
+@lowers("aten::cudnn_convolution_relu", "aten::cudnn_convolution_add_relu")
+def fused_convolution(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A convolution whose bias and activation run in its epilogue."""
+    source, weight = signature.inputs[:2]
+    window = _Window.of(signature, len(source.shape) - 2)
+    return (_convolution("forward", source, signature.outputs[0], weight, window, _compute(source, context)),)
+
+
+@lowers(
+    "aten::convolution_backward", "aten::convolution_backward_overrideable", "aten::cudnn_convolution_backward",
+    "aten::_slow_conv2d_backward", "aten::miopen_convolution_backward",
+)  # fmt: skip
+def convolution_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Data gradient, weight gradient and bias sum, as `output_mask` asks."""
+    grad, source = _grad_and_source(signature)
+    weight = required(signature, "weight", 2)
+    window = _Window.of(signature, len(source.shape) - 2)
+    compute = _compute(grad, context)
+    mask = signature.scalar("output_mask")
+    wanted = tuple(bool(item) for item in mask) if isinstance(mask, tuple) else (True, True, False)
+    calls: tuple[Item, ...] = ()
+    image, result = (grad, source) if window.transposed else (source, grad)
+    if wanted[0]:
+        kind = "forward" if window.transposed else "backward_data"
+        calls += (_convolution(kind, image, result, weight, window, compute),)
+    if wanted[1]:
+        calls += (_convolution("backward_weights", image, result, weight, window, compute),)
+    if len(wanted) > 2 and wanted[2]:
+        dims = [d for d in range(len(grad.shape)) if d != 1]
+        bias = TensorSpec((grad.shape[1],), (1,), grad.dtype, grad.device)
+        calls += (reduction(reduction_kind(grad, dims), grad, (bias,)),)
+    return calls
+
+
+def _grad_and_source(signature: Signature) -> tuple[TensorSpec, TensorSpec]:
+    """`cudnn_convolution_backward` takes the input first, its successor the gradient."""
+    if signature.groups and signature.groups[0][0] in ("self", "input"):
+        return signature.inputs[1], signature.inputs[0]
+    return signature.inputs[0], signature.inputs[1]

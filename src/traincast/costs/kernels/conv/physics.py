@@ -1,0 +1,229 @@
+"""What a convolution costs by each way of computing it: seconds-like features for the fit to weigh.
+
+Implicit GEMM computes output tiles directly. Winograd F(2x2, 3x3) in one kernel needs 16/36 of the products, Winograd
+F(4x4, 3x3) in four kernels 36/144 but moves the transformed tiles through memory. Both only serve 3x3 filters of
+stride 1, the second also 5x5 (as F(2x2, 5x5): 36/100). Tiles do not fit sizes exactly and blocks do not fill waves
+exactly: both are rounded up as on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.conv import CONV
+from traincast.hardware.device import Device
+from traincast.utils.arrays import BoolArray, FloatArray
+
+# output tile of a block, and how close to the peak its inner loop comes (larger tiles load less per product)
+_TILES = ((128, 128, 1.0), (128, 64, 0.94), (128, 32, 0.80), (64, 64, 0.85), (64, 32, 0.70))
+_BATCHED_TILES = ((128, 128, 1.0), (128, 64, 0.94), (64, 64, 0.85), (32, 128, 0.80))
+_WINOGRAD_BLOCKS = (
+    (1, 4, 8),
+    (2, 4, 4),
+    (4, 4, 2),
+    (2, 2, 8),
+    (4, 1, 8),
+    (4, 2, 4),
+    (1, 8, 4),
+)  # images, tile rows, cols
+# tiles of the kernels that cuDNN's forward searches chose most often
+_FORWARD_TILES = ((128, 32), (128, 64), (128, 128), (64, 64))
+_FORWARD_BATCHED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32))
+_WHOLE_WAVES = 0.6  # share of wave rounding that shows: blocks of a wave do not end at one time
+_FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
+ALGORITHMS = ("gemm", "winograd", "winograd_nonfused")
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of convolutions as columns, channels per group, output height and width derived."""
+
+    batch: FloatArray
+    channels: FloatArray
+    filters: FloatArray
+    height: FloatArray
+    width: FloatArray
+    kernel_h: FloatArray
+    kernel_w: FloatArray
+    stride: FloatArray  # of both directions together
+    out_h: FloatArray
+    out_w: FloatArray
+    groups: FloatArray
+    winograd: BoolArray  # 3x3, stride 1, one group, fp32
+    winograd5: BoolArray  # the same with 5x5
+    data: BoolArray  # backward with respect to the input
+    weights: BoolArray  # backward with respect to the filters
+
+    @staticmethod
+    def of(calls: Calls) -> Geometry:
+        """From columns of calls."""
+        assert calls.family is CONV
+        v = {name: calls[name] for name in CONV.fields}
+        reach_h = v["dilation_h"] * (v["kernel_h"] - 1) + 1
+        reach_w = v["dilation_w"] * (v["kernel_w"] - 1) + 1
+        plain = (v["kernel_h"] == v["kernel_w"]) & (v["stride_h"] == 1) & (v["stride_w"] == 1) & (v["groups"] == 1)
+        plain &= (v["dilation_h"] == 1) & (v["dilation_w"] == 1) & calls.is_compute("fp32")
+        return Geometry(
+            batch=v["batch"],
+            channels=v["in_channels"] / v["groups"],
+            filters=v["out_channels"] / v["groups"],
+            height=v["in_h"],
+            width=v["in_w"],
+            kernel_h=v["kernel_h"],
+            kernel_w=v["kernel_w"],
+            stride=v["stride_h"] * v["stride_w"],
+            out_h=np.maximum(np.floor((v["in_h"] + 2 * v["pad_h"] - reach_h) / v["stride_h"]) + 1, 1.0),
+            out_w=np.maximum(np.floor((v["in_w"] + 2 * v["pad_w"] - reach_w) / v["stride_w"]) + 1, 1.0),
+            groups=v["groups"],
+            winograd=plain & (v["kernel_h"] == 3),
+            winograd5=plain & (v["kernel_h"] == 5),
+            data=calls.is_kind("backward_data"),
+            weights=calls.is_kind("backward_weights"),
+        )
+
+    @property
+    def taps(self) -> FloatArray:
+        """Filter positions."""
+        return self.kernel_h * self.kernel_w
+
+    @property
+    def input_size(self) -> FloatArray:
+        """Elements of the input."""
+        return self.batch * self.groups * self.channels * self.height * self.width
+
+    @property
+    def output_size(self) -> FloatArray:
+        """Elements of the output."""
+        return self.batch * self.groups * self.filters * self.out_h * self.out_w
+
+    @property
+    def filter_size(self) -> FloatArray:
+        """Elements of all filters."""
+        return self.groups * self.channels * self.filters * self.taps
+
+
+def gemm_features(g: Geometry, device: Device, rate: FloatArray, item: FloatArray) -> FloatArray:
+    """[products by tiles and waves, bytes by the sheet's DRAM rate] of the implicit GEMM, in seconds."""
+    positions = g.batch * g.out_h * g.out_w
+    # the filter gradient sums over positions; splitting that sum feeds all SMs, and costs adding up the parts
+    rows = np.select([g.data, g.weights], [g.batch * g.height * g.width, g.channels * g.taps], positions)
+    cols = np.where(g.data, g.channels, g.filters)
+    # of a strided filter's taps only some meet an input position; kernels skip part of the others
+    depth = np.select([g.data, g.weights], [g.filters * g.taps / np.sqrt(g.stride), positions], g.channels * g.taps)
+    least, extra = None, np.zeros(len(rows))
+    for tile_rows, tile_cols, efficiency in _TILES:
+        blocks = g.groups * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
+        split = np.where(
+            g.weights, np.clip(np.floor(2 * device.num_sms / blocks), 1.0, np.maximum(depth // 256, 1)), 1.0
+        )
+        seconds = _waves(blocks * split, device) * _tile(tile_rows, tile_cols, depth / split, efficiency, rate)
+        parts = np.where(split > 1, split * g.filter_size * 4.0, 0.0)
+        if least is None:
+            least, extra = seconds, parts
+        else:
+            extra, least = np.where(seconds < least, parts, extra), np.minimum(seconds, least)
+    assert least is not None
+    moved = (g.input_size + g.output_size + g.filter_size) * item + extra
+    return np.stack([least, moved / device.dram_bandwidth], axis=1)
+
+
+def winograd_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
+    """[products, bytes, filter transform] of the fused Winograd kernel (forward and data gradient), in seconds."""
+    inner, outer, out_h, out_w = _seen_from(g)
+    tiles = None
+    for images, down, side in _WINOGRAD_BLOCKS:
+        count = np.ceil(g.batch / images) * np.ceil(np.ceil(out_h / 2) / down) * np.ceil(np.ceil(out_w / 2) / side)
+        tiles = count if tiles is None else np.minimum(tiles, count)
+    assert tiles is not None
+    block = _winograd_block(inner, rate)
+    moved = 4.0 * (g.input_size + g.output_size + g.filter_size) / device.dram_bandwidth
+    transform = 4.0 * 25 * g.channels * g.filters / device.dram_bandwidth
+    return np.stack([_waves(tiles * np.ceil(outer / 32), device) * block, moved, transform], axis=1)
+
+
+def nonfused_features(g: Geometry, device: Device, rate: FloatArray) -> FloatArray:
+    """[products, data transforms, filter transform if channels divide by 4, if not] of four-kernel Winograd."""
+    inner, outer, out_h, out_w = _seen_from(g)
+    tiles = g.batch * np.ceil(out_h / 4) * np.ceil(out_w / 4)
+    products = np.where(g.winograd5, 144.0, 36.0)  # of a tile of 4x4 outputs
+    least = None
+    rows, cols, depth = np.where(g.weights, g.channels, tiles), np.where(g.weights, g.filters, outer), inner
+    depth = np.where(g.weights, tiles, depth)
+    for tile_rows, tile_cols, efficiency in _BATCHED_TILES:
+        blocks = products * np.ceil(rows / tile_rows) * np.ceil(cols / tile_cols)
+        seconds = _waves(blocks, device) * _tile(tile_rows, tile_cols, depth, efficiency, rate)
+        least = seconds if least is None else np.minimum(least, seconds)
+    assert least is not None
+    moved = 4.0 * (g.input_size + g.output_size + products * tiles * (inner + outer)) / device.dram_bandwidth
+    transform = 4.0 * (g.taps + products) * g.channels * g.filters / device.dram_bandwidth
+    even = g.channels % 4 == 0
+    return np.stack([least, moved, np.where(even, transform, 0.0), np.where(even, 0.0, transform)], axis=1)
+
+
+def gemm_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of a forward implicit GEMM in fp32 by each of its tiles, in whole waves at the sheet's rate."""
+    rate = np.full(len(g.batch), device.sustained("fp32") / device.num_sms)
+    seconds = []
+    for rows, cols in _FORWARD_TILES:
+        blocks = np.ceil(g.batch * g.out_h * g.out_w / rows) * np.ceil(g.filters / cols)
+        seconds.append(np.ceil(blocks / device.num_sms) * _tile(rows, cols, g.channels * g.taps, 1.0, rate))
+    return seconds
+
+
+def winograd_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of the fused forward Winograd kernel by each shape of its blocks, in whole waves."""
+    rate = device.sustained("fp32") / device.num_sms
+    seconds = []
+    for images, down, side in _WINOGRAD_BLOCKS:
+        count = np.ceil(g.batch / images) * np.ceil(np.ceil(g.out_h / 2) / down) * np.ceil(np.ceil(g.out_w / 2) / side)
+        waves = np.ceil(count * np.ceil(g.filters / 32) / device.num_sms)
+        seconds.append(waves * _winograd_block(g.channels, rate))
+    return seconds
+
+
+def nonfused_tile_seconds(g: Geometry, device: Device) -> list[FloatArray]:
+    """Seconds of the 36 products of forward four-kernel Winograd by each tile, in whole waves."""
+    rate = np.full(len(g.batch), device.sustained("fp32") / device.num_sms)
+    tiles = g.batch * np.ceil(g.out_h / 4) * np.ceil(g.out_w / 4)
+    seconds = []
+    for rows, cols in _FORWARD_BATCHED_TILES:
+        blocks = 36 * np.ceil(tiles / rows) * np.ceil(g.filters / cols)
+        seconds.append(np.ceil(blocks / device.num_sms) * _tile(rows, cols, g.channels, 1.0, rate))
+    return seconds
+
+
+def depthwise_seconds(g: Geometry, device: Device, item: FloatArray) -> FloatArray:
+    """Convolutions with one channel per group: every tap is a load from cache, so lanes or memory limit."""
+    lanes = device.num_sms * device.cores_per_sm * 1e6 * device.effective_clock_mhz
+    cycles = (40.0 + 8.0 * g.taps) * np.where(g.data, g.input_size, g.output_size) * np.where(g.weights, 2.0, 1.0)
+    moved = (g.input_size + g.output_size + g.filter_size) * item / (0.6 * device.dram_bandwidth)
+    return np.asarray(np.hypot(cycles / lanes, moved))
+
+
+def _winograd_block(channels: FloatArray, rate: FloatArray | float) -> FloatArray:
+    """Seconds of one block, 32 tiles by 32 filters of 16 products each."""
+    return np.asarray(2 * 16 * 32 * 32 * (4 * np.ceil(channels / 4) + 8) / rate)
+
+
+def _seen_from(g: Geometry) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Summed channels, produced channels, produced height and width."""
+    return (
+        np.where(g.data, g.filters, g.channels),
+        np.where(g.data, g.channels, g.filters),
+        np.where(g.data, g.height, g.out_h),
+        np.where(g.data, g.width, g.out_w),
+    )
+
+
+def _waves(blocks: FloatArray, device: Device) -> FloatArray:
+    """Blocks that the busiest SM runs, one after the other."""
+    share = blocks / device.num_sms
+    return np.asarray((1 - _WHOLE_WAVES) * share + _WHOLE_WAVES * np.ceil(share) + _FILL)
+
+
+def _tile(rows: int, cols: int, depth: FloatArray, efficiency: float, rate: FloatArray) -> FloatArray:
+    """Seconds of one block on one SM of this rate in flop/s."""
+    return np.asarray(2.0 * rows * cols * 8.0 * np.ceil(depth / 8.0) / (efficiency * rate))

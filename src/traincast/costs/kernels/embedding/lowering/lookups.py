@@ -1,0 +1,212 @@
+"""Embedding lookups: ATen's, and the table-batched kernel of the DLRM studies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from traincast.costs.kernels.embedding.tables import Tables, pooled_tables, uniform_tables
+from traincast.costs.kernels.operands import compute_of, product, required, whole
+from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.streaming.launches import fill, small_kernel
+from traincast.costs.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
+from traincast.ir.ops import Scalar, Signature, TensorSpec
+from traincast.models.embeddings.access import Uniform, parse_access
+from traincast.models.embeddings.load import FIELDS as LOAD_FIELDS
+from traincast.utils.errors import TraincastError
+
+_LARGEST_INDEX = (1 << 63) - 1  # `_coalesce` sorts every bit of its 64-bit keys
+_WHOLE_ROWS_SINCE = (2, 8)  # from here on ATen's index_select copies whole rows, 16 bytes a thread
+_FEATURE_KERNEL_INDICES = 3072  # up to here ATen's dense backward needs no sort
+
+
+def _one_table(
+    batch: int, weight_rows: int, dim: int, indices: TensorSpec, item_bytes: int, weighted: bool = False
+) -> Tables:
+    return uniform_tables(
+        batch=batch,
+        lookups=indices.numel,
+        rows=(weight_rows,),
+        dims=(dim,),
+        index_bytes=indices.itemsize,
+        row_item_bytes=item_bytes,
+        weighted=weighted,
+    )
+
+
+@lowers("aten::embedding")
+def embedding(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One gather of rows."""
+    weight, indices = required(signature, "weight", 0), required(signature, "indices", 1)
+    table = _one_table(indices.numel, weight.shape[0], weight.shape[1], indices, weight.itemsize)
+    kind = "row_gather" if context.framework_version >= _WHOLE_ROWS_SINCE else "lookup_forward"
+    return (table.call(kind, compute_of(weight)),) if indices.numel else ()
+
+
+@lowers("aten::embedding_dense_backward", "aten::embedding_backward")
+def embedding_dense_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Zeros the size of the table, a sort of the indices unless they are few, and the sums of equal rows."""
+    indices, result = required(signature, "indices", 1), signature.outputs[0]
+    table = _one_table(indices.numel, result.shape[0], result.shape[1], indices, result.itemsize)
+    return dense_backward(table, indices, result)
+
+
+def dense_backward(table: Tables, indices: TensorSpec, result: TensorSpec) -> tuple[Item, ...]:
+    """The launches of a dense gradient of these lookups."""
+    main = table.call("lookup_backward_dense", compute_of(result))
+    if indices.numel <= _FEATURE_KERNEL_INDICES:
+        return (fill(result), main)
+    segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
+    return (fill(result), *segments, main)
+
+
+def _sorted_segments(count: int, segments: int, index_bytes: int, rows: int) -> tuple[Item, ...]:
+    """ATen's preparation of a dense gradient: positions, a sort, and where the runs of equal indices start."""
+    positions = small_kernel(elements=count, compute="int64", item_bytes=8)
+    runs = index_call("gather", count, 1, 8, 8 * count, "int64")
+    offsets = tuple(small_kernel("add", elements=segments, compute="int64", item_bytes=8) for _ in range(3))
+    return (positions, *radix_sort(count, index_bits(rows), index_bytes, index_bytes), runs, *offsets)
+
+
+@lowers("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
+def embedding_bag(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One kernel, a bag of rows per result."""
+    weight, indices = required(signature, "weight", 0), required(signature, "indices", 1)
+    weighted = bool(signature.tensors("per_sample_weights"))
+    bags = signature.outputs[0].shape[0]
+    table = _one_table(bags, weight.shape[0], weight.shape[1], indices, weight.itemsize, weighted)
+    return (table.call("bag_forward", compute_of(weight)),)
+
+
+@lowers("aten::_embedding_bag_dense_backward", "aten::_embedding_bag_backward")
+def embedding_bag_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Zeros the size of the table, a sort of the indices, and the sums of equal rows; or, where the layer asked for it,
+    a sparse gradient."""
+    if signature.scalar("sparse") is True:
+        return embedding_bag_sparse_backward(signature, context)
+    grad, indices, result = signature.inputs[0], required(signature, "indices", 1), signature.outputs[0]
+    table = _one_table(grad.shape[0], result.shape[0], result.shape[-1], indices, result.itemsize)
+    segments = _sorted_segments(indices.numel, int(table.distinct), indices.itemsize, result.shape[0])
+    return (fill(result), *segments, table.call("bag_backward_dense", compute_of(grad)))
+
+
+@lowers("aten::_embedding_bag_sparse_backward", "aten::embedding_sparse_backward")
+def embedding_bag_sparse_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The gradient of each bag repeated for each of its rows; the indices are kept as they are."""
+    grad, indices = signature.inputs[0], required(signature, "indices", 1)
+    dim = grad.shape[-1]
+    return (index_call("gather", indices.numel * dim, dim, grad.itemsize, indices.nbytes, compute_of(grad)),)
+
+
+@lowers("aten::_embedding_bag_per_sample_weights_backward")
+def per_sample_weights_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A dot product of row and gradient for each lookup."""
+    grad, weight, indices = signature.inputs[:3]
+    table = _one_table(grad.shape[0], weight.shape[0], weight.shape[1], indices, weight.itemsize)
+    return (table.call("bag_forward", compute_of(grad)),)
+
+
+@lowers("aten::_coalesce", "aten::coalesce")
+def coalesce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A sparse gradient made unique: sort the indices, find the runs, add the values of equal ones."""
+    indices, values = signature.inputs[:2]
+    stored = indices.shape[-1]
+    add = index_call(
+        "gather", values.numel, product(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values)
+    )
+    return (*_sorted_segments(stored, stored, indices.itemsize, _LARGEST_INDEX), add)
+
+
+@lowers("aten::sparse_mask")
+def sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The rows of a dense tensor at the places of a sparse one."""
+    indices, values = signature.tensors("mask")[:2]
+    run = values.numel // max(1, indices.shape[-1])
+    return (index_call("gather", values.numel, run, values.itemsize, indices.nbytes, compute_of(values)),)
+
+
+def whole_numbers(value: Scalar) -> tuple[int, ...]:
+    """The whole numbers of a list argument."""
+    return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
+
+
+def _study_tables(signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int) -> Tables:
+    """Tables of the table-batched kernel. The DLRM code that it comes with draws every bag sorted."""
+    if signature.scalar("load") is not None:
+        return described_tables(signature, weights, indices, batch, False)
+    tables = len(whole_numbers(signature.scalar("rows"))) or tables  # of a result some columns may be constants
+    several = indices.numel > batch * tables
+    return replace(batched_tables(signature, weights, indices, batch, tables, False), ascending=several)
+
+
+def batched_tables(
+    signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int, weighted: bool
+) -> Tables:
+    """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given.
+
+    `pooling` (lookups per sample) and `access` say how tables differ; without, they share the lookups evenly and rows
+    are wanted alike.
+    """
+    dims = whole_numbers(signature.scalar("dims")) or (weights.shape[-1],) * tables
+    rows = whole_numbers(signature.scalar("rows"))
+    if len(rows) != tables:
+        rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
+    pooling, access = whole_numbers(signature.scalar("pooling")), _texts(signature.scalar("access"))
+    return pooled_tables(
+        batch=batch,
+        pooling=pooling if len(pooling) == tables else (indices.numel / max(1, batch * tables),) * tables,
+        access=tuple(parse_access(text) for text in access) if len(access) == tables else (Uniform(),) * tables,
+        rows=rows,
+        dims=dims if len(dims) == tables else (sum(dims) / len(dims),) * tables,
+        index_bytes=indices.itemsize,
+        row_item_bytes=weights.itemsize,
+        weighted=weighted,
+    )
+
+
+def _texts(value: Scalar) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else ()
+
+
+def described_tables(
+    signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, weighted: bool
+) -> Tables:
+    """Tables whose load the op itself says."""
+    longest, rows, host = (whole(signature, name) for name in ("longest_bag", "total_rows", "host"))
+    load = tuple(float(value) for value in whole_numbers(signature.scalar("load")))
+    _check_load(load)
+    return Tables(
+        batch=batch,
+        load=load,
+        rows=rows,
+        longest_bag=longest,
+        index_bytes=indices.itemsize,
+        row_item_bytes=weights.itemsize,
+        weighted=weighted,
+        host=host,
+    )
+
+
+def _check_load(load: tuple[float, ...]) -> None:
+    """Refuses a load whose numbers contradict each other, up to their rounding by table."""
+    if len(load) != len(LOAD_FIELDS):
+        raise TraincastError(f"its load has {len(load)} numbers, not {len(LOAD_FIELDS)}")
+    sums = dict(zip(LOAD_FIELDS, load, strict=True))
+    for part, whole_sum in (("distinct_rows", "lookups"), ("long_rows", "distinct_rows"), ("long_lookups", "lookups")):
+        if sums[part] > sums[whole_sum] + sums["tables"]:
+            raise TraincastError(f"its load has {sums[part]:g} {part}, more than its {sums[whole_sum]:g} {whole_sum}")
+
+
+@lowers("traincast::batched_embedding_forward")
+def batched_forward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One kernel for all tables."""
+    weights, indices = required(signature, "weights", 0), required(signature, "indices", 2)
+    tables = _study_tables(signature, weights, indices, *signature.outputs[0].shape[:2])
+    return (tables.call("batched_forward", compute_of(weights)),)
+
+
+@lowers("traincast::batched_embedding_backward_sgd")
+def batched_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One kernel that updates the rows of all tables in place."""
+    weights, indices = required(signature, "weights", 1), required(signature, "indices", 3)
+    tables = _study_tables(signature, weights, indices, *required(signature, "grad", 0).shape[:2])
+    return (tables.call("batched_backward_sgd", compute_of(weights)),)

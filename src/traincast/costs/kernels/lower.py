@@ -1,0 +1,65 @@
+"""From an op to its kernel launches, by the lowering that its family registered."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.families import RECORDS
+from traincast.costs.kernels.given.lowering import lower_given
+from traincast.costs.kernels.lowering.fallback import estimate_unknown
+from traincast.costs.kernels.registry import LOWERINGS, Item, LoweringContext
+from traincast.ir.ops import Signature
+from traincast.utils.errors import TraincastError, shown
+
+_LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
+_SHOWN_TENSORS = 6
+_WITHOUT_FAMILY = ("traincast.costs.kernels.lowering.views", "traincast.costs.kernels.lowering.control")
+
+
+@cache
+def registered() -> frozenset[str]:
+    """Names of all ops with a lowering."""
+    for module in (*_WITHOUT_FAMILY, *(module for record in RECORDS for module in record.lowering_modules())):
+        import_module(module)
+    return frozenset(LOWERINGS)
+
+
+def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The kernel calls and synchronisations of an op; an op nobody knows gets one call marked `estimated`.
+
+    An op whose tensors all live on the host launches nothing, nor does one of PyTorch's that we know and whose results
+    are all empty (an expert without tokens). A collective launches even so: the other ranks wait for it.
+    """
+    specs = (*signature.inputs, *signature.outputs)
+    if specs and all(spec.device.startswith("cpu") for spec in specs):
+        return ()
+    given = context.cost_of(signature.name) if context.costs else None
+    if given is not None:
+        return lower_given(signature, given)
+    if signature.name not in registered():
+        return estimate_unknown(signature)
+    empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
+    if empty and signature.name.startswith("aten::"):
+        return ()
+    try:
+        items = LOWERINGS[signature.name](signature, context)
+    except TraincastError as error:
+        raise _misfit(signature, str(error)) from None
+    except (AssertionError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise _misfit(signature, str(error) or type(error).__name__) from error
+    for item in items:
+        if isinstance(item, KernelCall) and not all(0 <= value <= _LARGEST for value in item.values):
+            raise _misfit(signature, f"a {item.family.name} kernel would have sizes {shown(item.values)}")
+    return items
+
+
+def _misfit(signature: Signature, reason: str) -> TraincastError:
+    """The gate between workloads of strangers and the engine: what an op has is not what its kernels need."""
+    tensors = ", ".join(f"{spec.dtype}{list(spec.shape)}" for spec in signature.inputs[:_SHOWN_TENSORS])
+    more = ", ..." if len(signature.inputs) > _SHOWN_TENSORS else ""
+    return TraincastError(
+        f"op {shown(signature.name)} cannot be turned into kernels: {reason} (its inputs: {tensors}{more}); "
+        "capture the step again, or give the op other arguments"
+    )

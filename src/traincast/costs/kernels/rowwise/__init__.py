@@ -1,0 +1,37 @@
+"""Softmax and normalisations: kernels that reduce rows and write them again."""
+
+from __future__ import annotations
+
+from traincast.costs.kernels.call import Family
+from traincast.costs.kernels.record import FamilyRecord
+
+SOFTMAX = Family("softmax", ("forward", "backward", "log_forward", "log_backward"), ("rows", "cols"))
+NORM = Family(
+    "norm",
+    # layer: rows x cols normalised over cols; batch: rows = channels, cols = batch * positions of one channel
+    (
+        "layer_forward", "layer_backward", "layer_backward_weights",
+        "batch_forward", "batch_backward", "batch_inference", "batch_statistics", "batch_backward_own",
+    ),
+    ("rows", "cols"),
+)  # fmt: skip
+RECORDS = (
+    FamilyRecord(
+        family=SOFTMAX,
+        package=__name__,
+        roofline="roofline:softmax_seconds",
+        model="model:SoftmaxModel",
+        profile="softmax",
+        training="training:SOFTMAX_TRAINING",
+        evaluations=("evaluation:evaluate_softmax",),
+    ),
+    FamilyRecord(
+        family=NORM,
+        package=__name__,
+        roofline="roofline:norm_seconds",
+        model="model:NormModel",
+        profile="norm",
+        training="training:NORM_TRAINING",
+        evaluations=("evaluation:evaluate_norm",),
+    ),
+)

@@ -1,0 +1,140 @@
+"""Row-wise kernels: softmax, layer norm, and batch norm by the same physics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.costs.kernels.call import Calls, Estimate, Family
+from traincast.costs.kernels.model import KernelModel, Measurements, ParametricModel, State
+from traincast.costs.kernels.rowwise import NORM, SOFTMAX
+from traincast.costs.kernels.rowwise.features import layer_norm_features, softmax_features
+from traincast.costs.kernels.rowwise.parameters import RowParameters
+from traincast.costs.kernels.streaming.memory import START_SECONDS, START_SPREAD
+from traincast.costs.kernels.streaming.parameters import DeviceView, StreamParameters
+from traincast.hardware.device import Device
+from traincast.utils.arrays import BoolArray, FloatArray
+
+_DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
+_WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
+_SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
+# PyTorch's own batch norm goes through a channel as layer norm does through a row, with one block, and how often a
+# thread iterates counts more than the memory. It makes one pass (backward two) where layer norm makes two, over one
+# value where that has four, in blocks of 512 threads (AMD: 256) where that has 128 (256): as many iterations on NVIDIA,
+# four times as many on AMD. An iteration is taken at half of layer norm's, a choice made with the MI300X trace in view
+_OWN_BLOCK = {"nvidia": 0.5 * 0.5, "amd": 0.5 * 0.5 * 4.0}
+
+
+class SoftmaxModel(ParametricModel[RowParameters]):
+    """Softmax and log-softmax over the last dimension. The backward reads two tensors where the forward reads one."""
+
+    family: ClassVar[Family] = SOFTMAX
+    parameters = RowParameters
+    _BACKWARD_TRAFFIC: ClassVar[float] = 1.5  # three tensors through memory where the forward has two
+
+    def fit(self, data: Measurements) -> Self:
+        """From device times of the forward kernel."""
+        from traincast.costs.kernels.rowwise.fitting import fit_rows
+
+        self.parameters_ = fit_rows(data, softmax_features, passes=3.0)
+        return self
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        rows, cols = calls["rows"], calls["cols"]
+        seconds, known, sigma = self.fitted.seconds(softmax_features, device, rows, cols, _softmax_bytes(calls))
+        backward = calls.is_kind("backward", "log_backward")
+        seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
+        derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
+        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.fitted), known=known)
+
+
+def _softmax_bytes(calls: Calls) -> FloatArray:
+    """Bytes of an element by which a softmax takes its time.
+
+    PyTorch keeps a row in shared memory where its vectors fit it; else it goes through the row element by element, and
+    two bytes take as long as four (H100, rows of 5,185 and 3,137 in bf16: see docs/evidence/traces.md).
+    """
+    item = calls.item_bytes()
+    unaligned = (calls["cols"] > _WARP_COLS) & ((item * calls["cols"]) % _VECTOR_BYTES != 0)
+    return np.where(unaligned, np.maximum(item, 4.0), item)
+
+
+class NormModel(KernelModel):
+    """Layer norm as measured; its backward and batch norm from the traffic they cause."""
+
+    family: ClassVar[Family] = NORM
+    _LAYER_BACKWARD: ClassVar[float] = 1.6  # two inputs where the forward has one, both read twice
+    _WEIGHT_START: ClassVar[float] = 6e-6  # column sums meet through global memory
+
+    def __init__(self, parameters: RowParameters | None = None, streams: StreamParameters | None = None) -> None:
+        self.parameters_ = parameters
+        self.streams_ = streams
+
+    def fit(self, data: Measurements) -> Self:
+        """From device times of the layer norm forward kernel; `streams_` must be set first for batch norm."""
+        from traincast.costs.kernels.rowwise.fitting import fit_rows
+
+        self.parameters_ = fit_rows(data, layer_norm_features, passes=2.0)
+        return self
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call."""
+        assert self.parameters_ is not None and self.streams_ is not None, "the model has not been fitted"
+        rows, cols, item = calls["rows"], calls["cols"], calls.item_bytes()
+        layer, known, sigma = self.parameters_.seconds(layer_norm_features, device, rows, cols, item)
+        view = self.streams_.view(device)
+        size = rows * cols * item
+        weights = self._WEIGHT_START + view.memory.seconds(2.0 * size / 0.7, 0.0 * size)
+        block = _OWN_BLOCK.get(device.vendor, 0.25) * (layer - START_SECONDS)
+        statistics = START_SECONDS + np.maximum(block, view.memory.seconds(size, 0.0 * size))
+        gradient = START_SECONDS + np.maximum(2.0 * block, view.memory.seconds(4.0 * size, size))
+        kinds = [
+            calls.is_kind(kind)
+            for kind in (
+                "layer_forward", "layer_backward", "layer_backward_weights", "batch_statistics", "batch_backward_own",
+            )
+        ]  # fmt: skip
+        each = [layer, self._LAYER_BACKWARD * layer, weights, statistics, gradient]
+        seconds = np.select(kinds, each, _batch_norm(calls, device, view))
+        derived = ~(calls.is_kind("layer_forward") & calls.is_compute("fp32"))
+        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.parameters_), known=known)
+
+    def state(self) -> State:
+        """The fitted parameters of layer norm and of the memory system."""
+        assert self.parameters_ is not None and self.streams_ is not None, "the model has not been fitted"
+        return {**self.parameters_.state(), **{f"stream_{name}": a for name, a in self.streams_.state().items()}}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
+        """The model with these parameters."""
+        streams = {name.removeprefix("stream_"): a for name, a in state.items() if name.startswith("stream_")}
+        return cls(RowParameters.from_state(state), StreamParameters.from_state(streams))
+
+
+def _batch_norm(calls: Calls, device: Device, view: DeviceView) -> FloatArray:
+    """One block per channel. Training reads its input twice, backward both inputs twice; few leave SMs idle."""
+    size = calls["rows"] * calls["cols"] * calls.item_bytes()
+    backward, inference = calls.is_kind("batch_backward"), calls.is_kind("batch_inference")
+    reads = np.select([backward, inference], [4.0, 1.0], 2.0)
+    share = np.select([backward, inference], [0.85, 1.0], 0.9)  # passes of a block follow one another
+    busy = np.where(inference, 1.0, np.minimum(1.0, 1.15 * np.maximum(calls["rows"], 1.0) / device.num_sms))
+    stream = view.memory.seconds(reads * size, size)
+    return np.asarray(START_SECONDS + _SECOND_PASS + stream / (share * busy))
+
+
+def _factor_outside(cols: FloatArray, parameters: RowParameters) -> FloatArray:
+    """How many times rows are longer or shorter than the measured ones; 1 inside."""
+    low, high = parameters.cols_range
+    return np.asarray(np.maximum(np.maximum(low / np.maximum(cols, 1.0), cols / high), 1.0))
+
+
+def _estimate(seconds: FloatArray, sigma: float, derived: BoolArray, factor: FloatArray, *, known: bool) -> Estimate:
+    """With the spread of what was measured, of its relatives and of other widths."""
+    measured = ~derived & (factor <= 1.0)
+    total = np.hypot(sigma, np.where(measured, 0.0, _DERIVED_SPREAD))
+    spread = np.hypot(total, START_SPREAD * START_SECONDS / seconds)
+    return Estimate(seconds, spread, measured & known, np.where(derived, 1.0, factor), np.full(len(seconds), not known))

@@ -1,0 +1,164 @@
+"""Copies: casts, host-device transfers, re-ordering, concatenation, padding, and gradients of views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.costs.kernels.operands import (
+    compute_of,
+    is_dense,
+    on_device,
+    product,
+    read_operands,
+    required,
+    total_bytes,
+)
+from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.streaming import COPY
+from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE, device_copy, fill, layout_copy, memcpy
+from traincast.ir.ops import Signature, TensorSpec
+
+_CAT_TENSORS = 128  # tensors one launch of ATen's concatenation kernel takes
+_STAGED_BYTES = 64 << 10  # up to here an asynchronous copy from pageable memory returns before the device is reached
+
+
+@lowers(
+    "aten::_to_copy",
+    "aten::clone",
+    "aten::contiguous",
+    "aten::to",
+    "aten::_copy_from",
+    "aten::view_copy",
+    "aten::expand_copy",
+)
+def copy(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A copy of the input in another type, layout or place; nothing where `to` or `contiguous` hand back the input."""
+    source, target = signature.inputs[0], signature.outputs[0]
+    unchanged = source == target and signature.name in ("aten::contiguous", "aten::to")
+    return () if unchanged else _transfer(source, target, bool(signature.scalar("non_blocking", False)))
+
+
+@lowers("aten::copy_", "aten::copy")
+def copy_(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A copy into an existing tensor, which is not read; the source is broadcast to its shape."""
+    target, source = required(signature, "self", 0), required(signature, "src", 1)
+    return _transfer(source, target, bool(signature.scalar("non_blocking", False)))
+
+
+def _transfer(source: TensorSpec, target: TensorSpec, non_blocking: bool) -> tuple[Item, ...]:
+    if not target.numel:
+        return ()
+    if on_device(source) and on_device(target):
+        return device_copy(source, target) if source.shape == target.shape else _broadcast(source, target)
+    if on_device(target):
+        return _to_device(source, target, non_blocking)
+    return _to_host(source, target, non_blocking)
+
+
+def _broadcast(source: TensorSpec, target: TensorSpec) -> tuple[Item, ...]:
+    """A source of fewer elements, seen through stride 0."""
+    lead = len(target.shape) - len(source.shape)
+    stride = (0,) * lead + tuple(
+        0 if size == 1 else step for size, step in zip(source.shape, source.stride, strict=True)
+    )
+    return device_copy(TensorSpec(target.shape, stride, source.dtype, source.device), target)
+
+
+def _to_device(source: TensorSpec, target: TensorSpec, non_blocking: bool) -> tuple[Item, ...]:
+    """The host casts and packs; the copy engine moves the target's bytes; a strided target needs one kernel more."""
+    pinned = source.device == "cpu:pinned"
+    items: tuple[Item, ...] = (memcpy("h2d_pinned" if pinned else "h2d_pageable", target.nbytes),)
+    if not non_blocking or (not pinned and target.nbytes > _STAGED_BYTES):
+        items += (STREAM_SYNCHRONIZE,)
+    return items if is_dense(target) else (*items, layout_copy(target))
+
+
+def _to_host(source: TensorSpec, target: TensorSpec, non_blocking: bool) -> tuple[Item, ...]:
+    """The device packs a strided source; the copy engine moves it in its own type. Pageable copies always wait."""
+    pinned = target.device == "cpu:pinned"
+    items: tuple[Item, ...] = () if is_dense(source) else (layout_copy(source),)
+    items += (memcpy("d2h_pinned" if pinned else "d2h_pageable", source.nbytes),)
+    return items if non_blocking and pinned else (*items, STREAM_SYNCHRONIZE)
+
+
+@lowers("aten::cat", "aten::concat", "aten::stack", "aten::_cat", "aten::hstack", "aten::vstack")
+def cat(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """Concatenation, at most 128 tensors per launch."""
+    parts = [spec for spec in read_operands(signature) if spec.numel]
+    return tuple(_joined(parts[i : i + _CAT_TENSORS]) for i in range(0, len(parts), _CAT_TENSORS))
+
+
+@lowers("aten::split_with_sizes_copy", "aten::unbind_copy", "aten::split_copy", "aten::_chunk_cat")
+def split_copy(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A split into fresh tensors moves what a concatenation of them would."""
+    parts = [spec for spec in (signature.outputs or read_operands(signature)) if spec.numel]
+    return tuple(_joined(parts[i : i + _CAT_TENSORS]) for i in range(0, len(parts), _CAT_TENSORS))
+
+
+def _joined(parts: Sequence[TensorSpec]) -> Item:
+    elements = sum(spec.numel for spec in parts)
+    return COPY.call(
+        "cat",
+        compute_of(parts[0]),
+        elements=elements,
+        bytes_read=total_bytes(parts),
+        bytes_written=elements * parts[0].itemsize,
+        tensors=len(parts),
+    )
+
+
+@lowers(
+    "aten::repeat", "aten::roll", "aten::flip", "aten::rot90", "aten::pixel_shuffle", "aten::pixel_unshuffle",
+    "aten::channel_shuffle", "aten::im2col", "aten::col2im", "aten::reflection_pad2d", "aten::replication_pad2d",
+    "aten::reflection_pad1d", "aten::replication_pad1d", "aten::tile", "aten::masked_select_backward",
+    "aten::permute_copy", "aten::transpose_copy", "aten::slice_copy", "aten::as_strided_copy",
+)  # fmt: skip
+def rearrange(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One kernel that writes the input's elements in another order."""
+    source, target = signature.inputs[0], signature.outputs[0]
+    call = COPY.call(
+        "layout",
+        compute_of(target),
+        elements=target.numel,
+        bytes_read=min(source.nbytes, target.nbytes),
+        bytes_written=target.nbytes,
+        tensors=2,
+    )
+    return (call,) if target.numel else ()
+
+
+@lowers("aten::constant_pad_nd")
+def pad(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The result is filled, then the input copied into its middle; negative padding only cuts."""
+    source, target = signature.inputs[0], signature.outputs[0]
+    inner = source if source.numel <= target.numel else target
+    return (fill(target), layout_copy(inner))
+
+
+@lowers(
+    "aten::slice_backward",
+    "aten::select_backward",
+    "aten::diagonal_backward",
+    "aten::as_strided_backward",
+    "aten::unfold_backward",
+)
+def view_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """The gradient of a view: zeros, then the gradient copied into its place."""
+    grad, whole = signature.inputs[0], signature.outputs[0]
+    return (fill(whole), *_into_part(grad, whole, signature.scalar("dim", 0)))
+
+
+@lowers("aten::slice_scatter", "aten::select_scatter", "aten::diagonal_scatter", "aten::as_strided_scatter")
+def view_scatter(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """A copy of the whole, then the part copied into its place."""
+    whole, part = signature.inputs[:2]
+    target = signature.outputs[0]
+    return (*device_copy(whole, target), *_into_part(part, target, signature.scalar("dim", 0)))
+
+
+def _into_part(part: TensorSpec, whole: TensorSpec, dim: object) -> tuple[Item, ...]:
+    """A copy into a slice: one piece of memory where everything before the sliced dimension has size 1."""
+    outermost = isinstance(dim, int) and product(whole.shape[: dim % max(len(whole.shape), 1)]) == 1
+    if part.is_contiguous and (outermost or part.numel == whole.numel):
+        return (memcpy("d2d", part.nbytes),)
+    return (layout_copy(part),)

@@ -1,0 +1,127 @@
+"""A GPU as data: what its sheet says, what it sustains, and how a locked clock changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from traincast.utils.errors import TraincastError
+
+PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9, 9.0, 10.0
+"""Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
+HOST = "host"
+"""Among a device's corrections: what its host takes."""
+_BLACKWELL_GRAPHICS = 12.0  # the Blackwell made for graphics has a number of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU (or one die of a package, as PyTorch sees it).
+
+    Rates are per second, sizes in bytes. `peak_flops` is dense, by compute type ("fp32", "tf32", "fp16",
+    "bf16", "fp8", "fp4", "fp64"), at `boost_clock_mhz`; a type the chip lacks is absent.
+    `sustained_clock_mhz` is what it holds
+    under a long compute-bound load within its power limit; `kernel_gap` is the time in seconds between two kernels
+    that wait in one stream's queue; `loaded_clock_mhz` is the clock that a step full of matrix products leaves within
+    the power limit (None: not known, see `under_load`); `host` names the host profile of machines it is usual in,
+    `node` the built-in node whose links join several of it ("": none is known); `clock_mhz` is the locked SM clock, or
+    None when the clock floats; so many GPUs (`host_sharers`, this one included) copy over its link to the host at once.
+    `corrections` are factors on the time of kernels by family, from measurements of one
+    such GPU, and on that of its host ("host"). `power_limit_watts` is that of its board (None: not known).
+    `compute_capability` is NVIDIA's number of the generation (9.0: Hopper), 0 for other vendors.
+    """
+
+    key: str
+    name: str
+    vendor: str
+    arch: str
+    compute_capability: float
+    memory_bytes: float
+    dram_bandwidth: float
+    num_sms: int
+    cores_per_sm: int
+    boost_clock_mhz: float
+    sustained_clock_mhz: float
+    peak_flops: Mapping[str, float]
+    l2_bytes: float
+    smem_per_sm_bytes: float
+    nvlink_bandwidth: float
+    pcie_gen: int
+    source: str
+    kernel_gap: float = 0.0
+    host: str = "server-2022"
+    node: str = ""
+    clock_mhz: float | None = None
+    loaded_clock_mhz: float | None = None
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    host_sharers: int = 1
+    power_limit_watts: float | None = None
+
+    @property
+    def host_slowness(self) -> float:
+        """How many times as long as its host profile says the host of this GPU takes, as measured (else 1)."""
+        return self.corrections.get(HOST, 1.0)
+
+    @property
+    def effective_clock_mhz(self) -> float:
+        """The SM clock a long kernel runs at: the locked one, else the sustained one."""
+        return self.clock_mhz if self.clock_mhz is not None else self.sustained_clock_mhz
+
+    def peak(self, compute: str) -> float:
+        """Peak rate in flop/s of this compute type at boost clock (or at the locked clock).
+
+        A type the chip has no units for runs at its fp32 rate.
+        """
+        return self._at_boost(compute) * (self.clock_mhz or self.boost_clock_mhz) / self.boost_clock_mhz
+
+    def sustained(self, compute: str) -> float:
+        """Rate in flop/s of this compute type at the clock that a long kernel runs at."""
+        return self._at_boost(compute) * self.effective_clock_mhz / self.boost_clock_mhz
+
+    def _at_boost(self, compute: str) -> float:
+        if compute == "fp64" and compute not in self.peak_flops:
+            # CUDA programming guide, throughput of native arithmetic instructions
+            graphics = 1 / 64 if self.since(AMPERE) else 1 / 32
+            return self.peak_flops["fp32"] * (0.5 if self.made_for_computing else graphics)
+        stored = "fp8" if compute == "fp8_block" else compute  # scales change nothing about the units
+        return self.peak_flops.get(stored, self.peak_flops["fp32"])
+
+    def since(self, capability: float) -> bool:
+        """Whether this is an NVIDIA chip of that generation or a later one."""
+        return self.vendor == "nvidia" and self.compute_capability >= capability
+
+    def before(self, capability: float) -> bool:
+        """Whether this is an NVIDIA chip of an earlier generation."""
+        return self.vendor == "nvidia" and self.compute_capability < capability
+
+    @property
+    def made_for_computing(self) -> bool:
+        """Whether fp64 runs at half the rate of fp32 and the memory is HBM, not GDDR.
+
+        NVIDIA's data-centre chips of the generations that have both kinds have 64 cores per SM, those made for
+        graphics 128; every Turing is made for graphics.
+        """
+        if self.vendor != "nvidia" or self.compute_capability == VOLTA:
+            return True
+        if HOPPER <= self.compute_capability < _BLACKWELL_GRAPHICS:
+            return True
+        return self.compute_capability != TURING and self.cores_per_sm == 64
+
+    def under_load(self) -> Device:
+        """This device at the clock that hours of matrix products leave it, where that is known.
+
+        Kernels timed one by one with pauses run faster: their measurements are what a device is fitted to. A locked
+        clock stays as it is.
+        """
+        if self.loaded_clock_mhz is None or self.clock_mhz is not None:
+            return self
+        return replace(self, sustained_clock_mhz=self.loaded_clock_mhz)
+
+    def at_clock(self, clock_mhz: float) -> Device:
+        """This device with its SM clock locked."""
+        ceiling = 1.1 * self.boost_clock_mhz
+        if not 100 <= clock_mhz <= ceiling:
+            raise TraincastError(
+                f"SM clock {clock_mhz:g} MHz is out of range for {self.key}; give 100 to {ceiling:.0f} MHz"
+            )
+        return replace(self, clock_mhz=clock_mhz)

@@ -1,0 +1,160 @@
+"""A GPU from its data sheet: every field is known, in its unit, and agrees with the others, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from traincast.hardware.device import ADA, AMPERE, BLACKWELL, HOPPER, PASCAL, TURING, VOLTA, Device
+from traincast.hardware.files import figure, known_fields, number
+from traincast.utils.errors import TraincastError, unknown
+
+_DEFAULT_HOST = "server-2022"  # the newest host profile that is shipped
+_DEFAULT_KERNEL_GAP_US = 1.5  # between the 0.8 to 2.2 us of the architectures that traces show
+# who makes an architecture, and NVIDIA's compute capability; a newer one states both in its sheet
+ARCHITECTURES = {
+    "maxwell": ("nvidia", 5.2),
+    "pascal": ("nvidia", PASCAL),
+    "volta": ("nvidia", VOLTA),
+    "turing": ("nvidia", TURING),
+    "ampere": ("nvidia", AMPERE),
+    "ada": ("nvidia", ADA),
+    "hopper": ("nvidia", HOPPER),
+    "blackwell": ("nvidia", BLACKWELL),
+    **dict.fromkeys(("cdna", "cdna2", "cdna3", "cdna4"), ("amd", 0.0)),
+}
+_VENDORS = ("nvidia", "amd")
+_PEAKS = ("fp32", "fp32_matrix", "tf32", "fp16", "bf16", "fp8", "fp4", "fp64")
+# least and most that any GPU has, several times over: outside, a figure is in another unit
+_RANGES = {
+    "memory_gb": (0.5, 4096.0),
+    "dram_bandwidth_gbs": (20.0, 100_000.0),
+    "num_sms": (1.0, 4096.0),
+    "cores_per_sm": (8.0, 1024.0),
+    "boost_clock_mhz": (200.0, 6000.0),
+    "sustained_clock_mhz": (100.0, 6000.0),
+    "loaded_clock_mhz": (100.0, 6000.0),
+    "l2_mb": (0.1, 4096.0),
+    "smem_kb_per_sm": (8.0, 4096.0),
+    "nvlink_gbs": (0.0, 20_000.0),
+    "pcie_gen": (1.0, 8.0),
+    "kernel_gap_us": (0.01, 100.0),
+    "compute_capability": (5.0, 30.0),
+    "power_limit_watts": (5.0, 10_000.0),
+}
+_TEXTS = ("name", "vendor", "arch", "host", "node", "source", "notes")
+_MOST_TFLOPS = 1e5  # ten times the fp4 peak of the largest GPU sold
+_DISAGREE = 4.0  # an fp32 peak this far from two flop a core and clock; dual issue is a factor of 2
+
+# least and most of a peak for one flop/s of fp32, twice what any GPU has: matrix units are 1 (L40) to 60 (B200, fp8)
+# times as fast (fp4: 190 on GB300), fp64 is 1/64 (graphics) to 2 (MI250); a type done by plain cores far slower is
+# better left out
+_PEAK_RATIOS = {
+    "fp32_matrix": (0.5, 16.0),
+    "tf32": (0.5, 32.0),
+    "fp16": (0.5, 64.0),
+    "bf16": (0.5, 64.0),
+    "fp8": (0.5, 128.0),
+    "fp4": (0.5, 400.0),
+    "fp64": (1 / 128, 4.0),
+}
+
+
+def device_from(key: str, table: dict[str, Any]) -> Device:
+    """The device that a table describes; raises a message that names the field that is wrong."""
+    peaks = table.get("peak_tflops")
+    if not isinstance(peaks, dict) or "fp32" not in peaks:
+        raise TraincastError(f"platform '{key}' lacks [peak_tflops] with an fp32 entry")
+    known_fields(key, table, (*_RANGES, *_TEXTS, "also_named", "peak_tflops"))
+    known_fields(key, peaks, _PEAKS)
+    boost = _figure(key, table, "boost_clock_mhz")
+    arch, vendor, capability = _architecture(key, table)
+    device = Device(
+        key=key,
+        name=str(table.get("name", key)),
+        vendor=vendor,
+        arch=arch,
+        compute_capability=capability,
+        memory_bytes=1e9 * _figure(key, table, "memory_gb"),
+        dram_bandwidth=1e9 * _figure(key, table, "dram_bandwidth_gbs"),
+        num_sms=int(_figure(key, table, "num_sms", integer=True)),
+        cores_per_sm=int(_figure(key, table, "cores_per_sm", integer=True)),
+        boost_clock_mhz=boost,
+        sustained_clock_mhz=_figure(key, table, "sustained_clock_mhz", default=boost),
+        peak_flops={name: 1e12 * _peak(key, peaks, name) for name in peaks},
+        l2_bytes=1e6 * _figure(key, table, "l2_mb"),
+        smem_per_sm_bytes=1e3 * _figure(key, table, "smem_kb_per_sm"),
+        nvlink_bandwidth=1e9 * _figure(key, table, "nvlink_gbs"),
+        pcie_gen=int(_figure(key, table, "pcie_gen", integer=True)),
+        source=str(table.get("source", "user")),
+        host=str(table.get("host", _DEFAULT_HOST)),
+        node=str(table.get("node", "")),
+        kernel_gap=1e-6 * _figure(key, table, "kernel_gap_us", default=_DEFAULT_KERNEL_GAP_US),
+        loaded_clock_mhz=_optional(key, table, "loaded_clock_mhz"),
+        power_limit_watts=_optional(key, table, "power_limit_watts"),
+    )
+    _check_together(key, device)
+    return device
+
+
+def _figure(
+    key: str, table: dict[str, Any], field: str, *, integer: bool = False, default: float | None = None
+) -> float:
+    return figure(key, table, field, _RANGES, "GPU", integer=integer, default=default)
+
+
+def _optional(key: str, table: dict[str, Any], field: str) -> float | None:
+    return _figure(key, table, field) if field in table else None
+
+
+def _peak(key: str, peaks: dict[str, Any], name: str) -> float:
+    value = float(number(key, peaks, name))
+    if value > _MOST_TFLOPS:
+        raise TraincastError(f"platform '{key}': peak '{name}' is {value:g} TFLOPS, which no GPU has; check its unit")
+    return value
+
+
+def _architecture(key: str, table: dict[str, Any]) -> tuple[str, str, float]:
+    """Architecture, vendor and compute capability. A sheet of an architecture that is not known states the others."""
+    arch, known = table.get("arch"), ", ".join(ARCHITECTURES)
+    if not isinstance(arch, str):
+        raise TraincastError(f"platform '{key}' lacks 'arch'; give the name of one, such as {known}")
+    if arch not in ARCHITECTURES and "vendor" not in table:
+        remedy = f"Platform '{key}' has one of {known}, or a newer one with its 'vendor' and 'compute_capability'."
+        raise unknown("arch", arch, ARCHITECTURES, remedy)
+    usual_vendor, usual = ARCHITECTURES.get(arch, (table.get("vendor"), None))
+    vendor = table.get("vendor", usual_vendor)
+    if vendor not in _VENDORS:
+        raise unknown("vendor", str(vendor), _VENDORS, f"Platform '{key}' has one of {', '.join(_VENDORS)}.")
+    if vendor != usual_vendor:
+        raise TraincastError(f"platform '{key}': 'vendor' is {vendor!r}, but arch '{arch}' is {usual_vendor}'s")
+    capability = _figure(key, table, "compute_capability", default=usual) if vendor == "nvidia" else 0.0
+    return arch, vendor, capability
+
+
+def _check_together(key: str, device: Device) -> None:
+    """Figures that are plausible alone and impossible together."""
+    clocks = {"sustained_clock_mhz": device.sustained_clock_mhz, "loaded_clock_mhz": device.loaded_clock_mhz or 0.0}
+    for field, clock in clocks.items():
+        if clock > device.boost_clock_mhz:
+            raise TraincastError(
+                f"platform '{key}': '{field}' is {clock:g}, above 'boost_clock_mhz' {device.boost_clock_mhz:g}"
+            )
+    cores = 2e6 * device.num_sms * device.cores_per_sm * device.boost_clock_mhz
+    if not 1 / _DISAGREE < device.peak_flops["fp32"] / cores < _DISAGREE:
+        raise TraincastError(
+            f"platform '{key}': peak 'fp32' is {device.peak_flops['fp32'] / 1e12:g} TFLOPS, but 'num_sms', "
+            f"'cores_per_sm' and 'boost_clock_mhz' make {cores / 1e12:.3g}; check their units"
+        )
+    _check_peaks(key, device)
+
+
+def _check_peaks(key: str, device: Device) -> None:
+    """Peaks in another unit than fp32's: alone they may be those of some GPU."""
+    plain = device.peak_flops["fp32"]
+    for name, (least, most) in _PEAK_RATIOS.items():
+        ratio = device.peak_flops.get(name, plain * least) / plain
+        if not least <= ratio * (1 + 1e-9) <= most:
+            raise TraincastError(
+                f"platform '{key}': peak '{name}' is {ratio * plain / 1e12:g} TFLOPS, {ratio:.3g} times that of fp32 "
+                f"({least:.3g} to {most:g} are known); give peaks in TFLOPS, and leave out a type without units"
+            )

@@ -1,0 +1,212 @@
+"""What joins GPUs: links inside a node, adapters between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from traincast.hardware.device import Device
+from traincast.hardware.files import figure, known_fields
+from traincast.hardware.mesh import Links, all_to_all_load, connected, ring_count
+from traincast.utils.errors import TraincastError, shown
+
+PCIE_GBS = {2: 8.0, 3: 16.0, 4: 32.0, 5: 64.0, 6: 128.0}  # x16, one direction, data sheet
+_DEFAULT_PCIE = 4  # of a node that names no device, and of generations not listed: the usual one since 2020
+_MAX_MESH = 8  # rings over point-to-point links are counted by search
+_FIELDS = (
+    "name", "device", "gpus_per_node", "link_gbs", "island", "host_gbs", "adapters", "network_gbs_per_gpu",
+    "link_latency_us", "network_latency_us", "links", "curves", "peer_access", "gpus_per_host_link", "source", "notes",
+)  # fmt: skip
+# least and most that any node has, several times over: outside, a figure is in another unit
+_RANGES = {
+    "gpus_per_node": (1.0, 1024.0),
+    "island": (1.0, 1024.0),
+    "adapters": (1.0, 1024.0),
+    "gpus_per_host_link": (1.0, 64.0),
+    "link_gbs": (0.1, 20_000.0),
+    "host_gbs": (0.1, 20_000.0),
+    "network_gbs_per_gpu": (0.01, 20_000.0),
+    "link_latency_us": (0.01, 1000.0),
+    "network_latency_us": (0.01, 100_000.0),
+}
+LINK_LATENCY_US = 1.5  # assumed, as are the network's: the links' launch and steps are fitted on top of them
+NETWORK_LATENCY_US = 5.0
+# without peer access every byte passes host memory twice, and what crosses the host grows with the GPUs: on eight L40S
+# the rate of one falls with this power of their number (set on 2 and 4; 8 follow, see docs/evidence/collectives.md)
+_NO_PEER_FALL = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """A cluster of equal nodes. Bandwidths are bytes per second in one direction, latencies seconds per hop.
+
+    `link_bandwidth` is what one GPU can send over its fast links, which join `island` GPUs at a time (a whole node
+    behind NVSwitch, two with bridges, one when there is only PCIe); GPUs of different islands talk at
+    `host_bandwidth`, less where `peer_access` is missing and bytes go through host memory. `links` lists
+    point-to-point links (GPU, GPU, how many) where there is no switch. `gpus_per_host_link` GPUs are behind one PCIe
+    switch and share its link to the host, and to GPUs behind other switches. A node has `adapters` network adapters of
+    `adapter_bandwidth` each. `curves` names fitted curves; empty: links alone decide. `link_speed` and `network_speed`
+    are how many times as fast bytes travel inside and between nodes as measured or described (a what-if).
+    `corrections` are factors on the time of collectives inside a node by kind, from measurements of one.
+    """
+
+    key: str
+    gpus_per_node: int
+    island: int
+    link_bandwidth: float
+    host_bandwidth: float
+    adapters: int
+    adapter_bandwidth: float
+    link_latency: float = LINK_LATENCY_US / 1e6
+    network_latency: float = NETWORK_LATENCY_US / 1e6
+    links: Links = ()
+    curves: str = ""
+    peer_access: bool = True
+    gpus_per_host_link: int = 1
+    link_speed: float = 1.0
+    network_speed: float = 1.0
+    corrections: tuple[tuple[str, float], ...] = ()
+
+    def correction(self, kinds: Sequence[str]) -> float:
+        """The factor of the first of these kinds of collective that has one (else 1)."""
+        factors = dict(self.corrections)
+        return next((factors[kind] for kind in kinds if kind in factors), 1.0)
+
+    def nodes_for(self, gpus: int) -> int:
+        """How many nodes hold this many GPUs."""
+        if gpus < 1:
+            raise TraincastError(f"cannot use {gpus} GPUs; give 1 or more")
+        return -(-gpus // self.gpus_per_node)
+
+    def ring_bandwidth(self, ranks: int) -> float:
+        """Bus bandwidth that the links of one node offer to a ring (or tree) over its first `ranks` GPUs."""
+        if self.links:
+            wire = self._wire_bandwidth()
+            rings = ring_count(self.links, ranks)
+            if rings:
+                return rings * wire
+            # no closed loop: one tree over the links, each carrying the message up and down
+            if connected(self.links, ranks):
+                return wire * 2 * (ranks - 1) / ranks
+            return self.host_bandwidth
+        return self.link_bandwidth if ranks <= self.island else self.through_host(ranks)
+
+    def all_to_all_bandwidth(self, ranks: int) -> float:
+        """What each of the first `ranks` GPUs of a node can send when all send to all."""
+        if self.links:
+            load = all_to_all_load(self.links, ranks)
+            return max((ranks - 1) * self._wire_bandwidth() / load, self.host_bandwidth)
+        if ranks <= self.island:
+            return self.link_bandwidth
+        beyond = (ranks - self.island) / (ranks - 1)
+        return min(self.link_bandwidth, self.through_host(ranks) / beyond, self._between_switches(ranks))
+
+    def _between_switches(self, ranks: int) -> float:
+        """What each of `ranks` GPUs can send to all when those behind one PCIe switch share the link that leaves it."""
+        sharers = self.gpus_per_host_link
+        near = max(sharers, self.island)  # reached without that link
+        if not self.peer_access or sharers == 1 or ranks <= near:
+            return self.link_bandwidth
+        return self.host_bandwidth / sharers * (ranks - 1) / (ranks - near)
+
+    def host_sharers(self, gpus: int) -> int:
+        """How many of `gpus` GPUs that all work copy over one host link."""
+        return min(gpus, self.gpus_per_host_link)
+
+    def through_host(self, ranks: int) -> float:
+        """What each of `ranks` GPUs can send beyond its island when all do."""
+        return self.host_bandwidth * (1.0 if self.peer_access else (2 / ranks) ** _NO_PEER_FALL)
+
+    def network_bandwidth(self, ranks_per_node: int) -> float:
+        """What a node can send to other nodes when `ranks_per_node` of its GPUs take part."""
+        share = max(1.0, self.adapters * ranks_per_node / self.gpus_per_node)
+        return min(share, float(self.adapters)) * self.adapter_bandwidth
+
+    def joined_like(self, other: Topology) -> str:
+        """The field of a node's file in which the links inside the nodes differ ("": none).
+
+        That a node holds fewer or more GPUs is no difference where the links join all of them.
+        """
+        whole = self.island == self.gpus_per_node, other.island == other.gpus_per_node
+        differs = {
+            "link_gbs": self.link_bandwidth != other.link_bandwidth,
+            "link_latency_us": self.link_latency != other.link_latency,
+            "island": whole[0] != whole[1],
+            "links": self.links != other.links,
+            "peer_access": self.peer_access != other.peer_access,
+        }
+        return next((field for field, different in differs.items() if different), "")
+
+    def _wire_bandwidth(self) -> float:
+        wires = [sum(count for a, b, count in self.links if gpu in (a, b)) for gpu in range(self.gpus_per_node)]
+        return self.link_bandwidth / max(wires)
+
+
+COLLECTIVE = "collective "
+"""How the names of those of a device's corrections begin that are of collectives."""
+
+
+def corrected(topology: Topology, device: Device) -> Topology:
+    """The topology with what the device's corrections say of collectives."""
+    found = {name: factor for name, factor in device.corrections.items() if name.startswith(COLLECTIVE)}
+    return replace(topology, corrections=tuple((name.removeprefix(COLLECTIVE), found[name]) for name in sorted(found)))
+
+
+def topology_from(key: str, table: dict[str, Any], device: Device | None) -> Topology:
+    """A topology from the fields of a node file; `device` is the one it names (None: it names none)."""
+    known_fields(key, table, _FIELDS)
+    gpus = int(_figure(key, table, "gpus_per_node", integer=True))
+    link = _figure(key, table, "link_gbs")
+    adapters = int(_figure(key, table, "adapters", gpus, integer=True))
+    island = int(_figure(key, table, "island", gpus, integer=True))
+    return Topology(
+        key=key,
+        gpus_per_node=gpus,
+        island=min(island, gpus),
+        link_bandwidth=1e9 * link,
+        host_bandwidth=1e9 * (link if island == 1 else _host_gbs(key, table, device)),
+        adapters=adapters,
+        adapter_bandwidth=1e9 * _figure(key, table, "network_gbs_per_gpu") * gpus / adapters,
+        link_latency=1e-6 * _figure(key, table, "link_latency_us", LINK_LATENCY_US),
+        network_latency=1e-6 * _figure(key, table, "network_latency_us", NETWORK_LATENCY_US),
+        links=_links(key, table.get("links", []), gpus),
+        curves=str(table.get("curves", "")),
+        peer_access=_peer_access(key, table.get("peer_access", True)),
+        gpus_per_host_link=int(_figure(key, table, "gpus_per_host_link", 1, integer=True)),
+    )
+
+
+def _peer_access(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TraincastError(f"platform '{key}': 'peer_access' is {shown(value)}; give true or false")
+    return value
+
+
+def _figure(
+    key: str, table: dict[str, Any], field: str, default: float | None = None, *, integer: bool = False
+) -> float:
+    return figure(key, table, field, _RANGES, "node", integer=integer, default=default)
+
+
+def _host_gbs(key: str, table: dict[str, Any], device: Device | None) -> float:
+    default = PCIE_GBS.get(device.pcie_gen if device else _DEFAULT_PCIE, PCIE_GBS[_DEFAULT_PCIE])
+    return _figure(key, table, "host_gbs", default)
+
+
+def _links(key: str, rows: Any, gpus: int) -> Links:
+    if not isinstance(rows, list):
+        raise TraincastError(f"platform '{key}': 'links' must be a list of [gpu, gpu, count]")
+    if rows and gpus > _MAX_MESH:
+        raise TraincastError(f"platform '{key}': 'links' is for at most {_MAX_MESH} GPUs; leave it out for a switch")
+    links = []
+    for row in rows:
+        if not (isinstance(row, list) and len(row) == 3 and all(type(value) is int for value in row)):
+            raise TraincastError(f"platform '{key}': link {row!r} is not [gpu, gpu, count]")
+        a, b, wires = row
+        if not (0 <= a < gpus and 0 <= b < gpus and a != b and 1 <= wires <= 64):
+            raise TraincastError(f"platform '{key}': link {row!r} needs two GPUs below {gpus} and 1 to 64 wires")
+        links.append((min(a, b), max(a, b), wires))
+    if len({link[:2] for link in links}) != len(links):
+        raise TraincastError(f"platform '{key}': 'links' names a pair of GPUs twice; give each pair once")
+    return tuple(sorted(links))

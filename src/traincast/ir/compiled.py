@@ -1,0 +1,61 @@
+"""Which ops of a program a compiler takes together: those of compiled regions, and their backward."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.ir.ops import Phase
+from traincast.ir.program import Program
+from traincast.ir.rewrite import Rewrite, ScopeRow
+from traincast.utils.arrays import BoolArray
+
+REGION = "Torch-Compiled Region: 0/0"
+"""The scope of a compiled function, named as PyTorch's profiler names it."""
+_PREFIX = "Torch-Compiled Region"
+_MODEL = (Phase.FORWARD, Phase.LOSS)
+
+
+def compiled_ops(program: Program) -> BoolArray:
+    """Which ops run inside a compiled region, or compute gradients of one that does."""
+    named = np.array([name.startswith(_PREFIX) for name in program.names], dtype=bool)
+    inside: BoolArray = named[program.columns.scope_name][program.op_scope]
+    forward = program.columns.op_forward
+    return inside | ((forward >= 0) & inside[forward])
+
+
+def with_compiled_model(program: Program) -> Program:
+    """The program as it is captured when its script compiles the model: what the model runs is one region, of which
+    copies from the host and what makes the host wait are no part. A step without modules is all model."""
+    rows = Rewrite(program)
+    roots = {_root(program, op.module) for scope in rows.scopes if scope.phase == Phase.FORWARD for op in scope.ops}
+    roots = roots - {""} or roots
+    inside = [_in_model(program, scope, roots) for scope in rows.scopes]
+    kept: list[ScopeRow] = []
+    region: ScopeRow | None = None
+    became: dict[int, ScopeRow] = {}  # what is in a region, or gone before its next op: the region
+    for number, scope in enumerate(rows.scopes):
+        if inside[number]:
+            if region is None:
+                region = ScopeRow(REGION, Phase.FORWARD, scope.thread, after=scope.after)
+                kept.append(region)
+            region.ops += scope.ops
+            became[id(scope)] = region
+        elif region is not None and scope.phase in _MODEL and not scope.ops and any(inside[number:]):
+            became[id(scope)] = region
+        else:
+            kept.append(scope)
+            region = None
+    for scope in kept:
+        waited = None if scope.after is None else became.get(id(scope.after), scope.after)
+        scope.after = None if waited is scope else waited
+    rows.scopes = kept
+    return rows.build()
+
+
+def _in_model(program: Program, scope: ScopeRow, roots: set[str]) -> bool:
+    return scope.phase in _MODEL and bool(scope.ops) and all(_root(program, op.module) in roots for op in scope.ops)
+
+
+def _root(program: Program, module: int) -> str:
+    """The class of the outermost module."""
+    return program.names[module].partition(".")[0]

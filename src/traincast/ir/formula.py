@@ -1,0 +1,127 @@
+"""Formulas of an op's shapes, as users write them: `2 * in0.numel * in1[-1]`. Read, never evaluated as Python."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from traincast.ir.ops import Signature, TensorSpec
+from traincast.utils.errors import TraincastError, shown
+
+_LONGEST, _MOST_PARTS, _LARGEST, _HIGHEST_POWER = 500, 200, 1e18, 8.0
+_TWO: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., float]] = {
+    "min": min, "max": max, "ceil": math.ceil, "floor": math.floor, "log2": math.log2, "sqrt": math.sqrt,
+}  # fmt: skip
+_ATTRIBUTES: dict[str, Callable[[TensorSpec], int]] = {
+    "numel": lambda spec: spec.numel,
+    "bytes": lambda spec: spec.nbytes,
+    "ndim": lambda s: len(s.shape),
+}
+_FORM = (
+    "use numbers, + - * / // **, parentheses, min, max, ceil, floor, log2, sqrt, tensors in0, in1, ..., out0, ... "
+    "(in0.numel, in0.bytes, in0[1] is a size), and the op's own arguments"
+)
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula of an op's tensors (`in0`, `out0`: `.numel`, `.bytes`, `.ndim`, `[dimension]`) and its arguments."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        parts = list(ast.walk(self._tree))
+        if len(parts) > _MOST_PARTS:
+            raise TraincastError(f"formula {shown(self.text)} has {len(parts)} parts; at most {_MOST_PARTS} are read")
+        for part in parts:
+            if not isinstance(part, _ALLOWED) or (isinstance(part, ast.Call) and not _known_call(part)):
+                raise TraincastError(f"formula {shown(self.text)} has something else than a formula; {_FORM}")
+
+    @cached_property
+    def _tree(self) -> ast.expr:
+        if len(self.text) > _LONGEST:
+            raise TraincastError(f"a formula has {len(self.text)} characters; at most {_LONGEST} are read")
+        try:
+            return ast.parse(self.text, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise TraincastError(f"formula {shown(self.text)} cannot be read; {_FORM}") from None
+
+    def of(self, signature: Signature) -> float:
+        """Its value for an op: a finite number from 0."""
+        try:
+            value = float(_value(self._tree, signature))
+        except (ArithmeticError, ValueError) as error:
+            raise TraincastError(f"formula {shown(self.text)} has no value for {signature.name}: {error}") from None
+        if not 0 <= value <= _LARGEST:
+            raise TraincastError(
+                f"formula {shown(self.text)} is {value:g} for {signature.name}; it must lie between 0 and {_LARGEST:g}"
+            )
+        return value
+
+
+_ALLOWED = (
+    ast.BinOp, ast.UnaryOp, ast.USub, ast.UAdd, ast.Constant, ast.Name, ast.Attribute, ast.Subscript, ast.Call,
+    ast.Load, ast.Pow, *_TWO,
+)  # fmt: skip
+
+
+def _known_call(part: ast.Call) -> bool:
+    return isinstance(part.func, ast.Name) and part.func.id in _FUNCTIONS and bool(part.args) and not part.keywords
+
+
+def _value(part: ast.expr, signature: Signature) -> float:
+    match part:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return float(number)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            power = _value(right, signature)
+            if abs(power) > _HIGHEST_POWER:
+                raise ValueError(f"a power of {power:g} is too high")
+            return float(math.pow(_value(left, signature), power))
+        case ast.BinOp(left=left, op=op, right=right):
+            return _TWO[type(op)](_value(left, signature), _value(right, signature))
+        case ast.UnaryOp(op=op, operand=operand):
+            value = _value(operand, signature)
+            return -value if isinstance(op, ast.USub) else value
+        case ast.Call(func=ast.Name(id=name), args=arguments):
+            return float(_FUNCTIONS[name](*(_value(argument, signature) for argument in arguments)))
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _ATTRIBUTES:
+            return float(_ATTRIBUTES[attribute](_tensor(name, signature)))
+        case ast.Subscript(value=ast.Name(id=name), slice=place):
+            return _size(_tensor(name, signature), name, _value(place, signature))
+        case ast.Name(id=name):
+            return _argument(name, signature)
+    raise ValueError(f"'{ast.unparse(part)}' means nothing; {_FORM}")
+
+
+def _tensor(name: str, signature: Signature) -> TensorSpec:
+    for prefix, specs in (("in", signature.inputs), ("out", signature.outputs)):
+        number = name.removeprefix(prefix)
+        if name.startswith(prefix) and number.isdigit():
+            if int(number) >= len(specs):
+                raise ValueError(f"it has {len(specs)} tensors '{prefix}...', and {name} is none of them")
+            return specs[int(number)]
+    raise ValueError(f"'{name}' is no tensor; tensors are in0, in1, ... and out0, ...")
+
+
+def _size(spec: TensorSpec, name: str, place: float) -> float:
+    dimensions = len(spec.shape)
+    if place != int(place) or not -dimensions <= place < dimensions:
+        raise ValueError(f"{name} has {dimensions} dimensions, and {place:g} is none of them")
+    return float(spec.shape[int(place)])
+
+
+def _argument(name: str, signature: Signature) -> float:
+    value = dict(signature.scalars).get(name)
+    if isinstance(value, int | float):
+        return float(value)
+    known = [argument for argument, held in signature.scalars if isinstance(held, int | float)]
+    raise ValueError(f"'{name}' is no number of its arguments ({', '.join(known) or 'it has none'})")

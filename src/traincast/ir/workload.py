@@ -1,0 +1,139 @@
+"""A workload: the programs of a training step and which ranks run them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from traincast.ir.given import OpCost
+from traincast.ir.program import Program, peak_memory
+from traincast.utils.display.text import in_units
+from traincast.utils.errors import TraincastError
+from traincast.utils.results import Records, Result
+
+MAX_BATCH = 1 << 26  # samples; chosen so that sizes of real steps stay within 64 bits
+MAX_SEQ_LEN = 1 << 20  # tokens; likewise, for their squares
+DEFAULT_FRAMEWORK = "2.13"
+"""The PyTorch that steps follow unless they say another: the one that captures are tested with."""
+TF32_ARITHMETIC = ("products", "convolutions")
+DEFAULT_TF32 = ("convolutions",)
+"""PyTorch's settings as they come: `torch.backends.cudnn.allow_tf32` is on, that of products off."""
+COVERS = "covers"
+"""The entry of `Workload.meta` of a step from a trace that does not have the sizes of all of its kernels."""
+STUDY_FRAMEWORK = "1.8"
+"""The PyTorch of the published single-GPU studies, whose steps the built-in DLRMs and CNNs are."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Workload(Result):
+    """Programs and the rank → program map (`ranks[r]` is the program of rank r).
+
+    `synchronised` says that every step starts and ends with an idle device (the loop synchronises);
+    otherwise consecutive steps run into each other. `framework_version` is the PyTorch whose
+    op-to-kernel choices the step follows (e.g. "2.13", "1.8"). `tf32` names the fp32 arithmetic that may run in TF32
+    where the device has it: "products", "convolutions"; unless told otherwise PyTorch lets convolutions. `costs` are
+    those that the authors of ops give, `assumptions` what was stated about values that a capture does not have.
+    `meta` is free text for people.
+    """
+
+    name: str
+    programs: tuple[Program, ...]
+    ranks: tuple[int, ...] = (0,)
+    mode: str = "training"
+    synchronised: bool = False
+    framework_version: str = DEFAULT_FRAMEWORK
+    tf32: tuple[str, ...] = DEFAULT_TF32
+    costs: tuple[OpCost, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per rank and step."""
+        return self.programs[0].batch_size
+
+    @property
+    def samples(self) -> int:
+        """Samples per rank and update: those of all batches whose gradients are accumulated."""
+        return self.batch_size * int(self.meta.get("accumulation", "1"))
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens per sample; 0 for a model without sequences."""
+        return self.programs[0].seq_len
+
+    def resized(self, *, batch_size: int | None = None, seq_len: int | None = None) -> Workload:
+        """The same workload at another batch size (per rank) or sequence length, without torch."""
+        batch = self.batch_size if batch_size is None else batch_size
+        seq = self.seq_len if seq_len is None else seq_len
+        if (batch, seq) == (self.batch_size, self.seq_len):
+            return self
+        _check_range("batch size", batch, MAX_BATCH)
+        if seq_len is not None:
+            if not self.seq_len:
+                raise TraincastError(f"workload '{self.name}' has no sequence length; leave out `seq_len`")
+            _check_range("sequence length", seq, MAX_SEQ_LEN)
+        for program in self.programs:
+            if program.rigid:
+                raise TraincastError(
+                    f"workload '{self.name}' cannot change its batch or sequence size: {program.rigid}"
+                )
+            if batch != self.batch_size and not program.sizes.depends_on_batch():
+                raise TraincastError(f"workload '{self.name}' was captured at one batch size only ({self.batch_size})")
+            if seq != self.seq_len and not program.sizes.depends_on_seq_len():
+                raise TraincastError(
+                    f"workload '{self.name}' was captured at one sequence length only ({self.seq_len})"
+                )
+        return replace(self, programs=tuple(p.resized(batch, seq) for p in self.programs))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the workload is, not the program itself: `save_workload` writes that."""
+        program = self.programs[0]
+        return {
+            "workload": self.name,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len or None,
+            "gpus": len(self.ranks),
+            "programs": len(self.programs),
+            "ops": program.num_ops,
+            "peak_memory_bytes": peak_memory(program).peak_bytes,
+            "rebatchable": not program.rigid,
+            "why_not": program.rigid or None,
+            "assumptions": list(self.assumptions),
+            "given_costs": {cost.op: cost.as_text() for cost in self.costs},
+        }
+
+    def contents(self) -> str:
+        """Ranks, ops and peak memory in one line, and at which sizes the workload can be used."""
+        program, programs = self.programs[0], len(self.programs)
+        many = f"{len(self.ranks)} ranks with {programs} program{'s'[: programs > 1]}, the first with "
+        sizes = f"this size only ({program.rigid})" if program.rigid else self._usable()
+        assumed = "".join(f"\nassumed: {text}" for text in self.assumptions)
+        return (
+            f"{many if len(self.ranks) > 1 else ''}{program.num_ops} ops, peak memory "
+            f"{in_units(peak_memory(program).peak_bytes, 'B')} at batch {self.batch_size}; usable at {sizes}{assumed}"
+        )
+
+    def _usable(self) -> str:
+        """At which sizes the workload can be used."""
+        step = self.programs[0].sizes.batch_step(self.seq_len)
+        batches = "any batch size" if step == 1 else f"any batch size that is a multiple of {step}"
+        lengths = self.seq_len and not self.programs[0].sizes.depends_on_seq_len()
+        return f"{batches}, {self.seq_len} tokens only" if lengths else batches
+
+    def headline(self) -> str:
+        """Name and mode, then what it holds."""
+        return f"{self.name} ({self.mode})\n{self.contents()}"
+
+    def records(self) -> Records:
+        """Table "ops": how often every op of the first program occurs."""
+        program = self.programs[0]
+        names = Counter(program.symbolic[signature].name for signature in program.columns.op_signature.tolist())
+        return {"ops": [{"op": name, "count": number} for name, number in names.most_common()]}
+
+
+def _check_range(what: str, value: int, largest: int) -> None:
+    if not 1 <= value <= largest:
+        raise TraincastError(f"{what} {value} is out of range; give a whole number from 1 to {largest}")

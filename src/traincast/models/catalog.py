@@ -1,0 +1,122 @@
+"""The built-in models: which there are, and loading one as a `Workload`. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from traincast.ir.edit import with_dtype, without_phase
+from traincast.ir.file import load_workload
+from traincast.ir.ops import Phase
+from traincast.ir.workload import Workload
+from traincast.utils.errors import TraincastError, unknown
+
+DATA = Path(__file__).parent / "data"
+INDEX = DATA / "catalog.json"
+
+MODES = ("training", "inference")
+_STORED_PRECISION = {"fp32": "fp32", "tf32": "fp32", "amp": "half", "bf16": "half", "fp16": "half"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelInfo:
+    """A built-in model. `axis` ("attention", "embedding" or "") names what `choices` choose between.
+
+    Defaults come first in `choices` and `optimizers`. `seq_len` is 0 for a model without sequences;
+    `ops` counts the ops of one default training step (0: written when asked for).
+    """
+
+    name: str
+    description: str
+    batch_size: int
+    seq_len: int
+    parameters: int
+    ops: int
+    axis: str
+    choices: tuple[str, ...]
+    optimizers: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def file_name(*, mode: str, choice: str, optimizer: str, precision: str) -> str:
+    """Name of a variant's data file: `training-eager-adam-fp32.tc`, `inference-eager-half.tc`."""
+    parts = [mode, choice, optimizer, precision] if mode == "training" else [mode, choice, precision]
+    return "-".join(parts) + ".tc"
+
+
+@cache
+def list_models() -> tuple[ModelInfo, ...]:
+    """Every built-in model, in the order of the documentation."""
+    entries: list[dict[str, Any]] = json.loads(INDEX.read_text(encoding="utf-8"))["models"]
+    return tuple(ModelInfo(**{key: _frozen(value) for key, value in entry.items()}) for entry in entries)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def load_model(
+    name: str,
+    *,
+    mode: str = "training",
+    optimizer: str | None = None,
+    precision: str = "fp32",
+    attention: str | None = None,
+    embedding: str | None = None,
+) -> Workload:
+    """A built-in model at its default size. `None` takes the model's own default.
+
+    `precision` is fp32, tf32 (the same ops as fp32), amp or bf16 (training under bfloat16 autocast, inference with
+    bfloat16 weights) or fp16 (the same with float16). `optimizer` may be "none": the step without its update.
+    """
+    info = _info(name)
+    _check("mode", mode, MODES)
+    stored = _STORED_PRECISION[_check("precision", precision, _STORED_PRECISION)]
+    choice = _choice(info, {"attention": attention, "embedding": embedding})
+    drop = optimizer == "none"
+    chosen = info.optimizers[0] if optimizer is None or drop else optimizer
+    if mode == "inference" and optimizer not in (None, "none"):
+        raise TraincastError("inference has no optimizer; leave it out")
+    if chosen not in info.optimizers:
+        raise unknown("optimizer", chosen, info.optimizers, f"{name} has {', '.join((*info.optimizers, 'none'))}.")
+    file = file_name(mode=mode, choice=choice, optimizer=chosen, precision=stored)
+    if file not in info.files:
+        raise TraincastError(
+            f"{name} is not there with {info.axis or 'variant'} '{choice}', optimizer '{chosen}' and precision "
+            f"'{precision}' together; its default optimizer '{info.optimizers[0]}' is"
+        )
+    workload = load_workload(DATA / name / file)
+    if precision == "fp16":
+        workload = with_dtype(workload, {"bfloat16": "float16"})
+    return without_phase(workload, Phase.OPTIMIZER) if drop else workload
+
+
+def _info(name: str) -> ModelInfo:
+    models = {info.name: info for info in list_models()}
+    if name not in models:
+        from traincast.models.published.catalog import published_programs
+        from traincast.models.transformers.reading import built_in_names
+
+        known = (*models, *published_programs(), *built_in_names())
+        raise unknown("model", name, known, "`traincast models` lists the built-in models.")
+    return models[name]
+
+
+def _check(kind: str, value: str, known: Iterable[str]) -> str:
+    names = tuple(known)
+    if value not in names:
+        raise unknown(kind, value, names, f"Choose from {', '.join(names)}.")
+    return value
+
+
+def _choice(info: ModelInfo, asked: dict[str, str | None]) -> str:
+    """The variant asked for along the model's own axis; asking along another axis is a mistake."""
+    for axis, value in asked.items():
+        if value is not None and axis != info.axis:
+            raise TraincastError(f"{info.name} has no {axis} variants; leave out {axis} '{value}'")
+    value = asked.get(info.axis)
+    return info.choices[0] if value is None else _check(info.axis, value, info.choices)

@@ -1,0 +1,117 @@
+"""Buffers (running means, masks) that `DistributedDataParallel` sends from rank 0 to all others before forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.program import Program
+from traincast.models.data_parallel.buckets import Bucket, assign_buckets
+from traincast.models.data_parallel.splice_tape import SpliceTape
+from traincast.models.layers.tape import Communicator, Ref, Scalars
+from traincast.utils.errors import TraincastError
+
+_PIECE_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
+_IN_FLIGHT = 2  # of `broadcast_coalesced` in PyTorch's comm.cpp
+_MODULE = "DistributedDataParallel"
+_SCOPE = "torch.distributed::_broadcast_coalesced"
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Buffers that travel together in `flat`; `event` ends their broadcast."""
+
+    bucket: Bucket
+    flat: Ref
+    event: int
+
+
+def buffers_of(program: Program) -> list[Ref]:
+    """The buffers on the device that some op of the step takes as a whole, in the order they were made."""
+    c = program.columns
+    wanted = (c.storage_kind == StorageKind.BUFFER) & ~program.storages.on_host
+    buffers: dict[int, Ref] = {}
+    for entry in np.flatnonzero(wanted[c.tensor_storage[c.input_tensor]]).tolist():
+        tensor = int(c.input_tensor[entry])
+        storage = int(c.tensor_storage[tensor])
+        op = int(np.searchsorted(c.input_ptr, entry, side="right")) - 1
+        spec = program.signatures[c.op_signature[op]].inputs[entry - int(c.input_ptr[op])]
+        if storage not in buffers and spec.nbytes == program.storage_nbytes[storage]:
+            buffers[storage] = Ref(tensor, storage, spec)
+    return [buffers[storage] for storage in sorted(buffers)]
+
+
+def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[Ref]) -> None:
+    """Broadcasts before the module's forward: flattened by type, two pieces in flight, copied back where they were."""
+    for buffer in buffers:
+        if not buffer.spec.is_contiguous:
+            raise TraincastError(
+                "a buffer of the model is not contiguous, and how it is broadcast was not recorded; "
+                "capture the step under DistributedDataParallel with `gpus`"
+            )
+    if not buffers:
+        return
+    tape.before(_first_scope(tape.splice.program))
+    tape.scope(_SCOPE, Phase.FORWARD)
+    flying: list[_Piece] = []
+    for bucket in assign_buckets([buffer.spec for buffer in buffers], [_PIECE_BYTES], sort=True):
+        flat = _flatten(tape, bucket, [buffers[i] for i in bucket.members])
+        if len(flying) == _IN_FLIGHT:
+            _land(tape, flying.pop(0), buffers)
+        root: Scalars = (("root", group.ranks[0]),)
+        event = tape.collective(
+            "broadcast_", "broadcast", group, [("tensors", flat)], flat, nbytes=flat.spec.nbytes, details=root,
+            module=_MODULE,
+        )  # fmt: skip
+        flying.append(_Piece(bucket, flat, event))
+    for piece in flying:
+        _land(tape, piece, buffers)
+
+
+def _first_scope(program: Program) -> int:
+    """Where the forward pass of the module with the parameters begins."""
+    c = program.columns
+    entries = np.flatnonzero(c.storage_kind[c.tensor_storage[c.input_tensor]] == StorageKind.PARAMETER)
+    ops = np.searchsorted(c.input_ptr, entries, side="right") - 1
+    ops = ops[program.op_phase[ops] == Phase.FORWARD]
+    if not len(ops):
+        return 0
+    root = program.names[c.op_module[ops[0]]].partition(".")[0]
+    inside = [name.partition(".")[0] == root for name in program.names]
+    first = int(np.flatnonzero(np.array(inside)[c.op_module] & (program.op_phase == Phase.FORWARD))[0])
+    scope = int(program.op_scope[first])
+    empty = (np.diff(c.scope_ptr) == 0) & (c.scope_phase == Phase.FORWARD)
+    while scope and empty[scope - 1]:
+        scope -= 1
+    return scope
+
+
+def _flatten(tape: SpliceTape, bucket: Bucket, members: Sequence[Ref]) -> Ref:
+    """The buffers as one flat tensor: a copy, unless there is only one."""
+    lines = [tape.view(member, (member.spec.numel,)) for member in members]
+    for member, line in zip(members, lines, strict=True):
+        tape.op("aten::view", [("self", member)], [line], [("size", (-1,))], module=_MODULE)
+    if len(members) == 1:
+        return lines[0]
+    flat = tape.new((bucket.numel,), bucket.dtype)
+    tape.op("aten::cat", [("tensors", lines)], [flat], [("dim", 0)], module=_MODULE)
+    return flat
+
+
+def _land(tape: SpliceTape, piece: _Piece, buffers: Sequence[Ref]) -> None:
+    """The stream waits for a piece, and its parts are copied back into the buffers."""
+    members = [buffers[index] for index in piece.bucket.members]
+    tape.wait(piece.event, module=_MODULE)
+    parts = []
+    for buffer, offset in zip(members, piece.bucket.offsets, strict=True):
+        line, _ = tape.slice(piece.flat, 0, offset, offset + buffer.spec.numel, module=_MODULE)
+        parts.append(tape.view(line, buffer.shape))
+        tape.op("aten::view", [("self", line)], [parts[-1]], [("size", buffer.shape)], module=_MODULE)
+    for buffer, part in zip(members, parts, strict=True):
+        arguments = [("self", buffer), ("src", part)]
+        tape.op("aten::copy_", arguments, [buffer], [("non_blocking", True)], module=_MODULE)
+    if piece.flat.storage != members[0].storage:
+        tape.free(piece.flat)

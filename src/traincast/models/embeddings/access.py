@@ -1,0 +1,140 @@
+"""Access distributions: which rows of a table lookups want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+
+import numpy as np
+
+from traincast.models.embeddings.classes import RowClasses
+from traincast.models.embeddings.reuse import ReuseHistogram
+from traincast.models.embeddings.zipf import folded_classes, power_classes, zipf_classes
+from traincast.utils.errors import TraincastError
+
+MAX_EXPONENT = 10.0  # above, all lookups want one row
+LEAST_FOLDED = 1.001  # at 1 the endless sum has no end, and every row is wanted alike
+_SHOWN = 60  # characters of a wrong value that a message repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every row is wanted equally often."""
+
+    def classes(self, rows: int) -> RowClasses:
+        """The one class of a table of `rows`."""
+        return RowClasses.of(np.array([float(rows)]), np.ones(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """The r-th most popular row is wanted in proportion to r ** -exponent."""
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        _check_exponent("Zipf", self.exponent, 0.0)
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows`."""
+        return zipf_classes(rows, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A number is drawn with density x ** -exponent between 1 and the table's height, and rounded down: the `alpha` of
+    NVIDIA's dynamicemb benchmark and of UGache."""
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        _check_exponent("power law", self.exponent, 0.0)
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows`."""
+        return power_classes(rows, self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Zipf's law without an end, its rows counted modulo the table's height: the `alpha` above 1 of FBGEMM's benchmark.
+
+    That one also draws the rows of a bag without repetition, which is left out here.
+    """
+
+    exponent: float
+
+    def __post_init__(self) -> None:
+        _check_exponent("folded Zipf", self.exponent, LEAST_FOLDED)
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows`."""
+        return folded_classes(rows, self.exponent)
+
+
+def _check_exponent(law: str, exponent: float, least: float) -> None:
+    """An endless law has a sum only above 1."""
+    if not (isfinite(exponent) and least <= exponent <= MAX_EXPONENT):
+        raise TraincastError(f"{law} exponent {exponent:g}; give a number from {least:g} to {MAX_EXPONENT:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The rows of one measured batch were wanted as often as `histogram` says."""
+
+    histogram: ReuseHistogram
+
+    def classes(self, rows: int) -> RowClasses:
+        """Classes of a table of `rows` that would show the histogram."""
+        return self.histogram.classes(rows)
+
+
+Access = Uniform | Zipf | Power | Folded | Reuse
+_LAWS: dict[str, type[Zipf] | type[Power] | type[Folded]] = {"zipf": Zipf, "power": Power, "folded": Folded}
+
+
+@lru_cache(maxsize=4096)
+def row_classes(access: Access, rows: int) -> RowClasses:
+    """Classes of a table of `rows`, made once for each distribution and height."""
+    return access.classes(rows)
+
+
+def parse_access(text: str) -> Access:
+    """`uniform`, `zipf:EXPONENT`, `power:EXPONENT`, `folded:EXPONENT`, or a histogram as `access_text` writes it."""
+    name, _, value = text.strip().partition(":")
+    try:
+        if name == "uniform" and not value:
+            return Uniform()
+        if name in _LAWS:
+            return _LAWS[name](float(value))
+        if name == "reuse":
+            lookups, unique_rows, precision, *shares = (float(number) for number in value.split(","))
+            half = len(shares) // 2
+            return Reuse(
+                ReuseHistogram(
+                    lookups=lookups,
+                    unique_rows=unique_rows,
+                    precision=precision,
+                    row_shares=tuple(shares[:half]),
+                    access_shares=tuple(shares[half:]),
+                )
+            )
+    except ValueError as error:
+        if isinstance(error, TraincastError):
+            raise
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    raise TraincastError(f"access '{shown}'; give 'uniform' or 'zipf:EXPONENT', such as zipf:1.05")
+
+
+def access_text(access: Access) -> str:
+    """The distribution as `parse_access` reads it; of a histogram lookups, different rows, precision, both shares."""
+    if isinstance(access, Uniform):
+        return "uniform"
+    for name, law in _LAWS.items():
+        if isinstance(access, law):
+            return f"{name}:{access.exponent!r}"
+    assert isinstance(access, Reuse)
+    shown = access.histogram
+    numbers = (shown.lookups, shown.unique_rows, shown.precision, *shown.row_shares, *shown.access_shares)
+    return "reuse:" + ",".join(repr(float(number)) for number in numbers)

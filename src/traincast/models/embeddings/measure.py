@@ -1,0 +1,95 @@
+"""From raw indices to a table's distributions: one pass, one batch in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.models.embeddings.access import Reuse
+from traincast.models.embeddings.classes import NUM_BINS
+from traincast.models.embeddings.lru import DEFAULT_LARGEST, MAX_INDEX, LruCounter
+from traincast.models.embeddings.raw import Bags
+from traincast.models.embeddings.reuse import ReuseHistogram, by_bin
+from traincast.models.embeddings.table import MAX_POOLING, Pooling
+from traincast.utils.arrays import IntArray
+from traincast.utils.errors import TraincastError
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Measured:
+    """What batches of one table showed. `lookups` and `unique_rows` are means over batches, exact counts.
+
+    `lru` has the exact hits of caches kept from batch to batch, `largest_index` the highest row number wanted.
+    """
+
+    batches: int
+    lookups: float
+    unique_rows: float
+    access: Reuse
+    pooling: Pooling
+    lru: LruCounter
+    largest_index: int
+
+    @property
+    def duplicates(self) -> float:
+        """Lookups of a batch, on average, whose row the batch had wanted before."""
+        return self.lookups - self.unique_rows
+
+
+def measure(batches: Iterable[Bags], *, rows: int | None = None, largest_cache: int = DEFAULT_LARGEST) -> Measured:
+    """Counts batches as they come. `rows` is the height of the table where known, `largest_cache` in rows."""
+    if rows is not None and rows < 1:
+        raise TraincastError(f"rows {rows}; a table has 1 or more")
+    lru, lengths = LruCounter(largest_cache), np.zeros(0, dtype=np.int64)
+    in_bin, from_bin = np.zeros(NUM_BINS), np.zeros(NUM_BINS)
+    number, largest = 0, -1
+    for bags in batches:
+        number += 1
+        lengths = _added(lengths, bags.lengths)
+        if not len(bags.indices):
+            continue
+        _check(bags.indices, rows, number)
+        largest = max(largest, int(bags.indices.max()))
+        rows_of_batch, lookups_of_batch = by_bin(np.unique(bags.indices, return_counts=True)[1])
+        in_bin += rows_of_batch
+        from_bin += lookups_of_batch
+        lru.feed(bags.indices)
+    if not lru.lookups:
+        raise TraincastError("no lookups in the indices; give at least one batch with some")
+    histogram = ReuseHistogram.of_bins(in_bin, from_bin, number)
+    samples = lengths.sum()
+    seen = np.flatnonzero(lengths)
+    pooling = Pooling(tuple(float(n) for n in seen), tuple(float(n) for n in lengths[seen] / samples))
+    return Measured(
+        batches=number,
+        lookups=histogram.lookups,
+        unique_rows=histogram.unique_rows,
+        access=Reuse(histogram),
+        pooling=pooling,
+        lru=lru,
+        largest_index=largest,
+    )
+
+
+def _added(first: IntArray, lengths: IntArray) -> IntArray:
+    """Samples by length, with those of one more batch."""
+    if len(lengths) and lengths.max() > MAX_POOLING:
+        raise TraincastError(f"lengths: a sample of {lengths.max()} lookups; {MAX_POOLING} are the most")
+    second = np.bincount(lengths)
+    longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
+    total = longer.copy()
+    total[: len(shorter)] += shorter
+    return total
+
+
+def _check(indices: IntArray, rows: int | None, batch: int) -> None:
+    smallest, largest = int(indices.min()), int(indices.max())
+    most = MAX_INDEX if rows is None else rows - 1
+    if smallest < 0 or largest > most:
+        wrong = smallest if smallest < 0 else largest
+        place = int(np.flatnonzero(indices == wrong)[0])
+        raise TraincastError(
+            f"index {wrong} lies outside the table (batch {batch}, lookup {place}); row numbers run from 0 to {most}"
+        )

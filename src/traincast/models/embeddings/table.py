@@ -1,0 +1,139 @@
+"""Embedding tables: sizes, how many rows a sample wants, and which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+
+from traincast.models.embeddings.access import Access, Reuse, Uniform, row_classes
+from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
+from traincast.utils.errors import TraincastError, unknown
+
+ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+OPTIMIZERS = tuple(OPTIMIZER_STATE)
+MAX_ROWS = 1 << 34  # limits beyond any table that was published, which catch sizes in other units
+MAX_DIM = 1 << 16  # likewise
+MAX_POOLING = 1 << 20  # likewise, lookups of one sample
+MAX_TABLES = 1 << 11  # of a set: twice the largest that was published, for which a plan is found in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Lookups of one sample: `shares[i]` of the samples make `lengths[i]` lookups."""
+
+    lengths: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.lengths or len(self.lengths) != len(self.shares):
+            raise TraincastError(
+                f"pooling has {len(self.lengths)} lengths and {len(self.shares)} shares; give one each"
+            )
+        for length in self.lengths:
+            if not (isfinite(length) and 0 <= length <= MAX_POOLING):
+                raise TraincastError(f"pooling {length:g}; give a number from 0 to {MAX_POOLING}")
+        if any(not 0 <= share <= 1 for share in self.shares) or abs(sum(self.shares) - 1.0) > 1e-3:
+            raise TraincastError("pooling shares must lie between 0 and 1 and sum to 1")
+
+    @staticmethod
+    def constant(length: float) -> Pooling:
+        """Every sample makes `length` lookups (a fraction stands for a mean)."""
+        return Pooling((float(length),), (1.0,))
+
+    @property
+    def mean(self) -> float:
+        """Lookups of an average sample."""
+        return sum(length * share for length, share in zip(self.lengths, self.shares, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """One embedding table. `weighted` lookups multiply each row by a weight of their own.
+
+    `optimizer` names the update fused into the backward pass; it decides the state kept beside the weights.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    pooling: Pooling
+    access: Access = field(default_factory=Uniform)
+    dtype: str = "fp32"
+    weighted: bool = False
+    optimizer: str = "sgd"
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise TraincastError("a table has no name; give each table its own")
+        for size, value, most in (("rows", self.rows, MAX_ROWS), ("dim", self.dim, MAX_DIM)):
+            if not 1 <= value <= most:
+                raise TraincastError(f"table '{self.name}': {size} {value}; give a number from 1 to {most}")
+        if self.dtype not in ITEM_BYTES:
+            raise unknown("dtype", self.dtype, ITEM_BYTES, f"Table '{self.name}': choose {', '.join(ITEM_BYTES)}.")
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS, f"Table '{self.name}': {', '.join(OPTIMIZERS)}.")
+        if isinstance(self.access, Reuse) and self.access.histogram.unique_rows > self.rows:
+            raise TraincastError(
+                f"table '{self.name}': its batches touch {self.access.histogram.unique_rows:g} different rows, "
+                f"but it has {self.rows}; give at least as many"
+            )
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of weights."""
+        return self.dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def state_row_bytes(self) -> int:
+        """Bytes of optimizer state that belong to one row."""
+        return STATE_ITEM_BYTES * OPTIMIZER_STATE[self.optimizer].per_row_of(self.dim)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the weights and their optimizer state."""
+        return self.rows * (self.row_bytes + self.state_row_bytes)
+
+    def lookups(self, batch: int) -> float:
+        """Expected lookups of a batch of `batch` samples."""
+        if not 0 <= batch < inf:
+            raise TraincastError(f"batch of {batch} samples; give 0 or more")
+        return batch * self.pooling.mean
+
+    def unique_rows(self, batch: int) -> float:
+        """Expected number of different rows that a batch wants."""
+        return min(row_classes(self.access, self.rows).unique_rows(self.lookups(batch)), float(self.rows))
+
+    def duplicates(self, batch: int) -> float:
+        """Expected lookups of a batch whose gradient joins that of an earlier one of the same row."""
+        return self.lookups(batch) - self.unique_rows(batch)
+
+    def hit_rate(self, cache_rows: float, batch: int | None = None) -> float:
+        """Share of lookups that hit an LRU cache of so many rows.
+
+        With `batch` the cache is empty when the batch begins; without it, it has been in use for long.
+        """
+        if not cache_rows >= 0:
+            raise TraincastError(f"a cache of {cache_rows:g} rows; give 0 or more")
+        classes = row_classes(self.access, self.rows)
+        if batch is None:
+            return 1.0 if cache_rows >= self.rows else classes.steady_hit_rate(cache_rows)
+        lookups = self.lookups(batch)
+        if not lookups:
+            return 0.0
+        if cache_rows >= self.rows:
+            return self.duplicates(batch) / lookups
+        return classes.hits(cache_rows, lookups) / lookups
+
+
+def check_tables(tables: Sequence[Table]) -> tuple[Table, ...]:
+    """The tables of a set; there must be some, each with a name of its own."""
+    if not tables:
+        raise TraincastError("no tables; give at least one")
+    if len(tables) > MAX_TABLES:
+        raise TraincastError(f"{len(tables)} tables; give at most {MAX_TABLES}, those with the most lookups")
+    name, times = Counter(table.name for table in tables).most_common(1)[0]
+    if times > 1:
+        raise TraincastError(f"table '{name}' appears {times} times; give each table its own name")
+    return tuple(tables)

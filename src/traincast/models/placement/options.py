@@ -1,0 +1,90 @@
+"""The ways in which a table can be placed that are worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traincast.models.embeddings.table import Table
+from traincast.models.placement.kinds import ComputeKernel, ShardingKind
+from traincast.models.placement.memory import MemoryLimits
+from traincast.models.placement.plan import COLUMN_STEP, Placement
+
+MIN_COLUMNS = 32
+"""Columns of a slice at least: FBGEMM gives a bag eight threads of four columns however few there are."""
+CACHE_FRACTIONS = (0.1, 0.3)
+"""Shares of the rows that a cache holds: half and one and a half times what FBGEMM takes when not told (0.2)."""
+_TIGHT = 0.7  # share of all device memory from which tables may have to live in host memory
+_COPIED = 0.05  # share of a device's memory up to which a table may be copied to every rank
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A way to place a table, ranks left open. `slices` is the number of shards that need a rank each: of columns for
+    `column_wise`, one for `table_wise` and, a node instead of a rank, for `table_row_wise`; 0 when all ranks take part.
+    """
+
+    kind: ShardingKind
+    slices: int
+    kernel: ComputeKernel = ComputeKernel.FUSED
+    cache_fraction: float = 0.0
+
+    def targets(self, world_size: int, gpus_per_node: int) -> int:
+        """How many ranks a shard can choose from; for `table_row_wise`: nodes."""
+        return -(-world_size // gpus_per_node) if self.kind is ShardingKind.TABLE_ROW_WISE else world_size
+
+    def shard_shape(self, table: Table, world_size: int, gpus_per_node: int) -> tuple[int, int]:
+        """Rows and columns of the first shard; the last block of rows may be lower."""
+        rows = -(-table.rows // self.kind.blocks(world_size, gpus_per_node))
+        return rows, table.dim // self.slices if self.kind is ShardingKind.COLUMN_WISE else table.dim
+
+    def placement(self, places: Sequence[int], world_size: int, gpus_per_node: int) -> Placement:
+        """The placement on these ranks (for `table_row_wise`: this node)."""
+        if self.kind is ShardingKind.TABLE_ROW_WISE:
+            first = places[0] * gpus_per_node
+            ranks: Sequence[int] = range(first, min(first + gpus_per_node, world_size))
+        else:
+            ranks = places if self.slices else range(world_size)
+        return Placement(self.kind, tuple(ranks), self.kernel, self.cache_fraction)
+
+
+def option_of(placement: Placement) -> Option:
+    """The option that a placement is one case of."""
+    slices = 0 if placement.kind.everywhere else 1
+    if placement.kind is ShardingKind.COLUMN_WISE:
+        slices = len(placement.ranks)
+    return Option(placement.kind, slices, placement.kernel, placement.cache_fraction)
+
+
+def table_options(
+    tables: Sequence[Table], limits: MemoryLimits, world_size: int, gpus_per_node: int
+) -> list[tuple[Option, ...]]:
+    """For every table the options worth trying, whole on one rank first. Host memory is for when devices are full."""
+    tight = sum(table.memory_bytes for table in tables) > _TIGHT * world_size * limits.for_tables
+    return [_options(table, limits, world_size, gpus_per_node, tight) for table in tables]
+
+
+def _options(
+    table: Table, limits: MemoryLimits, world_size: int, gpus_per_node: int, tight: bool
+) -> tuple[Option, ...]:
+    options = [Option(ShardingKind.TABLE_WISE, 1)]
+    if world_size > 1:
+        options += [Option(ShardingKind.COLUMN_WISE, count) for count in _slices(table.dim, world_size)]
+        options.append(Option(ShardingKind.ROW_WISE, 0))
+        if 1 < gpus_per_node < world_size:
+            options.append(Option(ShardingKind.TABLE_ROW_WISE, 1))
+    if table.memory_bytes < _COPIED * limits.for_tables:  # on one rank too: its lookup exchanges nothing
+        options.append(Option(ShardingKind.DATA_PARALLEL, 0, ComputeKernel.DENSE))
+    if tight:
+        wide = (ShardingKind.TABLE_WISE, ShardingKind.ROW_WISE)
+        for kind, slices in [(option.kind, option.slices) for option in options if option.kind in wide]:
+            options += [Option(kind, slices, ComputeKernel.FUSED_UVM_CACHING, share) for share in CACHE_FRACTIONS]
+            options.append(Option(kind, slices, ComputeKernel.FUSED_UVM))
+    return tuple(options)
+
+
+def _slices(dim: int, world_size: int) -> list[int]:
+    """Numbers of equal slices: powers of two up to one per rank. One slice is a whole table that travels with the
+    slices of others."""
+    counts = [2**power for power in range(1, 17) if 2**power <= world_size]
+    return [1, *(n for n in counts if dim % n == 0 and dim // n >= MIN_COLUMNS and dim // n % COLUMN_STEP == 0)]

@@ -1,0 +1,180 @@
+"""Plans: on which ranks each table lives, whole or in slices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from traincast.models.embeddings.table import Table
+from traincast.models.placement.kinds import ComputeKernel, ShardingKind
+from traincast.utils.errors import TraincastError
+
+COLUMN_STEP = 4
+"""FBGEMM reads rows four elements at a time: a column slice is a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one table lives.
+
+    `ranks` depends on `kind`: `table_wise` one rank; `row_wise` all ranks in order, a block of rows each; `column_wise`
+    a rank for each equal slice of columns (one rank may hold several); `table_row_wise` the ranks of one node in order,
+    a block of rows each; `data_parallel` all ranks in order, a copy each.
+    `kernel` says where the weights are; `cache_fraction` is the share of the rows that a cache on the device holds.
+    Kind and kernel may be given by name.
+    """
+
+    kind: ShardingKind
+    ranks: tuple[int, ...]
+    kernel: ComputeKernel = ComputeKernel.FUSED
+    cache_fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", ShardingKind(self.kind))
+        object.__setattr__(self, "kernel", ComputeKernel(self.kernel))
+
+    @staticmethod
+    def data_parallel(world_size: int) -> Placement:
+        """A copy on every rank."""
+        return Placement(ShardingKind.DATA_PARALLEL, tuple(range(world_size)), ComputeKernel.DENSE)
+
+    @staticmethod
+    def row_wise(world_size: int) -> Placement:
+        """A block of rows on every rank."""
+        return Placement(ShardingKind.ROW_WISE, tuple(range(world_size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of table number `table` on `rank`: rows and columns [first, one past the last). May be empty."""
+
+    table: int
+    rank: int
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+    @property
+    def height(self) -> int:
+        """How many rows."""
+        return self.rows[1] - self.rows[0]
+
+    @property
+    def width(self) -> int:
+        """How many columns."""
+        return self.columns[1] - self.columns[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement for each of `tables` (names) on `world_size` ranks."""
+
+    tables: tuple[str, ...]
+    placements: tuple[Placement, ...]
+    world_size: int
+
+    def placement(self, table: str) -> Placement:
+        """The placement of the table of this name."""
+        return self.placements[self.tables.index(table)]
+
+    def shards(self, tables: Sequence[Table]) -> tuple[Shard, ...]:
+        """All shards, table by table, as TorchRec cuts them: blocks of `ceil(rows / ranks)` rows, equal columns.
+
+        A data-parallel table has one whole shard per rank; a block of rows past the end of the table is empty.
+        """
+        return tuple(
+            shard
+            for number, (table, placement) in enumerate(zip(tables, self.placements, strict=True))
+            for shard in _cut(number, table, placement)
+        )
+
+
+def plain(plan: Plan) -> Plan:
+    """The plan with tables whole that are cut by columns into one slice, where no table is cut into more: that is the
+    same step. Beside tables in several slices they stay, since one group of lookups serves both."""
+    if any(placement.kind is ShardingKind.COLUMN_WISE and len(placement.ranks) > 1 for placement in plan.placements):
+        return plan
+    whole = [
+        replace(placement, kind=ShardingKind.TABLE_WISE) if placement.kind is ShardingKind.COLUMN_WISE else placement
+        for placement in plan.placements
+    ]
+    return replace(plan, placements=tuple(whole))
+
+
+def _cut(number: int, table: Table, placement: Placement) -> Iterable[Shard]:
+    ranks, columns = placement.ranks, (0, table.dim)
+    if placement.kind.by_rows:
+        block = -(-table.rows // len(ranks))
+        for position, rank in enumerate(ranks):
+            first, last = min(position * block, table.rows), min((position + 1) * block, table.rows)
+            yield Shard(number, rank, (first, last), columns)
+    elif placement.kind is ShardingKind.COLUMN_WISE:
+        width = table.dim // len(ranks)
+        for position, rank in enumerate(ranks):
+            yield Shard(number, rank, (0, table.rows), (position * width, (position + 1) * width))
+    else:
+        for rank in ranks:
+            yield Shard(number, rank, (0, table.rows), columns)
+
+
+def check_plan(plan: Plan, tables: Sequence[Table], world_size: int, gpus_per_node: int) -> Plan:
+    """The plan with its placements in the order of `tables`; one that is not for them is refused by name."""
+    if plan.world_size != world_size:
+        raise TraincastError(f"the plan is for {plan.world_size} ranks, not {world_size}; give one for {world_size}")
+    if len(plan.tables) != len(plan.placements):
+        raise TraincastError(f"the plan has {len(plan.tables)} tables but {len(plan.placements)} placements")
+    _check_names(plan.tables, [table.name for table in tables])
+    placements = dict(zip(plan.tables, plan.placements, strict=True))
+    for table in tables:
+        check_placement(table, placements[table.name], world_size, gpus_per_node)
+    return Plan(tuple(table.name for table in tables), tuple(placements[table.name] for table in tables), world_size)
+
+
+def _check_names(planned: Sequence[str], wanted: Sequence[str]) -> None:
+    name, times = Counter(planned).most_common(1)[0] if planned else ("", 0)
+    if times > 1:
+        raise TraincastError(f"the plan places table '{name}' {times} times; place each table once")
+    known = set(planned)
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise TraincastError(f"the plan does not place table '{missing[0]}'; it is for other tables")
+    known = set(wanted)
+    foreign = [name for name in planned if name not in known]
+    if foreign:
+        raise TraincastError(f"the plan places table '{foreign[0]}', which is not one of these; it is for other tables")
+
+
+def check_placement(table: Table, placement: Placement, world_size: int, gpus_per_node: int) -> None:
+    """Refuses a placement that cannot be, naming the table."""
+    what = f"table '{table.name}': {placement.kind}"
+    if (placement.kernel is ComputeKernel.DENSE) != placement.kind.copied:
+        raise TraincastError(f"{what} with kernel '{placement.kernel}'; 'dense' is for data_parallel, and only that")
+    if not (0.0 < placement.cache_fraction <= 1.0 if placement.kernel.cached else placement.cache_fraction == 0.0):
+        raise TraincastError(
+            f"{what} has cache_fraction {placement.cache_fraction:g}; give a share above 0 and up to 1 with "
+            "fused_uvm_caching, else 0"
+        )
+    outside = [rank for rank in placement.ranks if not 0 <= rank < world_size]
+    if outside:
+        raise TraincastError(f"{what} on rank {outside[0]}; there are ranks 0 to {world_size - 1}")
+    _check_ranks(what, table, placement, world_size, gpus_per_node)
+
+
+def _check_ranks(what: str, table: Table, placement: Placement, world_size: int, gpus_per_node: int) -> None:
+    ranks, count = placement.ranks, len(placement.ranks)
+    if placement.kind is ShardingKind.TABLE_WISE and count != 1:
+        raise TraincastError(f"{what} on {count} ranks; give one")
+    if placement.kind.everywhere and ranks != tuple(range(world_size)):
+        raise TraincastError(f"{what} must list all {world_size} ranks in order")
+    if placement.kind is ShardingKind.TABLE_ROW_WISE:
+        first = ranks[0] // gpus_per_node * gpus_per_node if ranks else 0
+        node = tuple(range(first, min(first + gpus_per_node, world_size)))
+        if ranks != node:
+            raise TraincastError(f"{what} must list the ranks of one node in order, {gpus_per_node} GPUs a node")
+    if placement.kind is ShardingKind.COLUMN_WISE:
+        if not count:
+            raise TraincastError(f"{what} on no rank; give a rank for each slice of columns")
+        if table.dim % count or (count > 1 and table.dim // count % COLUMN_STEP):
+            raise TraincastError(
+                f"{what} in {count} slices of dim {table.dim}; it must divide into equal multiples of {COLUMN_STEP}"
+            )

@@ -1,0 +1,235 @@
+"""The tables of one embedding module on one rank: row numbers to whoever holds the rows, rows and gradients back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from traincast.ir.ops import Phase, StorageKind
+from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.optimizers import Stepped, step_together, with_state
+from traincast.models.layers.tape import Ref
+from traincast.models.placement.kinds import ShardingKind
+from traincast.models.sharded_dlrm.inputs import Features, offsets_of, ordered, redistribute, split
+from traincast.models.sharded_dlrm.layout import Layout, Section
+from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.outputs import Exchange, Names, Outputs
+from traincast.models.sharded_dlrm.tables import Lookup
+from traincast.models.sharded_dlrm.tape import MarkedTape
+
+MODULE = "Dlrm"
+DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
+"""The optimizer of a copied table, by that of the table. TorchRec fuses optimizers into sharded tables only: a copied
+one is a parameter like any other, and a row-wise one becomes that of the dense part's kind."""
+
+
+class ShardedTables:
+    """Under a layout, in the order of its sections: `redistributed`, `look_up`, `finish`, and the way back."""
+
+    def __init__(self, tape: MarkedTape, layout: Layout, *, index_dtype: str, names: Names) -> None:
+        self.tape, self.layout, self.index_dtype = tape, layout, index_dtype
+        self.sections = layout.sections
+        self.lookups = [
+            [Lookup.of(tape, batch, self._rows(section)) for batch in section.ranks[tape.rank]]
+            for section in self.sections
+        ]
+        self.names = names
+        self.outputs = [self._output(section) for section in self.sections]
+        self.reshapes: dict[str, int] = {}  # by kind of sharding
+        self.copies = self._copies()
+        self.reducer: Reducer | None = None
+        self.stepped: list[Stepped] = []
+        self._parts: list[int] = []
+        self._grads: list[list[Ref]] = []
+        self._reduced: list[Ref] = []
+
+    @property
+    def columns(self) -> int:
+        """Columns of every sample's rows together."""
+        return sum(output.columns for output in self.outputs)
+
+    @property
+    def own_samples(self) -> int:
+        """Samples of one rank."""
+        return self.layout.batch_size
+
+    def samples(self, section: Section) -> int:
+        """The samples that a rank looks up in the tables of a section."""
+        return section.kind.samples(self.own_samples, self.layout.world_size)
+
+    def _rows(self, section: Section) -> int:
+        """Rows that a kernel gives of each of its tables."""
+        return self.samples(section)
+
+    def _output(self, section: Section) -> Exchange:
+        """The exchange of what the kernels of a section give."""
+        return Outputs(self.tape, self.layout, section, self.names)
+
+    def _redistribute(self, section: Section, features: Features) -> Features | None:
+        """Lookups to the ranks that hold the tables of a section."""
+        return redistribute(self.tape, section, features, self.own_samples)
+
+    def under_ddp(self) -> None:
+        """Copied tables get their buckets and the state of their optimizers."""
+        tape, forms = self.tape, [lookup.weights.spec for lookup in self.copies]
+        self.reducer = Reducer(tape, tape.world, forms, as_views=True) if forms else None
+        self.stepped = [
+            state
+            for lookup in self.copies
+            for state in with_state(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
+        ]
+
+    def drop(self) -> None:
+        """The gradients of the step before go."""
+        if self.reducer is not None:
+            self.reducer.drop()
+
+    def there_already(self) -> list[list[Features]]:
+        """The lookups of each kernel as if they had been distributed before."""
+        tape, kind = self.tape, StorageKind.INPUT
+        return [
+            [
+                Features(
+                    tape.resident((kernel.tables * self.samples(section) + 1,), kind, self.index_dtype),
+                    tape.resident((kernel.lookups,), kind, self.index_dtype),
+                    tape.resident((kernel.lookups,), kind) if kernel.weighted else None,
+                )
+                for kernel in section.ranks[tape.rank]
+            ]
+            for section in self.sections
+        ]
+
+    def redistributed(self, local: Features) -> list[list[Features]]:
+        """The lookups of each kernel, for the samples of all ranks."""
+        tape = self.tape
+        result = []
+        dealt = ordered(tape, self.sections, local, self.own_samples)
+        for section, features in zip(self.sections, dealt, strict=True):
+            batches = section.ranks[tape.rank]
+            arrived = features if section.kind.copied else self._redistribute(section, features)
+            parts = split(tape, arrived, batches, self.samples(section)) if arrived is not None else []
+            result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
+        return result
+
+    def look_up(self, features: list[list[Features]]) -> None:
+        """Runs the kernels of every section and sends what they pooled on its way."""
+        for section, lookups, output, taken in zip(self.sections, self.lookups, self.outputs, features, strict=True):
+            self._look_up(section, lookups, output, taken)
+
+    def finish(self) -> list[Ref]:
+        """Waits; gives the pooled embeddings of this rank's samples, in the order of sections and senders."""
+        parts = []
+        for section, output in zip(self.sections, self.outputs, strict=True):
+            parts.append([self.local] if section.kind.copied else output.finish())
+        self._parts = [len(several) for several in parts]
+        return [part for several in parts for part in several]
+
+    def start_backward(self, grads: list[Ref]) -> None:
+        """Sends the gradients of what `finish` gave on their way back."""
+        flat = iter(grads)
+        self._grads = [[next(flat) for _ in range(count)] for count in self._parts]
+        for section, output, gradients in reversed(list(zip(self.sections, self.outputs, self._grads, strict=True))):
+            if not section.kind.copied:
+                output.start_backward(gradients)
+
+    def finish_backward(self) -> list[Ref]:
+        """Waits for gradients and updates the tables; gives what is held until backward ends."""
+        tape = self.tape
+        came: list[Ref] = []
+        for section, lookups, output, gradients in reversed(
+            list(zip(self.sections, self.lookups, self.outputs, self._grads, strict=True))
+        ):
+            if section.kind.copied:
+                self._reduced = self._update(section, lookups, gradients[0])
+                tape.free(gradients[0])
+            else:
+                flat = output.finish_backward()
+                if lookups:
+                    self._update(section, lookups, self._shaped(flat, section, lookups))
+                tape.free(flat)
+                came += [flat] if self.names.keeps else []
+        return came
+
+    def reduce_copies(self) -> None:
+        """Reduced gradients of copied tables come back."""
+        if self.reducer is not None:
+            self.reducer.finish()
+
+    def step_copies(self) -> None:
+        """The optimizers of copied tables."""
+        for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, self._reduced, strict=True)):
+            with self.tape.marked(Role.STEP, ShardingKind.DATA_PARALLEL, number):
+                step_together(self.tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
+
+    def _copies(self) -> list[Lookup]:
+        pairs = zip(self.sections, self.lookups, strict=True)
+        return [lookup for section, lookups in pairs if section.kind.copied for lookup in lookups]
+
+    def _offset(self, lookups: Features, section: Section, batch: int) -> Features:
+        """The lookups of one kernel, by where each bag starts."""
+        with self.tape.marked(Role.LOOKUP, section.kind, batch):
+            return replace(lookups, bags=offsets_of(self.tape, lookups.bags, self.index_dtype))
+
+    def _look_up(self, section: Section, lookups: list[Lookup], output: Exchange, inputs: list[Features]) -> None:
+        """Runs the kernels of a section and sends what they pooled on its way."""
+        tape = self.tape
+        pooled = []
+        for number, (lookup, features) in enumerate(zip(lookups, inputs, strict=True)):
+            weights = features.weights if lookup.batch.weighted else None
+            with tape.marked(Role.LOOKUP, section.kind, number):
+                pooled.append(lookup.forward(features.values, features.bags, weights))
+        if section.kind.copied:
+            self.local = self._joined(pooled, section)
+            return
+        if not pooled:
+            tape.scope("aten::new_empty", Phase.FORWARD)
+            flat = tape.new((0,))
+            tape.op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
+        else:
+            whole = self._joined(pooled, section)
+            with tape.marked(Role.FLATTEN, section.kind):
+                tape.scope("aten::reshape")
+            flat = tape.view(whole, (whole.shape[0] * whole.shape[1],))
+            self.reshapes[section.kind] = tape.op(
+                "aten::view", [("self", whole)], [flat], [("size", (-1,))], module=MODULE
+            )
+        output.start(flat)
+
+    def _joined(self, pooled: list[Ref], section: Section) -> Ref:
+        """What several kernels pooled, side by side."""
+        if len(pooled) == 1:
+            return pooled[0]
+        tape = self.tape
+        with tape.marked(Role.BESIDE, section.kind):
+            tape.scope("aten::cat", Phase.FORWARD)
+        joined = tape.new((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
+        tape.op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
+        tape.free(*pooled)
+        return joined
+
+    def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:
+        """Gradients as [samples, columns] again."""
+        tape, forward = self.tape, self.reshapes[section.kind]
+        with tape.marked(Role.SHAPE, section.kind):
+            tape.scope("ViewBackward0", Phase.BACKWARD)
+        shape = (lookups[0].samples, sum(lookup.batch.columns for lookup in lookups))
+        whole = tape.view(flat, shape)
+        tape.op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
+        return whole
+
+    def _update(self, section: Section, lookups: list[Lookup], grad: Ref) -> list[Ref]:
+        """The backward of each kernel; gives the reduced gradients of data-parallel tables."""
+        tape = self.tape
+        pieces = [grad]
+        if len(lookups) > 1:
+            with tape.marked(Role.PART, section.kind):
+                tape.scope("CatBackward0", Phase.BACKWARD)
+            pieces = tape.slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
+        kept = []
+        for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
+            with tape.marked(Role.UPDATE, section.kind, number):
+                dense = lookup.kernel.backward(piece)
+                if dense is not None and self.reducer is not None:
+                    kept.append(self.reducer.accumulate(dense))
+                else:  # the tables' own gradient is none, but the engine visits them all the same
+                    tape.scope("torch::autograd::AccumulateGrad")
+        return kept

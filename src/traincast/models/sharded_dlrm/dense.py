@@ -1,0 +1,138 @@
+"""The dense part of a DLRM on a rank's tape: MLPs, interaction and loss, as facebookresearch/dlrm runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.ir.ops import Phase
+from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.interaction import Interaction, dot_products, dot_products_backward
+from traincast.models.layers.loss import begin_backward, loss_backward, loss_forward
+from traincast.models.layers.mlp import Mlp
+from traincast.models.layers.optimizers import step_together, with_state, zero_grad
+from traincast.models.layers.rank_tape import RankTape
+from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.sharded_dlrm.config import Dense
+from traincast.models.sharded_dlrm.cross import CrossNetwork
+
+MODULE = "Dlrm"
+
+
+class EagerDense:
+    """The parts of one step that every rank runs on its own samples, in the order they run."""
+
+    def __init__(self, tape: RankTape, dense: Dense, columns: int, batch: int) -> None:
+        self.tape, self.dense, self.batch = tape, dense, batch
+        tape.half = dense.half
+        self.bottom = Mlp(tape, f"{MODULE}.bottom", dense.bottom_mlp, input_grad=False)
+        self.float_op = -1
+        self.modules: list[Mlp | CrossNetwork] = [self.bottom, *self._above(dense.top_input(columns))]
+        self.reducers = self._under_ddp()
+        self.stepped = with_state(
+            tape, dense.optimizer, [ref for module in self.modules for ref in module.parameters()]
+        )
+
+    def _above(self, width: int) -> list[Mlp | CrossNetwork]:
+        """Modules after the interaction, whose result is so wide."""
+        self.top = Mlp(self.tape, f"{MODULE}.top", (width, *self.dense.top_mlp), last="sigmoid", input_grad=True)
+        return [self.top]
+
+    def _under_ddp(self) -> list[Reducer]:
+        """Each module is under a DDP of its own."""
+        reducers = [Reducer(self.tape, self.tape.world, module.arriving()) for module in self.modules]
+        for module, reducer in zip(self.modules, reducers, strict=True):
+            module.reducer = reducer
+        return reducers[::-1]
+
+    def inputs(self) -> None:
+        """Dense features and targets, copied from the host."""
+        self.features = self.tape.copied_in((self.batch, self.dense.bottom_mlp[0]), "float32")
+        self.target = self.tape.copied_in((self.batch, 1), "float32")
+        zero_grad(self.tape, self.dense.optimizer)
+        for reducer in self.reducers:
+            reducer.drop()
+
+    def bottom_forward(self) -> None:
+        """The bottom MLP."""
+        self.x = self.bottom.forward(self.features)
+
+    def top_forward(self, embedded: Sequence[Ref]) -> None:
+        """Interaction, top MLP and loss from pooled embeddings [batch, columns]."""
+        tape, width = self.tape, self.dense.bottom_mlp[-1]
+        self.widths = (width, *(part.shape[1] for part in embedded))
+        tape.scope("aten::cat", Phase.FORWARD)
+        joined = tape.new((self.batch, sum(self.widths)))
+        self.cat_op = tape.op("aten::cat", [("tensors", (self.x, *embedded))], [joined], [("dim", 1)], module=MODULE)
+        tape.free(*embedded)
+        if self.dense.interaction == "dot":
+            tape.scope("aten::view")
+            features = tape.view(joined, (self.batch, joined.shape[1] // width, width))
+            scalars: Scalars = [("size", (self.batch, -1, width))]
+            self.view_op = tape.op("aten::view", [("self", joined)], [features], scalars, module=MODULE)
+            self.dot = Interaction(self.x, features, features, self.view_op, self.cat_op)
+            joined = dot_products(tape, self.dot, keep=True)
+        self.probabilities = self.top.forward(joined)
+        if tape.half:
+            tape.free(*([] if self.dense.interaction == "dot" else [joined]))
+            self.leave_autocast()
+            tape.scope("aten::to", Phase.LOSS)
+            self.probabilities, self.float_op = tape.cast(self.probabilities, "float32")
+        self._loss()
+
+    def leave_autocast(self) -> None:
+        """Casts of weights that nothing but autocast's cache holds are let go."""
+        for module in self.modules:
+            module.leave_autocast()
+
+    def _loss(self) -> None:
+        self.loss, self.loss_op = loss_forward(self.tape, self.dense.loss, self.probabilities, self.target)
+
+    def backward_top(self) -> list[Ref]:
+        """Back to the pooled embeddings: their gradients, in the order they were given."""
+        tape = self.tape
+        self.one = begin_backward(tape, self.loss)
+        grad = self._loss_backward(self.one)
+        if tape.half:
+            tape.free(self.probabilities)
+        grad = self.top.backward(tape.cast_backward(grad, self.float_op, dtype=tape.half))
+        return self._interaction_backward(grad)
+
+    def _loss_backward(self, one: Ref) -> Ref:
+        """The gradient of the top MLP's result."""
+        return loss_backward(self.tape, self.dense.loss, one, self.probabilities, self.target, forward=self.loss_op)
+
+    def _interaction_backward(self, grad: Ref) -> list[Ref]:
+        tape = self.tape
+        to_x: Ref | None = None
+        if self.dense.interaction == "dot":
+            to_x, features = dot_products_backward(tape, self.dot, grad)
+            tape.scope("ViewBackward0")
+            grad = tape.view(features, (self.batch, sum(self.widths)))
+            size: Scalars = [("size", grad.shape)]
+            tape.op("aten::view", [("self", features)], [grad], size, module=MODULE, forward=self.view_op)
+        tape.scope("CatBackward0", Phase.BACKWARD)
+        pieces = tape.slices(grad, self.widths, module=MODULE, forward=self.cat_op)
+        self.x_grad, cast = tape.autocast(pieces[0], MODULE)
+        if to_x is not None:
+            arguments = [("self", to_x), ("other", self.x_grad)]
+            narrow = [self.x_grad] if cast >= 0 else []
+            self.x_grad = tape.new(pieces[0].shape, to_x.spec.dtype)
+            tape.op("aten::add", arguments, [self.x_grad], [("alpha", 1)], overload="Tensor", module=MODULE,
+                    forward=self.cat_op)  # fmt: skip
+            tape.free(to_x, *narrow)
+        return pieces[1:]
+
+    def backward_bottom(self) -> None:
+        """Back through the bottom MLP."""
+        self.bottom.backward(self.x_grad)
+
+    def end_backward(self) -> None:
+        """Reduced gradients come back."""
+        for reducer in self.reducers:
+            reducer.finish()
+        self.tape.free(self.one, self.loss)
+
+    def step(self) -> None:
+        """The optimizer's."""
+        grads = [ref for module in self.modules for ref in module.grads()]
+        step_together(self.tape, self.dense.optimizer, self.stepped, grads)

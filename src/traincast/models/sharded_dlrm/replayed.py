@@ -1,0 +1,156 @@
+"""One rank's step: that of one GPU with its lookups and updates exchanged with others, and its gradients reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.program import Program
+from traincast.models.data_parallel.data_parallel import end_of_backward, gradients_of
+from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.tape import Ref
+from traincast.models.sharded_dlrm.captured import EmbeddingModule, operand
+from traincast.models.sharded_dlrm.collection import ShardedTables
+from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features
+from traincast.models.sharded_dlrm.layout import Layout
+from traincast.models.sharded_dlrm.outputs import TORCHREC
+from traincast.models.sharded_dlrm.replay_tape import ReplayTape
+from traincast.models.sharded_dlrm.sequences import ShardedSequences
+from traincast.models.sharded_dlrm.step import PREFETCH
+
+_INDEX_DTYPE = "int64"
+_MODULE = "DistributedModelParallel"
+
+
+def replayed_rank(
+    program: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout], rank: int, gpus_per_node: int,
+    *, pipelined: bool, like: Program | None,
+) -> Program:  # fmt: skip
+    """The program of one rank; `like` is one of a rank that runs the same ops."""
+    return _Writer(program, modules, layouts, rank, gpus_per_node, pipelined, like).program()
+
+
+class _Writer:
+    """The scopes of the source in their order, with others in the place of lookups and updates."""
+
+    def __init__(
+        self, source: Program, modules: Sequence[EmbeddingModule], layouts: Sequence[Layout], rank: int,
+        gpus_per_node: int, pipelined: bool, like: Program | None,
+    ) -> None:  # fmt: skip
+        dropped = [scope for module in modules for scopes in (module.forward, module.backward) for scope in scopes]
+        self.source, self.modules, self.pipelined = source, modules, pipelined
+        self.tape = ReplayTape(source, dropped, rank, layouts[0].world_size, gpus_per_node, like)
+        self.sharded = [self._tables(module, layout) for module, layout in zip(modules, layouts, strict=True)]
+        self.inputs: dict[int, Features] = {}  # by the storage of row numbers: modules may be fed the same
+        self.local = [self._local(module) for module in modules]
+        self.widths: dict[int, list[int]] = {}
+        self.cats: dict[int, int] = {}
+        self.gradients = gradients_of(source)
+        forms = [gradient.grad.spec for gradient in self.gradients]
+        self.reducer = Reducer(self.tape, self.tape.world, forms, kind=StorageKind.GRADIENT, as_views=True)
+
+    def program(self) -> Program:
+        """Everything."""
+        prefetched = self._prefetched() if self.pipelined else None
+        places = {module.forward.start: number for number, module in enumerate(self.modules)}
+        updates = {module.backward.start: number for number, module in enumerate(self.modules)}
+        ready = {gradient.scope: gradient for gradient in self.gradients}
+        end = end_of_backward(self.source, self.gradients)
+        begin = self._first_backward()
+        scope = 0
+        while scope < self.source.num_scopes:
+            if scope == begin and self.pipelined:
+                self._prefetch()
+            if scope == end:
+                self._finish()
+            if scope in places:
+                number = places[scope]
+                self._look_up(number, None if prefetched is None else prefetched[number])
+                scope = self.modules[number].forward.stop
+            elif scope in updates:
+                self._update(updates[scope])
+                scope = self.modules[updates[scope]].backward.stop
+            else:
+                self.tape.copy(range(scope, scope + 1))
+                if scope in ready:
+                    self._reduce(ready[scope].grad, ready[scope].stream)
+                scope += 1
+        if end == self.source.num_scopes:
+            self._finish()
+        return self.tape.marked_program().program
+
+    def _tables(self, module: EmbeddingModule, layout: Layout) -> ShardedTables:
+        if module.pooled:
+            return ShardedTables(self.tape, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC)
+        samples = self.source.batch_size
+        return ShardedSequences(self.tape, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=samples)
+
+    def _local(self, module: EmbeddingModule) -> Features:
+        """The lookups of this rank's own samples, on the device before the step as they are on one GPU."""
+        indices = int(self.source.columns.tensor_storage[operand(self.source, module.lookup, "indices")])
+        if indices not in self.inputs:
+            lookups = round(module.bags * sum(table.pooling.mean for table in module.tables))
+            lengths = len(module.tables) * self.source.batch_size
+            self.inputs[indices] = Features(
+                self.tape.resident((lengths,), StorageKind.INPUT, LENGTH_DTYPE),
+                self.tape.resident((lookups,), StorageKind.INPUT, _INDEX_DTYPE),
+                None,
+            )
+        return self.inputs[indices]
+
+    def _prefetched(self) -> list[list[list[Features]]]:
+        """The lookups of all modules, distributed beside the step before."""
+        self.tape.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        self.tape.wait(self.tape.record(PREFETCH))
+        return [tables.there_already() for tables in self.sharded]
+
+    def _prefetch(self) -> None:
+        """The next batch is distributed, behind what is left of this step."""
+        with self.tape.on_stream(PREFETCH):
+            for tables, local in zip(self.sharded, self.local, strict=True):
+                tables.redistributed(local)
+
+    def _look_up(self, number: int, features: list[list[Features]] | None) -> None:
+        """Row numbers out, rows back, side by side as the lookup of one GPU gives them."""
+        tape, module, tables = self.tape, self.modules[number], self.sharded[number]
+        tables.look_up(tables.redistributed(self.local[number]) if features is None else features)
+        parts = tables.finish()
+        self.widths[number] = [part.shape[1] for part in parts]
+        rows = parts[0]
+        if len(parts) > 1:
+            tape.scope("aten::cat", Phase.FORWARD)
+            rows = tape.new((module.bags, module.columns))
+            self.cats[number] = tape.op("aten::cat", [("tensors", parts)], [rows], [("dim", 1)], module=_MODULE)
+            tape.free(*parts)
+        c = self.source.columns
+        tape.replaced(int(c.output_tensor[c.output_ptr[module.lookup]]), rows)
+        tape.drop(module.forward)
+
+    def _update(self, number: int) -> None:
+        """Gradients to the ranks of the rows, and the update there."""
+        tape, module, tables = self.tape, self.modules[number], self.sharded[number]
+        spec = self.source.signatures[self.source.columns.op_signature[module.update]].tensors("grad_output")[0]
+        grad = tape.ref(operand(self.source, module.update, "grad_output"), spec)
+        grads = [grad]
+        if len(self.widths[number]) > 1:
+            tape.scope("CatBackward0", Phase.BACKWARD)
+            grads = tape.slices(grad, self.widths[number], module=_MODULE, forward=self.cats[number])
+        tables.start_backward(grads)
+        tables.finish_backward()
+        tape.drop(module.backward)
+
+    def _first_backward(self) -> int:
+        """The scope with which backward begins."""
+        phases = self.source.columns.scope_phase
+        return int((phases == Phase.BACKWARD).argmax())
+
+    def _reduce(self, grad: Ref, stream: int) -> None:
+        """A gradient goes into its bucket, of which it is a part from then on."""
+        slot = self.reducer.reduce(self.tape.ref(grad.tensor, grad.spec), stream=stream)
+        self.tape.replaced(grad.tensor, slot)
+        self.tape.keep(slot)
+
+    def _finish(self) -> None:
+        """Reduced gradients are there."""
+        self.reducer.finish()
+        self.tape.joined()

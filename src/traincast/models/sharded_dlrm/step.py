@@ -1,0 +1,217 @@
+"""One step of a recommender whose tables are sharded over many ranks, written without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.program import Program
+from traincast.ir.template import share_templates
+from traincast.ir.workload import Workload
+from traincast.models.dlrm.config import DlrmConfig
+from traincast.models.embeddings.table import Table, check_tables
+from traincast.models.layers.tape import Ref
+from traincast.models.placement.plan import Plan
+from traincast.models.sharded_dlrm.collection import DENSE_OPTIMIZERS, ShardedTables
+from traincast.models.sharded_dlrm.config import DcnDense, Dense
+from traincast.models.sharded_dlrm.dcn import EagerDcn
+from traincast.models.sharded_dlrm.dense import EagerDense
+from traincast.models.sharded_dlrm.inputs import Features, copy_features
+from traincast.models.sharded_dlrm.layout import Layout, lay_out
+from traincast.models.sharded_dlrm.marks import MarkedProgram, Role
+from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
+from traincast.models.sharded_dlrm.tape import MarkedTape
+from traincast.utils.errors import TraincastError
+
+MAX_RANKS = 4096
+"""Every rank exchanges with every other: time and memory of a prediction grow with the square of the ranks."""
+PREFETCH = 16
+"""The stream of the next batch, beyond those of the communicators."""
+RIGID = "how often rows repeat depends on the batch size; build it anew for another one"
+"""Why a sharded step cannot be resized."""
+
+
+def sharded_dlrm(
+    dense: Dense | DlrmConfig | None,
+    tables: Sequence[Table],
+    plan: Plan,
+    *,
+    batch_size: int,
+    gpus_per_node: int = 8,
+    redistribute_inputs: bool = True,
+    index_dtype: str = "int64",
+    pipelined: bool = False,
+    name: str = "sharded-dlrm",
+) -> Workload:
+    """One training step under a plan, for `batch_size` samples per rank; `pipelined` as TorchRec's
+    `TrainPipelineSparseDist` runs it, which copies and distributes the next batch beside this step.
+
+    Without a dense part it is the lookups, their exchange, and the way back from gradients that are there. Without
+    `redistribute_inputs` every rank is fed the row numbers of its own parts, as facebookresearch/dlrm does.
+    """
+    check_ranks(plan.world_size)
+    tables = check_tables(tables)
+    dense = Dense.of(dense) if isinstance(dense, DlrmConfig) else dense
+    layout = lay_out(tables, plan, batch_size=batch_size, gpus_per_node=gpus_per_node)
+    _check(dense, tables)
+    first: dict[tuple[object, ...], int] = {}
+    ranks = tuple(first.setdefault(layout.key(rank), len(first)) for rank in range(layout.world_size))
+    written: list[Program] = []
+    templates: dict[tuple[object, ...], Program] = {}
+    for number in range(len(first)):
+        rank = ranks.index(number)
+        program = rank_program(
+            layout, rank, dense, tables, redistribute_inputs=redistribute_inputs, index_dtype=index_dtype,
+            pipelined=pipelined, like=templates.get(layout.form(rank)),
+        ).program  # fmt: skip
+        templates.setdefault(layout.form(rank), program)
+        written.append(program)
+    return Workload(
+        name=name,
+        programs=tuple(replace(program, rigid=RIGID) for program in share_templates(written)),
+        ranks=ranks,
+        mode="training",
+        meta={"tables": str(len(tables)), "optimizer": dense.optimizer if dense else ""},
+    )
+
+
+def _check(dense: Dense | None, tables: Sequence[Table]) -> None:
+    """Refuses tables that cannot be trained, or that the dense part cannot take."""
+    for table in tables:
+        if table.optimizer not in DENSE_OPTIMIZERS:
+            raise TraincastError(
+                f"table '{table.name}' has optimizer '{table.optimizer}'; a training step needs one of "
+                f"{', '.join(DENSE_OPTIMIZERS)}"
+            )
+    if dense is not None and dense.equal_widths:
+        wrong = [table for table in tables if table.dim != dense.bottom_mlp[-1]]
+        if wrong:
+            raise TraincastError(
+                f"table '{wrong[0].name}' has dim {wrong[0].dim}; the "
+                f"{'dot interaction' if dense.interaction == 'dot' else 'cross network'} needs the bottom MLP's "
+                f"{dense.bottom_mlp[-1]}"
+            )
+
+
+def check_ranks(ranks: int) -> None:
+    """Refuses numbers of GPUs that tables cannot be sharded over here."""
+    if not 1 <= ranks <= MAX_RANKS:
+        raise TraincastError(
+            f"tables sharded over {ranks} GPUs are out of range; give a whole number from 1 to {MAX_RANKS}"
+        )
+
+
+def rank_program(
+    layout: Layout,
+    rank: int,
+    dense: Dense | None,
+    tables: Sequence[Table],
+    *,
+    redistribute_inputs: bool = True,
+    index_dtype: str = "int64",
+    pipelined: bool = False,
+    like: Program | None = None,
+) -> MarkedProgram:
+    """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
+    tape = MarkedTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
+    writer = _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype)
+    writer.pipelined = pipelined
+    return writer.program()
+
+
+class _Writer:
+    """One rank's step, in the order it runs; `pipelined` distributes the next batch beside it."""
+
+    pipelined: bool = False
+
+    def __init__(
+        self, tape: MarkedTape, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
+        index_dtype: str,
+    ) -> None:  # fmt: skip
+        self.tape, self.layout, self.redistributed, self.index_dtype = tape, layout, redistributed, index_dtype
+        self.tables = tables
+        self.sharded = ShardedTables(
+            tape, layout, index_dtype=index_dtype, names=TORCHREC if redistributed else REFERENCE
+        )
+        self.dense = None
+        if dense is not None:
+            eager = EagerDcn if isinstance(dense, DcnDense) else EagerDense
+            self.dense = eager(tape, dense, self.sharded.columns, layout.batch_size)
+        self.sharded.under_ddp()
+
+    def program(self) -> MarkedProgram:
+        """Everything."""
+        features = self._prefetched() if self.pipelined else self._fetched(self._begin)
+        self.sharded.look_up(features)
+        if self.dense is not None:
+            self.dense.bottom_forward()
+        embedded = self.sharded.finish()
+        if self.dense is not None:
+            self.dense.top_forward(embedded)
+        if self.pipelined:
+            with self.tape.on_stream(PREFETCH):
+                self._fetched(lambda: None)
+        self._backward(self._back_to_embeddings(embedded))
+        return self.tape.marked_program()
+
+    def _fetched(self, begin: Callable[[], None]) -> list[list[Features]]:
+        """A batch copied from the host, and the lookups of each kernel of this rank in it; `begin` comes between."""
+        features = self._inputs()
+        begin()
+        return self.sharded.redistributed(features[0][0]) if self.redistributed else features
+
+    def _begin(self) -> None:
+        """The dense part's inputs are copied, and the gradients of the step before go."""
+        if self.dense is not None:
+            self.dense.inputs()
+        self.sharded.drop()
+
+    def _prefetched(self) -> list[list[Features]]:
+        """The lookups of each kernel, there already: `TrainPipelineSparseDist` distributed them beside the step
+        before."""
+        tape = self.tape
+        tape.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        tape.wait(tape.record(PREFETCH))
+        with tape.on_stream(PREFETCH):
+            self._begin()
+        return self.sharded.there_already()
+
+    def _inputs(self) -> list[list[Features]]:
+        """What is copied from the host: this rank's samples, or the row numbers of this rank's parts."""
+        tape, batch = self.tape, self.layout.batch_size
+        if not self.redistributed:
+            return [
+                [
+                    copy_features(tape, kernel.tables, kernel.lookups, self.sharded.samples(section), self.index_dtype,
+                                  weighted=kernel.weighted, offsets=True)
+                    for kernel in section.ranks[tape.rank]
+                ]
+                for section in self.layout.sections
+            ]  # fmt: skip
+        lookups = round(sum(table.lookups(batch) for table in self.tables))
+        weighted = any(table.weighted for table in self.tables)
+        return [[copy_features(tape, len(self.tables), lookups, batch, self.index_dtype, weighted=weighted)]]
+
+    def _back_to_embeddings(self, embedded: list[Ref]) -> list[Ref]:
+        """Gradients of the pooled embeddings, from the dense part or there before the step."""
+        if self.dense is not None:
+            with self.tape.marked(Role.DENSE):
+                return self.dense.backward_top()
+        return [self.tape.resident(part.shape, StorageKind.BUFFER) for part in embedded]
+
+    def _backward(self, grads: list[Ref]) -> None:
+        """Sends gradients back while the bottom MLP computes its own, then updates the tables."""
+        tape, sharded = self.tape, self.sharded
+        sharded.start_backward(grads)
+        if self.dense is not None:
+            with tape.marked(Role.DENSE):
+                self.dense.backward_bottom()
+        came = sharded.finish_backward()
+        sharded.reduce_copies()
+        if self.dense is not None:
+            self.dense.end_backward()
+        tape.free(*came)
+        if self.dense is not None:
+            self.dense.step()
+        sharded.step_copies()

@@ -1,0 +1,114 @@
+"""A Hugging Face `config.json` as the table of a description: the fields of the usual decoder families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from traincast.utils.errors import TraincastError, shown
+
+_SIZES = {  # of a description: what configurations call it
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "head_dim": ("head_dim", "d_kv"),
+    "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_dim"),
+    "vocab": ("vocab_size",),
+}
+_RMS_TYPES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss",
+    "t5", "phi3", "gemma", "gemma2", "olmo2",
+)  # fmt: skip
+_LAYER_TYPES = ("gpt2", "opt", "gpt_neox", "mpt", "bloom", "bert", "falcon", "gpt_neo", "gptj", "vit", "roberta")
+_ENCODERS = ("bert", "roberta", "vit")
+_ACTIVATION = {"silu": "swiglu", "swiglu": "swiglu", "gelu": "gelu", "relu": "relu"}
+_GATED_GELU = ("gemma", "gemma2")
+
+
+def is_hugging_face(document: Mapping[str, Any]) -> bool:
+    """Whether a document is a configuration of Hugging Face."""
+    return "model_type" in document or "architectures" in document
+
+
+def table_of_config(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a description; a family nobody knows is refused by name."""
+    family = str(config.get("model_type", ""))
+    if family not in (*_RMS_TYPES, *_LAYER_TYPES):
+        known = ", ".join(sorted((*_RMS_TYPES, *_LAYER_TYPES)))
+        raise TraincastError(
+            f"{where}: model_type {shown(family)} is not known ({known}); describe the model in a short YAML instead"
+        )
+    table = {field: value for field, names in _SIZES.items() if (value := _first(config, names)) is not None}
+    _add_kinds(table, config, family)
+    positions = _first(config, ("max_position_embeddings", "n_positions", "max_seq_len"))
+    if isinstance(positions, int):
+        table["seq_len"] = min(positions, 8192)  # a context is longer than what a step trains with
+    if config.get("use_sliding_window", True) and isinstance(config.get("sliding_window"), int):
+        table["window"] = config["sliding_window"]
+        table["window_every"] = 2 if family in ("gpt_oss", "gemma2") else 1
+    if family.startswith("deepseek"):
+        _add_latent(table, config)
+    _add_experts(table, config)
+    return table
+
+
+def _add_kinds(table: dict[str, Any], config: Mapping[str, Any], family: str) -> None:
+    """Norm, activation, positions, biases, masks and tied tables of a family."""
+    layer = family in _LAYER_TYPES
+    table["norm"] = "layer" if layer else "rms"
+    hidden_act = str(_first(config, ("hidden_act", "activation_function", "hidden_activation")) or "")
+    gelu = "gelu" in hidden_act or (not hidden_act and layer)
+    table["activation"] = (
+        "geglu" if family in _GATED_GELU else "gelu" if gelu else _ACTIVATION.get(hidden_act, "swiglu")
+    )
+    if family == "t5":
+        gated = "gated" in str(config.get("feed_forward_proj", "relu"))
+        table |= {"activation": "geglu" if gated else "relu", "position": "relative"}
+        table["encoder_layers"] = table.get("layers", 0)
+    elif family in ("gpt2", "opt", "bert", "roberta", "vit", "gpt_neo"):
+        table["position"] = "learned"
+    elif family in ("mpt", "bloom"):
+        table["position"] = "alibi"
+    table["bias"] = bool(config.get("bias", config.get("attention_bias", layer and family != "mpt")))
+    table["qkv_bias"] = table["bias"] or family in ("qwen2", "qwen2_moe")
+    table["qk_norm"] = family in ("qwen3", "qwen3_moe")
+    table["tied"] = bool(config.get("tie_word_embeddings", layer))
+    table["causal"] = family not in _ENCODERS
+    if family == "vit":
+        patch = int(config.get("patch_size", 16))
+        table["patch_inputs"] = 3 * patch * patch
+        table["seq_len"] = (int(config.get("image_size", 224)) // patch) ** 2 + 1
+        table.setdefault("vocab", int(config.get("num_labels", 1000)))
+
+
+def _add_latent(table: dict[str, Any], config: Mapping[str, Any]) -> None:
+    table["latent"] = {
+        "q_rank": config.get("q_lora_rank") or 0,
+        "kv_rank": config.get("kv_lora_rank", 512),
+        "nope_dim": config.get("qk_nope_head_dim", 128),
+        "rope_dim": config.get("qk_rope_head_dim", 64),
+        "value_dim": config.get("v_head_dim", 128),
+    }
+    table["head_dim"] = table["latent"]["nope_dim"]
+    table["kv_heads"] = table["heads"]
+
+
+def _add_experts(table: dict[str, Any], config: Mapping[str, Any]) -> None:
+    count = _first(config, ("num_local_experts", "n_routed_experts", "num_experts"))
+    if not count:
+        return
+    width = config.get("moe_intermediate_size") or table.get("ffn")
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * int(width or 0)
+    table["experts"] = {
+        "count": count,
+        "top_k": _first(config, ("num_experts_per_tok", "experts_per_token")) or 2,
+        "ffn": width,
+        "shared_ffn": shared,
+        "dense_layers": config.get("first_k_dense_replace") or 0,
+        "every": config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1,
+    }
+
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> Any:
+    return next((config[name] for name in names if config.get(name) is not None), None)

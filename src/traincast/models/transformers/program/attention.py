@@ -1,0 +1,283 @@
+"""The attention half of a layer: projections, positions, the attention itself, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.models.layers.tape import Ref
+from traincast.models.transformers.description import LatentAttention, Transformer
+from traincast.models.transformers.program.graph import Gradients, Graph
+from traincast.models.transformers.program.parts import dropout, norm, rotary
+from traincast.models.transformers.program.products import linear
+from traincast.models.transformers.program.style import Shard
+
+_MATRICES_AT_ONCE = 4  # of scores, by Megatron's fused softmax: FusedScaleMaskSoftmax.is_kernel_available
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the attention of one rank is asked to do: heads of queries and of keys, and the width of a head.
+
+    `causal`: tokens see those before them; `window` of them at most (0: all).
+    """
+
+    queries: int
+    keys: int
+    width: int
+    causal: bool
+    window: int = 0
+
+
+def attention(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, window: int = 0, causal: bool = True) -> Ref:
+    """From the normalised input, [tokens, hidden], to what is added to the residual stream."""
+    if model.latent is not None:
+        return _latent_attention(graph, x, model, model.latent, shard)
+    q_heads, kv_heads = max(1, model.heads // shard.tp), max(1, model.kv_heads // shard.tp)
+    heads = Heads(q_heads, kv_heads, model.head_dim, causal and model.causal, window)
+    query, key, value = _projected(graph, x, model, heads)
+    if model.qk_norm:
+        query, key = (_head_norm(graph, ref, model.head_dim) for ref in (query, key))
+    if model.position == "rotary":
+        query, key = (rotary(graph, ref, model.head_dim) for ref in (query, key))
+    mixed = _attend(graph, query, key, value, heads, shard)
+    result = linear(graph, mixed, model.hidden, bias=model.bias, adapted=True)
+    graph.drop(mixed)
+    return result
+
+
+def _projected(graph: Graph, x: Ref, model: Transformer, heads: Heads) -> tuple[Ref, Ref, Ref]:
+    """Queries, keys and values, by one product or by three."""
+    widths = (heads.queries * heads.width, heads.keys * heads.width, heads.keys * heads.width)
+    bias = model.bias or model.qkv_bias
+    if not graph.style.joined:
+        query, key, value = (linear(graph, x, width, bias=bias, adapted=True) for width in widths)
+        return query, key, value
+    return _split(graph, linear(graph, x, sum(widths), bias=bias, adapted=True), widths)
+
+
+def _split(graph: Graph, joined: Ref, widths: tuple[int, int, int]) -> tuple[Ref, Ref, Ref]:
+    """Views of columns side by side; backward puts their gradients together in one kernel."""
+    rows, whole = joined.shape
+    parts = tuple(graph.tape.view(joined, (rows, width), (whole, 1)) for width in widths)
+
+    def backward(grads: Gradients) -> Gradients:
+        arrived = [grad for grad in grads if grad is not None]
+        together = graph.new(rows, whole)
+        graph.op("aten::cat", [("tensors", arrived)], [together], [("dim", 1)])
+        return [together]
+
+    graph.node("SplitWithSizesBackward0", [joined], parts, [], backward)
+    query, key, value = parts
+    return query, key, value
+
+
+def _head_norm(graph: Graph, x: Ref, width: int) -> Ref:
+    """A norm of every head on its own."""
+    rows, whole = x.shape
+    by_head = graph.tape.view(x, (rows * whole // width, width))
+    graph.node("ViewBackward0", [x], [by_head], [], lambda grads: [_viewed(graph, grads[0], (rows, whole))])
+    normed = norm(graph, by_head, "rms")
+    flat = graph.tape.view(normed, (rows, whole))
+    shape = (rows * whole // width, width)
+    graph.node("ViewBackward0", [normed], [flat], [], lambda grads: [_viewed(graph, grads[0], shape)])
+    return flat
+
+
+def _viewed(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
+    assert grad is not None
+    return graph.tape.view(grad, shape)
+
+
+def _latent_attention(graph: Graph, x: Ref, model: Transformer, latent: LatentAttention, shard: Shard) -> Ref:
+    """Attention whose keys and values are told from one small vector a token (DeepSeek)."""
+    heads = max(1, model.heads // shard.tp)
+    key_dim = latent.nope_dim + latent.rope_dim
+    small = norm(graph, linear(graph, x, latent.q_rank), "rms") if latent.q_rank else x
+    query = rotary(graph, linear(graph, small, heads * key_dim), key_dim)
+    compressed = norm(graph, linear(graph, x, latent.kv_rank + latent.rope_dim), "rms")
+    narrow = graph.tape.view(compressed, (compressed.shape[0], latent.kv_rank), (compressed.shape[1], 1))
+    shape = compressed.shape
+    graph.node("SliceBackward0", [compressed], [narrow], [], lambda grads: [_padded(graph, grads[0], shape)])
+    opened = linear(graph, narrow, heads * (latent.nope_dim + latent.value_dim))
+    key = _assembled(graph, opened, heads * key_dim)
+    value = _assembled(graph, opened, heads * latent.value_dim)
+    graph.drop(opened)
+    # keys of 192 and values of 128 cost what heads of their mean width do
+    width = (key_dim + latent.value_dim) // 2
+    mixed = _attend(graph, query, key, value, Heads(heads, heads, width, causal=True), shard)
+    seen = graph.tape.view(mixed, (mixed.shape[0], heads * latent.value_dim), (mixed.shape[1], 1))
+    wide = mixed.shape
+    graph.node("SliceBackward0", [mixed], [seen], [], lambda grads: [_padded(graph, grads[0], wide)])
+    return linear(graph, seen, model.hidden)
+
+
+def _assembled(graph: Graph, opened: Ref, width: int) -> Ref:
+    """Keys (with the rotary part that all heads share) or values copied out of their projection, and back."""
+    result = graph.new(opened.shape[0], width)
+    part = graph.tape.view(opened, (opened.shape[0], min(width, opened.shape[1])), (opened.shape[1], 1))
+    graph.scope("aten::cat")
+    graph.fused([part], [result])
+    shape = opened.shape
+    graph.node("CatBackward0", [opened], [result], [], lambda grads: [_padded(graph, grads[0], shape)])
+    return result
+
+
+def _padded(graph: Graph, grad: Ref | None, shape: tuple[int, ...]) -> Ref:
+    """The gradient of a slice, in the form of what it was cut from."""
+    assert grad is not None
+    whole = graph.new(*shape)
+    graph.fused([grad], [whole])
+    return whole
+
+
+def _attend(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+    mixed = (_unfused if graph.style.attention == "unfused" else _flash)(graph, query, key, value, heads, shard)
+    graph.drop(query, key, value)
+    return mixed
+
+
+def _pieces(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
+    """The kernels of one attention as (keys that each query meets, whether under a mask).
+
+    Ranks that share the tokens of a sample each take one early and one late part of it: a masked square, and
+    rectangles of which they meet half.
+    """
+    local = shard.document or shard.local_seq
+    if heads.window and heads.window < local:
+        return [(heads.window, False)]
+    if not heads.causal:
+        return [(local, False)] * shard.cp
+    return [(local, True)] + [(max(1, local // 2), False)] * (shard.cp - 1)
+
+
+def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+    """Fused attention, forward and backward; several kernels where tokens of a sample are shared by ranks. Documents of
+    a sample are sequences of their own."""
+    tape, local = graph.tape, shard.document or shard.local_seq
+    batch = max(1, shard.tokens // local)
+    queries = tape.view(query, (batch, local, heads.queries, heads.width))
+    result = graph.new(shard.tokens, heads.queries * heads.width)
+    shaped = tape.view(result, queries.shape)
+    sums = graph.new(batch, heads.queries, local, dtype="float32")
+    pieces = []
+    for seen, masked in _pieces(heads, shard):
+        keys, values = (tape.view(ref, (batch, seen, heads.keys, heads.width)) for ref in (key, value))
+        pieces.append((keys, values, masked))
+    graph.scope("aten::scaled_dot_product_attention")
+    for keys, values, causal in pieces:
+        arguments = [("query", queries), ("key", keys), ("value", values)]
+        graph.op("aten::_flash_attention_forward", arguments, [shaped, sums], [("is_causal", causal)])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = [graph.new(*ref.shape) for ref in (query, key, value)]
+        outer = tape.view(grad, queries.shape)
+        for keys, values, causal in pieces:
+            arguments = [("grad_out", outer), ("query", queries), ("key", keys), ("value", values)]
+            arguments += [("out", shaped), ("logsumexp", sums)]
+            shapes = [tape.view(ref, form.shape) for ref, form in zip(below, (queries, keys, values), strict=True)]
+            graph.op("aten::_flash_attention_backward", arguments, shapes, [("is_causal", causal)])
+        return below
+
+    saved = [query, key, value, result, sums]
+    graph.node("ScaledDotProductFlashAttentionBackward0", [query, key, value], [result], saved, backward)
+    graph.drop(sums)
+    return result
+
+
+def _unfused(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
+    """Attention whose scores are written out: two batched products around a softmax, which masks and scales."""
+    tape, stack, local, width = graph.tape, shard.batch * heads.queries, shard.local_seq, heads.width
+    scores = graph.new(stack, local, local)
+    turned = tape.view(key, (stack, width, local), (local * width, 1, width))
+    _stacked(graph, (query, tape.view(query, (stack, local, width))), (key, turned), (scores, scores))
+    # Megatron's kernel takes four matrices at a time; otherwise it falls back to ops of PyTorch
+    by_ops = graph.style.fused and stack % _MATRICES_AT_ONCE > 0
+    shares = _softmax_by_ops(graph, scores) if by_ops else _softmax(graph, scores, causal=heads.causal)
+    graph.drop(scores)
+    kept = dropout(graph, shares) if graph.style.dropout else shares
+    result = graph.new(shard.tokens, heads.queries * width)
+    mixed = tape.view(result, (stack, local, width))
+    _stacked(graph, (kept, kept), (value, tape.view(value, (stack, local, width))), (result, mixed))
+    graph.drop(kept)
+    return result
+
+
+def _softmax(graph: Graph, scores: Ref, *, causal: bool) -> Ref:
+    """One kernel each way."""
+    tape, (stack, local, columns) = graph.tape, scores.shape
+    graph.scope("aten::softmax")
+    shares = graph.new(stack, local, columns)
+    # Megatron's fused softmax reads and writes no more than what the mask leaves: half of each matrix
+    kept_columns = max(1, columns // 2) if causal and graph.style.fused else columns
+    seen, written = (tape.view(ref, (stack, local, kept_columns)) for ref in (scores, shares))
+    graph.op("aten::_softmax", [("self", seen)], [written], [("dim", -1), ("half_to_float", False)])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(stack, local, columns)
+        arguments = [("grad_output", tape.view(grad, written.shape)), ("output", written)]
+        graph.op("aten::_masked_softmax_backward", arguments, [tape.view(below, written.shape)], [("dim", -1)])
+        return [below]
+
+    graph.node("SoftmaxBackward0", [scores], [shares], [shares], backward)
+    return shares
+
+
+def _softmax_by_ops(graph: Graph, scores: Ref) -> Ref:
+    """Scores to fp32, masked, their softmax, and back to 16 bits: a kernel for each, and for each one backward."""
+    shape, element = scores.shape, graph.style.element
+    wide, masked, exact = (graph.new(*shape, dtype="float32") for _ in range(3))
+    shares = graph.new(*shape)
+
+    def cast(source: Ref, target: Ref) -> None:
+        graph.op("aten::_to_copy", [("self", source)], [target], [("dtype", target.spec.dtype)])
+
+    graph.scope("aten::to")
+    cast(scores, wide)
+    graph.scope("aten::masked_fill_")
+    graph.fused([wide], [masked])
+    graph.scope("aten::softmax")
+    graph.op("aten::_softmax", [("self", masked)], [exact], [("dim", -1), ("half_to_float", False)])
+    graph.scope("aten::to")
+    cast(exact, shares)
+    graph.drop(wide, masked)
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        raised, through, unmasked = (graph.new(*shape, dtype="float32") for _ in range(3))
+        below = graph.new(*shape, dtype=element)
+        cast(grad, raised)
+        graph.op("aten::_softmax_backward_data", [("grad_output", raised), ("output", exact)], [through], [("dim", -1)])
+        graph.fused([through], [unmasked])
+        cast(unmasked, below)
+        graph.drop(raised, through, unmasked)
+        return [below]
+
+    graph.node("SoftmaxBackward0", [scores], [shares], [exact], backward)
+    graph.drop(exact)
+    return shares
+
+
+def _stacked(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result: tuple[Ref, Ref]) -> None:
+    """A batched product of tensors, each given as it is and as a stack of matrices; two more of them backward."""
+    tape, (a, b, c) = graph.tape, (left[1], right[1], result[1])
+    (stack, rows, depth), columns = a.shape, b.shape[-1]
+    graph.scope("aten::matmul")
+    graph.op("aten::bmm", [("self", a), ("mat2", b)], [c])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        outer = tape.view(grad, (stack, rows, columns))
+        first, second = graph.new(*left[0].shape), graph.new(*right[0].shape)
+        b_turned = tape.view(b, (stack, columns, depth), (depth * columns, 1, columns))
+        a_turned = tape.view(a, (stack, depth, rows), (rows * depth, 1, depth))
+        graph.op("aten::bmm", [("self", outer), ("mat2", b_turned)], [tape.view(first, (stack, rows, depth))])
+        graph.op("aten::bmm", [("self", a_turned), ("mat2", outer)], [tape.view(second, (stack, depth, columns))])
+        return [first, second]
+
+    graph.node("BmmBackward0", [left[0], right[0]], [result[0]], [left[0], right[0]], backward)

@@ -1,0 +1,188 @@
+"""Whole layers, and what stands before the first and after the last."""
+
+from __future__ import annotations
+
+from traincast.ir.ops import StorageKind
+from traincast.models.layers.tape import Ref
+from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.program.attention import attention
+from traincast.models.transformers.program.experts import feed_forward, mixture
+from traincast.models.transformers.program.graph import Gradients, Graph
+from traincast.models.transformers.program.parts import add, norm
+from traincast.models.transformers.program.products import linear
+from traincast.models.transformers.program.style import Shard
+
+
+def block(
+    graph: Graph, x: Ref, model: Transformer, shard: Shard, *, experts: bool, window: int = 0, causal: bool = True,
+    crossed: bool = False,
+) -> Ref:  # fmt: skip
+    """One layer, from the residual stream [rows, hidden] to the next; `crossed`: it also attends to an encoder."""
+    for _ in range(2 if crossed else 1):
+        normed = norm(graph, x, model.norm, bias=model.bias)
+        mixed = attention(graph, gathered(graph, normed, shard), model, shard, window=window, causal=causal)
+        graph.drop(normed)
+        x = add(graph, x, _scattered(graph, mixed, shard))
+    normed = norm(graph, x, model.norm, bias=model.bias)
+    if experts:
+        changed = mixture(graph, normed, model, shard)
+        graph.drop(normed)
+        return add(graph, x, changed)
+    changed = feed_forward(graph, gathered(graph, normed, shard), model, max(1, model.ffn // shard.tp))
+    graph.drop(normed)
+    return add(graph, x, _scattered(graph, changed, shard))
+
+
+def gathered(graph: Graph, x: Ref, shard: Shard) -> Ref:
+    """All tokens of the micro-batch where each rank held a part: an exchange, not a kernel of the layer."""
+    return _seen(graph, x, shard.tokens) if shard.sequence and shard.tp > 1 else x
+
+
+def _scattered(graph: Graph, x: Ref, shard: Shard) -> Ref:
+    return _seen(graph, x, shard.rows) if shard.sequence and shard.tp > 1 else x
+
+
+def _seen(graph: Graph, x: Ref, rows: int) -> Ref:
+    """The same tensor with another number of rows; ranks keep their own part only."""
+    before, width = x.shape
+    result = graph.tape.view(x, (rows, width))
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        return [graph.tape.view(grad, (before, width))]
+
+    graph.node("ViewBackward0", [x], [result], [], backward)
+    return result
+
+
+def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]:
+    """The first residual stream, [rows, hidden], and the table it was looked up in (a projection for images)."""
+    rows, tape = shard.rows, graph.tape
+    if model.patch_inputs:
+        inputs = graph.given(rows, model.patch_inputs)
+        weight = graph.weight(model.hidden, model.patch_inputs)
+        return linear(graph, inputs, model.hidden, weight=weight), weight
+    table = graph.weight(max(1, model.vocab // shard.tp), model.hidden)
+    words = tape.resident((shard.tokens,), StorageKind.INPUT, "int64")
+    graph.scope("aten::embedding")
+    looked_up = graph.new(shard.tokens, model.hidden)
+    graph.op("aten::embedding", [("weight", table), ("indices", words)], [looked_up])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        if not graph.wants(table):
+            return []
+        update = graph.new(*table.shape)
+        whole = tape.view(grad, (shard.tokens, model.hidden))
+        scalars = [("num_weights", table.shape[0]), ("padding_idx", -1), ("scale_grad_by_freq", False)]
+        graph.op("aten::embedding_dense_backward", [("grad_output", whole), ("indices", words)], [update], scalars)
+        graph.accumulate(table, update)
+        return []
+
+    graph.node("EmbeddingBackward0", [], [looked_up], [], backward)
+    x = _scattered(graph, looked_up, shard)
+    return (_with_positions(graph, x, model) if model.position == "learned" else x), table
+
+
+def _with_positions(graph: Graph, x: Ref, model: Transformer) -> Ref:
+    """Learned positions added."""
+    table = graph.weight(model.seq_len, model.hidden)
+    graph.scope("aten::add")
+    total = graph.new(*x.shape)
+    graph.fused([x, table], [total])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        update = graph.new(*table.shape)
+        graph.fused([grad], [update])
+        graph.accumulate(table, update)
+        return [grad]
+
+    graph.node("AddBackward0", [x], [total], [], backward)
+    graph.drop(x)
+    return total
+
+
+def head(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, table: Ref | None = None) -> Ref:
+    """The last norm, the projection to words and the loss of every token; `table`: weights shared with the first."""
+    normed = norm(graph, x, model.norm, bias=model.bias)
+    graph.drop(x)
+    whole = gathered(graph, normed, shard)
+    if model.patch_inputs:
+        whole = _seen(graph, whole, shard.batch)
+    # Transformer Engine and torchao both leave this product in 16 bits
+    logits = linear(graph, whole, max(1, model.vocab // shard.tp), weight=table, narrow=False)
+    graph.drop(normed)
+    return cross_entropy(graph, logits)
+
+
+def cross_entropy(graph: Graph, logits: Ref) -> Ref:
+    """The mean loss of all rows. Unfused: in fp32, a log-softmax and the picked values; fused: one kernel each way."""
+    rows, words = logits.shape
+    told = graph.tape.resident((rows,), StorageKind.INPUT, "int64")
+    loss = graph.new(1, dtype="float32")
+    graph.scope("aten::cross_entropy_loss")
+    if graph.style.loss_by_ops:
+        return _parallel_cross_entropy(graph, logits, told, loss)
+    if graph.style.fused:
+        shares = graph.new(rows, words, dtype="float32") if graph.style.compiled_loss else logits
+        graph.fused([logits, told], [loss, shares] if graph.style.compiled_loss else [loss])
+    else:
+        wide, shares = graph.new(rows, words, dtype="float32"), graph.new(rows, words, dtype="float32")
+        graph.op("aten::_to_copy", [("self", logits)], [wide], [("dtype", "float32")])
+        graph.op("aten::_log_softmax", [("self", wide)], [shares], [("dim", 1), ("half_to_float", False)])
+        graph.drop(wide)
+        total = graph.new(1, dtype="float32")
+        graph.op("aten::nll_loss_forward", [("self", shares), ("target", told)], [loss, total], [("reduction", 1)])
+
+    def backward(_: Gradients) -> Gradients:
+        below = graph.new(rows, words)
+        if graph.style.compiled_loss:
+            wide = graph.new(rows, words, dtype="float32")
+            graph.fused([shares, told], [wide])
+            graph.fused([wide], [below])
+            graph.drop(wide)
+            return [below]
+        if graph.style.fused:
+            graph.fused([logits, told], [below])
+            return [below]
+        picked, wide = graph.new(rows, words, dtype="float32"), graph.new(rows, words, dtype="float32")
+        graph.op("aten::nll_loss_backward", [("grad_output", loss), ("self", shares), ("target", told)], [picked])
+        graph.op(
+            "aten::_log_softmax_backward_data", [("grad_output", picked), ("output", shares)], [wide], [("dim", 1)]
+        )
+        graph.op("aten::_to_copy", [("self", wide)], [below], [("dtype", graph.style.element)])
+        graph.drop(picked, wide)
+        return [below]
+
+    graph.node("CrossEntropyBackward0", [logits], [loss], [shares], backward)
+    graph.drop(*{ref.storage: ref for ref in (logits, shares)}.values())
+    return loss
+
+
+def _parallel_cross_entropy(graph: Graph, logits: Ref, told: Ref, loss: Ref) -> Ref:
+    """Megatron's loss over parts of the vocabulary before it was fused: fp32 logits, less their maximum, their
+    exponentials, those divided by their sum, each a pass over all of them; backward scales and rounds them."""
+    rows, words = logits.shape
+    wide, shares = (graph.new(rows, words, dtype="float32") for _ in range(2))
+    largest, total = (graph.new(rows, dtype="float32") for _ in range(2))
+    graph.op("aten::_to_copy", [("self", logits)], [wide], [("dtype", "float32")])
+    graph.fused([wide], [largest])
+    graph.fused([wide, largest], [wide])
+    graph.fused([wide], [shares])
+    graph.fused([shares], [total])
+    graph.fused([shares, total, told], [shares, loss])
+    graph.drop(wide, largest, total)
+
+    def backward(_: Gradients) -> Gradients:
+        below = graph.new(rows, words)
+        graph.fused([shares, told], [shares])
+        graph.op("aten::_to_copy", [("self", shares)], [below], [("dtype", graph.style.element)])
+        return [below]
+
+    graph.node("CrossEntropyBackward0", [logits], [loss], [shares], backward)
+    graph.drop(logits, shares)
+    return loss

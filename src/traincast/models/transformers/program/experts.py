@@ -1,0 +1,166 @@
+"""The mixture of experts of a layer: routing, sorting tokens by expert, grouped products, and the way back."""
+
+from __future__ import annotations
+
+from traincast.models.layers.tape import Ref
+from traincast.models.transformers.description import Experts, Transformer
+from traincast.models.transformers.program.graph import Gradients, Graph
+from traincast.models.transformers.program.parts import add, gated, pointwise
+from traincast.models.transformers.program.products import linear
+from traincast.models.transformers.program.style import Shard
+
+
+def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
+    """From the normalised input, [rows, hidden], through the experts that each token is sent to.
+
+    Loads are even. Every rank of the expert-parallel group receives as many tokens as it sends.
+    """
+    experts = model.experts
+    assert experts is not None
+    rows = x.shape[0]
+    best = _route(graph, x, experts)
+    local = max(1, experts.count // shard.ep)
+    sent = _sent(rows, experts)
+    # an expert that several ranks share sees the tokens of all of them
+    each = max(1, sent * shard.etp // local)
+    sorted_tokens = _moved(graph, x, (local * each, model.hidden), "PermuteBackward")
+    if shard.ep > 1:  # what has arrived is sorted once more, rank by rank to expert by expert
+        sorted_tokens = _resorted(graph, sorted_tokens)
+    width = max(1, experts.ffn // shard.etp)
+    hidden = _grouped(graph, sorted_tokens, local, width * (2 if model.gated else 1))
+    graph.drop(sorted_tokens)
+    active = gated(graph, hidden, None, width, model.activation) if model.gated else pointwise(graph, hidden, "gelu")
+    result = _grouped(graph, active, local, model.hidden)
+    graph.drop(active)
+    if shard.ep > 1:
+        result = _resorted(graph, result)
+    mixed = _combined(graph, result, best, rows)
+    graph.drop(result)
+    if not experts.shared_ffn:
+        return mixed
+    return add(graph, mixed, feed_forward(graph, x, model, experts.shared_ffn // shard.tp))
+
+
+def _sent(rows: int, experts: Experts) -> int:
+    """Tokens that a rank sends to experts, those that overflow left out."""
+    return rows * experts.top_k if not experts.capacity else int(rows * experts.top_k * min(1.0, experts.capacity))
+
+
+def _route(graph: Graph, x: Ref, experts: Experts) -> Ref:
+    """The router: one small product, a softmax and the largest few of every row, [rows, top_k]; and their way back."""
+    rows, count = x.shape[0], experts.count
+    scores = linear(graph, x, count)
+    graph.scope("aten::softmax")
+    shares = graph.new(rows, count, dtype="float32")
+    graph.op("aten::_softmax", [("self", scores)], [shares], [("dim", -1), ("half_to_float", True)])
+
+    def softmax_backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(rows, count)
+        graph.op("aten::_softmax_backward_data", [("grad_output", grad), ("output", shares)], [below], [("dim", -1)])
+        return [below]
+
+    graph.node("SoftmaxBackward0", [scores], [shares], [shares], softmax_backward)
+    graph.scope("aten::topk")
+    best = graph.new(rows, experts.top_k, dtype="float32")
+    where = graph.new(rows, experts.top_k, dtype="int64")
+    graph.op("aten::topk", [("self", shares)], [best, where], [("k", experts.top_k), ("dim", -1)])
+
+    def topk_backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(rows, count, dtype="float32")
+        graph.fused([grad, where], [below])
+        return [below]
+
+    graph.node("TopkBackward0", [shares], [best], [where], topk_backward)
+    graph.drop(scores, shares, where)
+    return best
+
+
+def _combined(graph: Graph, x: Ref, best: Ref, rows: int) -> Ref:
+    """What experts made of a token, weighted by their shares and summed: one kernel each way."""
+    result = graph.new(rows, x.shape[1])
+    graph.scope("UnpermuteBackward")
+    graph.fused([x, best], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below, shares = graph.new(*x.shape), graph.new(*best.shape, dtype="float32")
+        graph.fused([grad, x, best], [below, shares])
+        return [below, shares]
+
+    graph.node("UnpermuteBackward", [x, best], [result], [x, best], backward)
+    graph.drop(best)
+    return result
+
+
+def _moved(graph: Graph, x: Ref, shape: tuple[int, int], node: str) -> Ref:
+    """Rows copied into another order, or summed from it: one kernel each way."""
+    before = x.shape
+    graph.scope(node)
+    result = graph.new(*shape)
+    graph.fused([x], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(*before)
+        graph.fused([grad], [below])
+        return [below]
+
+    graph.node(node, [x], [result], [], backward)
+    return result
+
+
+def _resorted(graph: Graph, x: Ref) -> Ref:
+    """All rows in another order; the old order is not wanted again."""
+    rows, width = x.shape
+    result = _moved(graph, x, (rows, width), "SortChunksBackward")
+    graph.drop(x)
+    return result
+
+
+def _grouped(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
+    """Each group of rows times the matrix of its expert: one grouped product, and two backward."""
+    (total, fan_in), tape = x.shape, graph.tape
+    rows = total // groups
+    weight = graph.weight(groups, fan_in, fan_out)
+    graph.scope("aten::_grouped_mm")
+    result = graph.new(total, fan_out)
+    stacked, output = tape.view(x, (groups, rows, fan_in)), tape.view(result, (groups, rows, fan_out))
+    graph.op("aten::bmm", [("self", stacked), ("mat2", weight)], [output])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        outer = tape.view(grad, (groups, rows, fan_out))
+        below = graph.new(total, fan_in)
+        turned = tape.view(weight, (groups, fan_out, fan_in), (fan_in * fan_out, 1, fan_out))
+        graph.op("aten::bmm", [("self", outer), ("mat2", turned)], [tape.view(below, (groups, rows, fan_in))])
+        if graph.wants(weight):
+            update = graph.new(groups, fan_in, fan_out)
+            flipped = tape.view(x, (groups, fan_in, rows), (rows * fan_in, 1, fan_in))
+            graph.op("aten::bmm", [("self", flipped), ("mat2", outer)], [update])
+            graph.accumulate(weight, update)
+        return [below]
+
+    graph.node("GroupedMmBackward0", [x], [result], [x], backward)
+    return result
+
+
+def feed_forward(graph: Graph, x: Ref, model: Transformer, width: int) -> Ref:
+    """A dense feed-forward network of this width on this rank."""
+    if not model.gated:
+        hidden = linear(graph, x, width, bias=model.bias)
+        active = pointwise(graph, hidden, "relu" if model.activation == "relu" else "gelu")
+    elif graph.style.joined:
+        active = gated(graph, linear(graph, x, 2 * width, bias=model.bias), None, width, model.activation)
+    else:
+        gate, up = (linear(graph, x, width, bias=model.bias) for _ in range(2))
+        active = gated(graph, gate, up, width, model.activation)
+    result = linear(graph, active, model.hidden, bias=model.bias)
+    graph.drop(active)
+    return result

@@ -1,0 +1,157 @@
+"""Ops of a layer written forward, and backward in the opposite order from what each remembered: a small autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from traincast.ir.ops import Phase, StorageKind
+from traincast.models.layers.tape import Arguments, Ref, Scalars, Tape
+from traincast.models.transformers.program.style import Style
+
+Gradients = Sequence[Ref | None]
+
+
+@dataclass(slots=True)
+class _Node:
+    """An op that has a backward: what it was given and made, what it keeps, and how gradients pass it."""
+
+    name: str
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    saved: tuple[Ref, ...]
+    backward: Callable[[Gradients], Gradients]
+
+
+class Graph:
+    """Writes ops onto a tape. Storages go when neither the caller nor a node's backward still wants them.
+
+    `weights` and `gradients` are parallel: parameters in order of use and what the optimizer reads; `saved_bytes` is
+    what the nodes so far keep for the backward pass.
+    """
+
+    def __init__(self, tape: Tape, style: Style, *, training: bool = True) -> None:
+        self.tape, self.style, self.training = tape, style, training
+        self.weights: list[Ref] = []
+        self.gradients: list[Ref] = []
+        self._gradient_of: dict[int, Ref] = {}
+        self._nodes: list[_Node] = []
+        self._users: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
+        self._scoped = ""
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that the backward pass will want: each storage once, parameters not counted."""
+        kept = {ref.storage: self._bytes.get(ref.storage, 0) for node in self._nodes for ref in node.saved}
+        return sum(kept.values())
+
+    def weight(self, *shape: int, dtype: str = "", adapter: bool = False) -> Ref:
+        """A parameter, there before the step, with its gradient (unless it is frozen; an `adapter` never is)."""
+        ref = self.tape.resident(shape, StorageKind.PARAMETER, dtype or self.style.element)
+        if self.training and (adapter or not self.style.frozen):
+            self.weights.append(ref)
+            kind = "float32" if self.style.accumulate == "epilogue" and self.style.exact_gradients else ref.spec.dtype
+            gradient = self.tape.resident(shape, StorageKind.GRADIENT, kind)
+            self.gradients.append(gradient)
+            self._gradient_of[ref.storage] = gradient
+        return ref
+
+    def given(self, *shape: int, dtype: str = "") -> Ref:
+        """An activation that comes from elsewhere."""
+        return self.tape.resident(shape, StorageKind.ACTIVATION, dtype or self.style.element)
+
+    def new(self, *shape: int, dtype: str = "", stride: Sequence[int] | None = None) -> Ref:
+        """A tensor that the next op makes."""
+        ref = self.tape.new(shape, dtype or self.style.element, stride=stride)
+        self._users[ref.storage] = 1
+        self._bytes[ref.storage] = ref.spec.nbytes
+        return ref
+
+    def drop(self, *refs: Ref) -> None:
+        """Says that nobody will name these tensors again."""
+        for ref in refs:
+            if ref.storage in self._users:
+                self._users[ref.storage] -= 1
+                if not self._users[ref.storage]:
+                    self.tape.free(ref)
+
+    def scope(self, name: str, phase: Phase = Phase.FORWARD) -> None:
+        """Opens a host op; where a compiler or graph launches kernels together, only one per pass."""
+        if self.style.together:
+            name = "CompiledFunctionBackward" if phase == Phase.BACKWARD else "CompiledFunction"
+            if self._scoped == name:
+                return
+            self._scoped = name
+        self.tape.scope(name, phase)
+
+    def op(
+        self, name: str, arguments: Arguments, outputs: Sequence[Ref], scalars: Scalars = (), *, overload: str = ""
+    ) -> None:
+        """An op of the open scope."""
+        self.tape.op(name, arguments, outputs, scalars, overload=overload)
+
+    def fused(self, reads: Sequence[Ref], writes: Sequence[Ref]) -> None:
+        """One kernel that streams what it reads and writes."""
+        self.tape.op("inductor::fused", [("inputs", reads)], writes)
+
+    def node(
+        self,
+        name: str,
+        inputs: Sequence[Ref],
+        outputs: Sequence[Ref],
+        saved: Sequence[Ref],
+        backward: Callable[[Gradients], Gradients],
+    ) -> None:
+        """Remembers how gradients pass what was just written; `saved` is kept until then."""
+        if not self.training:
+            return
+        for ref in saved:
+            if ref.storage in self._users:
+                self._users[ref.storage] += 1
+        self._nodes.append(_Node(name, tuple(inputs), tuple(outputs), tuple(saved), backward))
+
+    def run_backward(self, output: Ref, gradient: Ref) -> None:
+        """Writes the backward pass of everything so far, from the gradient of its result."""
+        arrived: dict[int, Ref] = {output.tensor: gradient}
+        for node in reversed(self._nodes):
+            grads = [arrived.pop(ref.tensor, None) for ref in node.outputs]
+            if not any(grads):
+                continue
+            self.scope(node.name, Phase.BACKWARD)
+            for ref, grad in zip(node.inputs, node.backward(grads), strict=True):
+                if grad is not None:
+                    arrived[ref.tensor] = self._summed(arrived.get(ref.tensor), grad)
+            remaining = {grad.storage for grad in arrived.values()}
+            self.drop(*(grad for grad in grads if grad is not None and grad.storage not in remaining))
+            self.drop(*node.saved)
+        self._nodes.clear()
+
+    def _summed(self, before: Ref | None, grad: Ref) -> Ref:
+        """The gradient of a tensor that was used twice."""
+        if before is None or before.tensor == grad.tensor:
+            return grad
+        self.scope("autograd::engine", Phase.BACKWARD)
+        total = self.new(*grad.shape, dtype=grad.spec.dtype)
+        self.op("aten::add", [("self", before), ("other", grad)], [total], [("alpha", 1)], overload="Tensor")
+        self.drop(before, grad)
+        return total
+
+    def accumulate(self, weight: Ref, grad: Ref) -> None:
+        """A weight's gradient has come. A product that adds to an fp32 sum also reads and writes that: of one product
+        about half of it shows, of a grouped one (three dimensions) all, as SimuMax's table of B200 kernels says."""
+        target = self._gradient_of.get(weight.storage)
+        if target is not None and target.spec.dtype == "float32" and self.style.accumulate == "epilogue":
+            shown = target if len(target.shape) > 2 else self._as_half(target)
+            self.fused([shown], [shown])
+        if target is not None and self.style.accumulate == "add":
+            self.scope("torch::autograd::AccumulateGrad", Phase.BACKWARD)
+            self.op("aten::add_", [("self", target), ("other", grad)], [target], [("alpha", 1)], overload="Tensor")
+        self.drop(grad)
+
+    def _as_half(self, target: Ref) -> Ref:
+        return self.tape.seen_as(target, target.shape, target.spec.stride, "bfloat16")
+
+    def wants(self, weight: Ref) -> bool:
+        """Whether this weight gets a gradient."""
+        return weight.storage in self._gradient_of

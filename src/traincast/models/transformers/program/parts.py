@@ -1,0 +1,195 @@
+"""What layers are made of beside products: norms, activations, sums, rotary positions."""
+
+from __future__ import annotations
+
+from traincast.ir.ops import StorageKind
+from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.transformers.program.graph import Gradients, Graph
+
+_BUFFER = StorageKind.BUFFER
+
+
+def norm(graph: Graph, x: Ref, kind: str, *, bias: bool = False) -> Ref:
+    """RMSNorm ("rms") or LayerNorm ("layer") over the last dimension, as one kernel."""
+    shape, width = x.shape, x.shape[-1]
+    weight = graph.weight(width)
+    shift = graph.weight(width) if kind == "layer" and bias else None
+    name = "_fused_rms_norm" if kind == "rms" else "native_layer_norm"
+    graph.scope("aten::rms_norm" if kind == "rms" else "aten::layer_norm")
+    result = graph.new(*shape)
+    moments = [graph.new(x.spec.numel // width, dtype="float32") for _ in range(1 if kind == "rms" else 2)]
+    extra = [("weight", weight)] + ([("bias", shift)] if shift is not None else [])
+    sizes: Scalars = [("normalized_shape", (width,)), ("eps", 1e-5)]
+    graph.op(f"aten::{name}", [("input", x), *extra], [result, *moments], sizes)
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below, scale = graph.new(*shape), graph.new(width)
+        mask = (True, graph.wants(weight), shift is not None and graph.wants(shift))
+        arguments = [("grad_out", grad), ("input", x), *[("moment", moment) for moment in moments], *extra]
+        scalars = [("normalized_shape", (width,)), ("output_mask", mask if kind == "layer" else mask[:2])]
+        graph.op(f"aten::{name}_backward", arguments, [below, scale], scalars)
+        graph.accumulate(weight, scale)
+        return [below]
+
+    node = "FusedRmsNormBackward0" if kind == "rms" else "NativeLayerNormBackward0"
+    graph.node(node, [x], [result], [x, *moments], backward)
+    graph.drop(*moments)
+    return result
+
+
+def add(graph: Graph, x: Ref, branch: Ref) -> Ref:
+    """The residual sum, with dropout on the branch where the style has it (in the same kernel where it is fused)."""
+    if graph.style.dropout and graph.style.fused:
+        return _add_dropped(graph, x, branch)
+    if graph.style.dropout:
+        branch = dropout(graph, branch)
+    graph.scope("aten::add")
+    total = graph.new(*x.shape)
+    graph.op("aten::add", [("self", x), ("other", branch)], [total], [("alpha", 1)], overload="Tensor")
+    graph.node("AddBackward0", [x, branch], [total], [], lambda grads: [grads[0], grads[0]])
+    graph.drop(x, branch)
+    return total
+
+
+def _add_dropped(graph: Graph, x: Ref, branch: Ref) -> Ref:
+    """Dropout and the residual sum in one kernel; backward, the branch's gradient is one more."""
+    graph.scope("aten::add")
+    total, mask = graph.new(*x.shape), graph.new(*x.shape, dtype="bool")
+    graph.fused([x, branch], [total, mask])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(*x.shape)
+        graph.fused([grad, mask], [below])
+        return [grad, below]
+
+    graph.node("AddBackward0", [x, branch], [total], [mask], backward)
+    graph.drop(x, branch, mask)
+    return total
+
+
+def dropout(graph: Graph, x: Ref) -> Ref:
+    """Dropout, which keeps its mask."""
+    graph.scope("aten::dropout")
+    result, mask = graph.new(*x.shape), graph.new(*x.shape, dtype="bool")
+    graph.op("aten::native_dropout", [("input", x)], [result, mask], [("p", 0.1), ("train", True)])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(*x.shape)
+        graph.op("aten::native_dropout_backward", [("grad_output", grad), ("mask", mask)], [below], [("scale", 1.1)])
+        return [below]
+
+    graph.node("NativeDropoutBackward0", [x], [result], [mask], backward)
+    graph.drop(x, mask)
+    return result
+
+
+def gated(graph: Graph, gate: Ref, up: Ref | None, width: int, activation: str) -> Ref:
+    """The activation of one projection times another; `up` None: `gate` holds both side by side."""
+    if graph.style.fused or up is None:
+        return _gated_at_once(graph, [gate] if up is None else [gate, up], gate.shape[0], width)
+    name = "silu" if activation == "swiglu" else "gelu"
+    active = pointwise(graph, gate, name)
+    graph.scope("aten::mul")
+    result = graph.new(*up.shape)
+    graph.op("aten::mul", [("self", active), ("other", up)], [result], overload="Tensor")
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        first, second = graph.new(*up.shape), graph.new(*up.shape)
+        graph.op("aten::mul", [("self", grad), ("other", up)], [first], overload="Tensor")
+        graph.op("aten::mul", [("self", grad), ("other", active)], [second], overload="Tensor")
+        return [first, second]
+
+    graph.node("MulBackward0", [active, up], [result], [active, up], backward)
+    graph.drop(active, up)
+    return result
+
+
+def _gated_at_once(graph: Graph, halves: list[Ref], rows: int, width: int) -> Ref:
+    graph.scope("aten::mul")
+    result = graph.new(rows, width)
+    graph.fused(halves, [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = [graph.new(*half.shape) for half in halves]
+        graph.fused([grad, *halves], below)
+        return below
+
+    graph.node("MulBackward0", halves, [result], halves, backward)
+    graph.drop(*halves)
+    return result
+
+
+def pointwise(graph: Graph, x: Ref, name: str) -> Ref:
+    """An activation function: gelu, silu or relu."""
+    graph.scope(f"aten::{name}")
+    result = graph.new(*x.shape)
+    graph.op(f"aten::{name}", [("self", x)], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(*x.shape)
+        named = "threshold_backward" if name == "relu" else f"{name}_backward"
+        graph.op(f"aten::{named}", [("grad_output", grad), ("self", x)], [below])
+        return [below]
+
+    graph.node(f"{name.capitalize()}Backward0", [x], [result], [x], backward)
+    graph.drop(x)
+    return result
+
+
+def rotary(graph: Graph, x: Ref, width: int) -> Ref:
+    """Rotary positions of heads side by side, [rows, heads * width]: a product of complex numbers in fp32."""
+    rows, whole = x.shape
+    if graph.style.fused:
+        return _streamed(graph, x, "RotaryBackward")
+    table = graph.tape.resident((rows, width // 2), _BUFFER, "complex64")
+
+    def turned(source: Ref) -> Ref:
+        wide, spun = graph.new(rows, whole, dtype="float32"), graph.new(rows, whole // 2, dtype="complex64")
+        scalars: Scalars = [("dtype", "float32"), ("non_blocking", False), ("memory_format", None)]
+        graph.op("aten::_to_copy", [("self", source)], [wide], scalars)
+        graph.op("aten::mul", [("self", wide), ("other", table)], [spun], overload="Tensor")
+        narrow = graph.new(rows, whole)
+        graph.op("aten::_to_copy", [("self", spun)], [narrow], [("dtype", graph.style.element)])
+        graph.drop(wide, spun)
+        return narrow
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        return [turned(grad)]
+
+    graph.scope("aten::mul")
+    result = turned(x)
+    graph.node("MulBackward0", [x], [result], [], backward)
+    graph.drop(x)
+    return result
+
+
+def _streamed(graph: Graph, x: Ref, node: str) -> Ref:
+    """One kernel that reads a tensor and writes another of the same form, and the like backward."""
+    graph.scope(node)
+    result = graph.new(*x.shape)
+    graph.fused([x], [result])
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        below = graph.new(*x.shape)
+        graph.fused([grad], [below])
+        return [below]
+
+    graph.node(node, [x], [result], [], backward)
+    graph.drop(x)
+    return result

@@ -1,0 +1,122 @@
+"""Whole training steps of a Transformer on one GPU, and single layers for those who put steps together themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.ir.builder import ProgramBuilder
+from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.program import Program
+from traincast.ir.workload import Workload
+from traincast.models.layers.optimizers import step_one_by_one, with_state
+from traincast.models.layers.tape import Ref, Tape
+from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.program.block import block, embedding, head
+from traincast.models.transformers.program.graph import Graph
+from traincast.models.transformers.program.style import Shard, Style
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Piece:
+    """A part of a step on its own: forward and backward, the bytes it keeps in between, and how many elements of its
+    weights get a gradient."""
+
+    program: Program
+    saved_bytes: int
+    trained: int
+
+
+def transformer_workload(
+    model: Transformer, *, batch_size: int, seq_len: int, style: Style, optimizer: str = "adam", training: bool = True
+) -> Workload:
+    """One step on one GPU: every layer written out. Weights are in the style's type; where that has 16 bits, the
+    optimizer keeps fp32 copies of them."""
+    tape = _tape(batch_size, seq_len)
+    graph = Graph(tape, style, training=training)
+    shard = Shard(batch=batch_size, seq_len=seq_len)
+    x, table = embedding(graph, model, shard)
+    for _ in range(model.encoder_layers):
+        x = block(graph, x, model, shard, experts=False, causal=False)
+    for layer in range(model.layers):
+        x = block(
+            graph, x, model, shard, experts=model.has_experts(layer), window=model.window_of(layer),
+            crossed=model.encoder_layers > 0,
+        )  # fmt: skip
+    loss = head(graph, x, model, shard, table=table if model.tied else None)
+    if training:
+        graph.run_backward(loss, loss)
+        if optimizer != "none":
+            write_adam(tape, graph.weights, graph.gradients)
+    return Workload(
+        name=model.name,
+        programs=(tape.build(),),
+        mode="training" if training else "inference",
+        meta={"optimizer": optimizer if training else ""},
+    )
+
+
+def layer_piece(
+    model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False
+) -> Piece:
+    """One layer with its backward, as one rank runs it."""
+    graph = Graph(_tape(shard.batch, shard.seq_len), style)
+    x = graph.given(shard.rows, model.hidden)
+    result = block(
+        graph, x, model, shard, experts=experts, window=window, causal=not encoder,
+        crossed=model.encoder_layers > 0 and not encoder,
+    )  # fmt: skip
+    return _finished(graph, result)
+
+
+def embedding_piece(model: Transformer, shard: Shard, style: Style) -> Piece:
+    """What stands before the first layer."""
+    graph = Graph(_tape(shard.batch, shard.seq_len), style)
+    result, _ = embedding(graph, model, shard)
+    return _finished(graph, result)
+
+
+def head_piece(model: Transformer, shard: Shard, style: Style) -> Piece:
+    """What stands after the last layer, with the loss."""
+    graph = Graph(_tape(shard.batch, shard.seq_len), style)
+    return _finished(graph, head(graph, graph.given(shard.rows, model.hidden), model, shard))
+
+
+def optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: bool = False) -> Program:
+    """Adam over this many weights in as many tensors; `master`: from fp32 copies into 16-bit weights. `one_by_one`: by
+    ops of their own for each tensor instead of one kernel for all."""
+    tape = _tape(1, 0)
+    each = max(1, elements // max(1, tensors))
+    dtype = "bfloat16" if master else "float32"
+    weights = [tape.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
+    gradients = [tape.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
+    if one_by_one:
+        step_one_by_one(tape, "adam", with_state(tape, "adam", weights), gradients)
+        return tape.build()
+    write_adam(tape, weights, gradients)
+    return tape.build()
+
+
+def _tape(batch: int, seq_len: int) -> Tape:
+    return Tape(batch, builder=ProgramBuilder(batch_size=batch, seq_len=seq_len))
+
+
+def _finished(graph: Graph, result: Ref) -> Piece:
+    saved = graph.saved_bytes
+    graph.run_backward(result, graph.given(*result.shape))
+    return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights))
+
+
+def write_adam(tape: Tape, weights: list[Ref], gradients: list[Ref]) -> None:
+    """One fused Adam over all weights; 16-bit ones are written from the fp32 copies that it updates."""
+    state = StorageKind.OPTIMIZER_STATE
+    exact = [
+        ref if ref.spec.dtype == "float32" else tape.resident(ref.shape, state) for ref in weights
+    ]  # fmt: skip
+    moments = [[tape.resident(ref.shape, state) for ref in weights] for _ in range(2)]
+    tape.scope("Optimizer.step#AdamW.step", Phase.OPTIMIZER)
+    lists = [("self", exact), ("grads", gradients), ("exp_avgs", moments[0]), ("exp_avg_sqs", moments[1])]
+    tape.op("aten::_fused_adamw_", lists, [])
+    rounded = [(narrow, wide) for narrow, wide in zip(weights, exact, strict=True) if narrow is not wide]
+    if rounded:
+        narrow, wide = [pair[0] for pair in rounded], [pair[1] for pair in rounded]
+        tape.op("aten::_foreach_copy_", [("self", narrow), ("src", wide)], [])

@@ -1,6 +1,0 @@
-"""Where embedding tables go: plans, files of plans, what they need in memory, greedy plans."""
-
-from traincast.placement.kinds import ComputeKernel, ShardingKind
-from traincast.placement.plan import Placement, Plan, Shard, check_plan
-
-__all__ = ["ComputeKernel", "Placement", "Plan", "Shard", "ShardingKind", "check_plan"]

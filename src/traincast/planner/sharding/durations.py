@@ -1,0 +1,226 @@
+"""Durations that a plan decides, from what each group has on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from traincast.costs.host.profile import HostProfile
+from traincast.models.embeddings.table import ITEM_BYTES
+from traincast.models.placement.kinds import ShardingKind
+from traincast.models.placement.memory import INDEX_BYTES, LENGTH_BYTES, POOLED_BYTES
+from traincast.models.sharded_dlrm.marks import Role
+from traincast.planner.sharding.exchanges import busiest, task_exchanges
+from traincast.planner.sharding.lookups import TableGroup
+from traincast.planner.sharding.preparation import Preparation
+from traincast.planner.sharding.slots import EXCHANGES, Part, Slot
+from traincast.planner.sharding.structure import Around, Structure, Surroundings, load_of
+from traincast.planner.sharding.task import Task
+from traincast.utils.arrays import FloatArray, IntArray
+
+
+class Stage(IntEnum):
+    """What a step needs to know of a group on a rank: the last axis of arrays of stages."""
+
+    FORWARD = 0
+    """Seconds of the kernel that looks up."""
+    BACKWARD = 1
+    """Seconds of the kernel that updates."""
+    TABLES = 2
+    """Shards."""
+    LOOKUPS = 3
+    """Lookups in a step."""
+    COLUMNS = 4
+    """Pooled columns."""
+    ELEMENTS = 5
+    """Weights."""
+    LOOKUP = 6
+    """Seconds of the lookup, with what the small kernels around it take beyond their least."""
+    SORT = 7
+    """Seconds of what comes before the update."""
+    LAUNCHES = 8
+    """Seconds of the host to launch that."""
+    FILLS = 9
+    """Seconds of the host to launch what fills the cache of tables in host memory."""
+
+
+_STAGES: dict[Role | Part, Stage] = {
+    Role.LOOKUP: Stage.LOOKUP,
+    Part.SORT: Stage.SORT,
+    Part.BACKWARD: Stage.BACKWARD,
+    Part.LAUNCHES: Stage.LAUNCHES,
+    Part.FILLS: Stage.FILLS,
+}
+_UPDATE, _FILL = "SplitLookupFunctionBackward", "fbgemm::lru_cache_populate"  # ops that sort
+_SET_BITS = 2.0**32 - 1.0  # sets of a cache are sorted as 32 bits
+
+
+class _Sums:
+    """Stages summed over the groups of a kind, each worked out once."""
+
+    def __init__(self, stages: FloatArray, groups: dict[ShardingKind, list[int]]) -> None:
+        self._stages, self._groups = stages, groups
+        self._known: dict[tuple[ShardingKind, Stage], FloatArray] = {}
+
+    def of(self, kind: ShardingKind, stage: Stage) -> FloatArray:
+        """[plans, ranks]."""
+        if (kind, stage) not in self._known:
+            first, *others = self._groups[kind]
+            total = self._stages[:, :, first, stage]
+            for group in others:
+                total = total + self._stages[:, :, group, stage]
+            self._known[kind, stage] = total
+        return self._known[kind, stage]
+
+
+class Durations:
+    """Open durations of compiled walks for stages [plans, ranks, groups, stages]."""
+
+    def __init__(self, task: Task, groups: Sequence[TableGroup], around: Surroundings, host: HostProfile) -> None:
+        self.task, self.groups, self.around, self._host = task, groups, around, host
+        self._groups_of: dict[ShardingKind, list[int]] = {}
+        for number, group in enumerate(groups):
+            self._groups_of.setdefault(group.kind, []).append(number)
+        self._preparation = Preparation(task.device)
+        self.world, self._within, self._across = task_exchanges(task)
+
+    def around_lookups(self, stages: FloatArray, rows: FloatArray, distinct: FloatArray, group: IntArray) -> FloatArray:
+        """Stages from `Stage.LOOKUP` on, [n, 4], of groups from their stages before it [n, :], rows, and rows that a
+        batch touches."""
+        further = np.zeros((len(stages), 4))
+        for number in np.unique(group).tolist():
+            chosen = np.flatnonzero(group == number)
+            kind, weighted, known = self.groups[number].kind, self.groups[number].weighted, stages[chosen]
+            lookup = Slot(Role.LOOKUP, kind, number)
+            small = self.around[lookup].beyond(self._load(lookup, number, known))
+            further[chosen, 0] = known[:, Stage.FORWARD] + small
+            around = self.around[Slot(Part.SORT, kind, number)]
+            further[chosen, 1] = self._sort(around, self.groups[number], known, rows[chosen])
+            further[chosen, 2] = self._preparation.host_seconds(
+                known[:, Stage.LOOKUPS], rows[chosen], self._host, _UPDATE, weighted=weighted
+            )
+            if self.groups[number].kernel.cached:
+                further[chosen, 3] = self._fills(known, distinct[chosen])
+        return further
+
+    def of(self, structure: Structure, stages: FloatArray) -> dict[Slot, FloatArray]:
+        """The durations of the structure's slots, [plans or 1, ranks or 1] each."""
+        sums = _Sums(stages, self._groups_of)
+        return {slot: self._duration(slot, structure, stages, sums) for slot in structure.slots}
+
+    def _duration(self, slot: Slot, structure: Structure, stages: FloatArray, sums: _Sums) -> FloatArray:
+        if slot.role in _STAGES:
+            return np.asarray(stages[:, :, slot.group, _STAGES[slot.role]])
+        if slot.role in (Role.SIZES, Role.DENSE):
+            kind = "all_to_all" if slot.role is Role.SIZES else "all_reduce"
+            return self.world.seconds(kind, np.full((1, 1), float(structure.bytes[slot])))
+        if slot.role is Part.COPIES:
+            item = ITEM_BYTES[self.groups[slot.group].dtype]
+            return self.world.seconds("all_reduce", item * stages[:, :1, slot.group, Stage.ELEMENTS])
+        if slot.role is Role.ORDER:
+            return self.around[slot].beyond(self._ordered(structure, sums))
+        assert slot.kind is not None
+        if slot.role is Part.HELD:
+            return self._held(slot, slot.kind, stages)
+        if slot.role in (Part.VIEWS, Part.GRADIENTS):
+            return np.asarray(structure.per_sender[slot] * self._other_senders(slot.kind, sums))
+        if slot.role in EXCHANGES:
+            return self._exchange(slot, slot.kind, sums)
+        return self._kernel(slot, slot.kind, stages, sums)
+
+    def _kernel(self, slot: Slot, kind: ShardingKind, stages: FloatArray, sums: _Sums) -> FloatArray:
+        """The small kernels of a kind: on every rank for its parts, or alike on all ranks for their samples."""
+        around, samples = self.around[slot], float(self.task.batch_size)
+        if slot.role is Role.BESIDE:
+            samples = kind.samples(self.task.batch_size, self.task.gpus)
+            return around.beyond(samples * sums.of(kind, Stage.COLUMNS))
+        if slot.role is Role.STEP:  # copied tables are equal on all ranks
+            return around.beyond(stages[:, :1, slot.group, Stage.ELEMENTS])
+        if slot.role is Role.JOIN:
+            least = 0.5 * float(around.seconds[0]) + self.task.device.kernel_gap  # of a copy, beside the joining
+            joined = around.beyond(samples * self._once(kind, sums, Stage.COLUMNS))
+            return joined + self._other_senders(kind, sums) * least
+        if slot.role is Role.BUCKET:
+            lookups = sums.of(kind, Stage.LOOKUPS).sum(axis=1, keepdims=True) / self.task.gpus
+            lengths = sums.of(kind, Stage.TABLES).sum(axis=1, keepdims=True)
+            return around.beyond(INDEX_BYTES * lookups + LENGTH_BYTES * samples * lengths)
+        loads = (self._load(slot, group, stages[:, :, group]) for group in self._groups_of[kind])
+        return around.beyond(sum(loads, np.zeros(stages.shape[:2])))
+
+    def _ordered(self, structure: Structure, sums: _Sums) -> FloatArray:
+        """Bytes of all lookups of a rank's samples, in tables of all kinds in use: [plans, 1]."""
+        used = {slot.kind for slot in structure.slots if slot.role is Role.LOOKUP}
+        load = np.zeros((1, 1))
+        for kind in (kind for kind in ShardingKind if kind in used):
+            ranks = 1 if kind.copied else self.task.gpus
+            lookups = sums.of(kind, Stage.LOOKUPS)[:, :ranks].sum(axis=1, keepdims=True) / ranks
+            lengths = float(self.task.batch_size) * self._once(kind, sums, Stage.TABLES)
+            load = load + INDEX_BYTES * lookups + LENGTH_BYTES * lengths
+        return load
+
+    def _fills(self, stages: FloatArray, distinct: FloatArray) -> FloatArray:
+        """The host's seconds to sort lookups by row, and rows by the set of the cache."""
+        lookups, elements = stages[:, Stage.LOOKUPS], stages[:, Stage.ELEMENTS]
+        by_row = self._preparation.host_seconds(lookups, elements, self._host, _FILL, weighted=False)
+        sets = np.full(len(stages), _SET_BITS)
+        return by_row + self._preparation.host_seconds(distinct, sets, self._host, _FILL, weighted=False)
+
+    def _held(self, slot: Slot, kind: ShardingKind, stages: FloatArray) -> FloatArray:
+        """1 on ranks that have tables of the group, or of so many groups of the kind; else 0."""
+        groups = [slot.group] if slot.group >= 0 else self._groups_of[kind]
+        count = (stages[:, :, groups, Stage.TABLES] > 0.5).sum(axis=2)
+        return np.asarray(count >= max(1, slot.number), dtype=np.float64)
+
+    def _once(self, kind: ShardingKind, sums: _Sums, stage: Stage) -> FloatArray:
+        """The sum over ranks; of tables that all ranks, or those of a node, share, over one of them: [plans, 1]."""
+        sharers = kind.sharers(self.task.gpus, self.task.gpus_per_node)
+        return np.asarray(sums.of(kind, stage)[:, ::sharers].sum(axis=1, keepdims=True))
+
+    def _other_senders(self, kind: ShardingKind, sums: _Sums) -> FloatArray:
+        """Ranks (or nodes) beyond the first that send pooled rows of their own: [plans, 1]."""
+        sharers = kind.sharers(self.task.gpus, self.task.gpus_per_node)
+        sending = sums.of(kind, Stage.TABLES)[:, ::sharers] > 0.5
+        return np.maximum(np.asarray(sending.sum(axis=1, keepdims=True), dtype=np.float64) - 1.0, 0.0)
+
+    def _sort(self, around: Around, group: TableGroup, stages: FloatArray, rows: FloatArray) -> FloatArray:
+        """What comes before an update; for data-parallel tables also what is done to their whole gradient."""
+        prepare = self._preparation
+        sorting = prepare.seconds(stages[:, Stage.LOOKUPS], rows, weighted=group.weighted)
+        if not group.copied:
+            return np.asarray(np.maximum(sorting - around.seconds[0], 0.0))
+        then = prepare.seconds(around.lookups, around.rows, weighted=group.weighted)
+        rest = np.maximum(around.seconds - then, 0.0)
+        whole = np.interp(stages[:, Stage.ELEMENTS], around.load, rest)
+        return np.asarray(np.maximum(sorting + whole - around.seconds[0], 0.0))
+
+    def _load(self, slot: Slot, group: int, stages: FloatArray) -> FloatArray:
+        samples = self.groups[group].kind.samples(self.task.batch_size, self.task.gpus)
+        tables, lookups, elements = (stages[..., i] for i in (Stage.TABLES, Stage.LOOKUPS, Stage.ELEMENTS))
+        return np.asarray(
+            load_of(slot.role, self.groups[group], samples, tables=tables, lookups=lookups, elements=elements)
+        )
+
+    def _exchange(self, slot: Slot, kind: ShardingKind, sums: _Sums) -> FloatArray:
+        """Lengths, row numbers or weights of lookups on their way to the ranks that hold the tables; pooled rows on
+        their way to the ranks of their samples, or gradients on the way back."""
+        samples = float(self.task.batch_size * self.task.gpus)
+        if slot.role is Role.LENGTHS:
+            return self._all_to_all(LENGTH_BYTES * samples * sums.of(kind, Stage.TABLES))
+        if slot.role is Role.VALUES:
+            return self._all_to_all((INDEX_BYTES if slot.number == 0 else POOLED_BYTES) * sums.of(kind, Stage.LOOKUPS))
+        pooled = POOLED_BYTES * samples * sums.of(kind, Stage.COLUMNS)
+        reduction = "reduce_scatter" if slot.role is Role.OUT else "all_gather"
+        if kind is ShardingKind.ROW_WISE:
+            return self.world.seconds(reduction, pooled[:, :1])
+        if slot.meeting == "within":
+            return self._within.seconds(reduction, pooled)
+        if slot.meeting == "across":
+            nodes = self._across.ranks
+            return self._across.seconds("all_to_all", pooled.max(axis=1, keepdims=True) * nodes / self.task.gpus)
+        return self._all_to_all(pooled)
+
+    def _all_to_all(self, received: FloatArray) -> FloatArray:
+        """Seconds of an exchange between all ranks: [plans, 1]."""
+        return self.world.seconds("all_to_all", busiest(received, self.task.gpus_per_node))[:, None]

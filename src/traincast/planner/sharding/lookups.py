@@ -1,0 +1,115 @@
+"""Groups of tables that one kernel looks up, and the device time of lookup and update from sums over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from traincast.costs.kernels.call import COMPUTE_TYPES, Calls
+from traincast.costs.kernels.cost import price_calls
+from traincast.costs.kernels.embedding import EMBEDDING
+from traincast.costs.kernels.embedding.tables import fill_call
+from traincast.hardware.device import Device
+from traincast.models.embeddings.load import FIELDS, Part, fetched_rows, longest_bag, part_load
+from traincast.models.embeddings.table import ITEM_BYTES, Table
+from traincast.models.placement.kinds import ComputeKernel, ShardingKind
+from traincast.models.placement.memory import INDEX_BYTES
+from traincast.models.placement.options import Option
+from traincast.utils.arrays import FloatArray, IntArray
+
+TERMS = (*FIELDS, "bag", "elements", "rows", "fetched")
+"""What shards of a group add up: their load, lengths of bags (see `BAG_POWER`), weights, rows, and bytes that a batch
+brings from the host into a cache on the device."""
+BAG_POWER = 16.0
+"""The longest bag of several shards is not a sum; the 16th root of the sum of 16th powers is nearly the longest."""
+TABLES, LOOKUPS, DISTINCT, COLUMNS = (FIELDS.index(n) for n in ("tables", "lookups", "distinct_rows", "columns"))
+BAG, ELEMENTS, ROWS, FETCHED = (TERMS.index(name) for name in ("bag", "elements", "rows", "fetched"))
+_COPY_GRID = np.concatenate([[1.0], 2.0 ** np.arange(6.0, 40.0, 0.25)])  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TableGroup:
+    """Tables that share a kernel: those of one kind of sharding and of one form."""
+
+    kind: ShardingKind
+    kernel: ComputeKernel
+    dtype: str
+    weighted: bool
+    optimizer: str
+
+    @staticmethod
+    def of(table: Table, option: Option) -> TableGroup:
+        """The group of a table under an option."""
+        return TableGroup(option.kind, option.kernel, table.dtype, table.weighted, table.optimizer)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Groups are numbered in this order: that in which a step looks them up."""
+        return self.kind.position, self.kernel, self.dtype, self.weighted, self.optimizer
+
+    @property
+    def copied(self) -> bool:
+        """Whether every rank has these tables whole, for its own samples."""
+        return self.kind.copied
+
+
+def shard_terms(table: Table, option: Option, world_size: int, gpus_per_node: int, batch_size: int) -> FloatArray:
+    """Terms of one shard of a table under an option; `batch_size` samples per rank."""
+    height, columns = option.shard_shape(table, world_size, gpus_per_node)
+    samples = option.kind.samples(batch_size, world_size)
+    part = Part(table, columns, height / table.rows)
+    fetched = 0.0
+    if option.kernel.cached:
+        fetched = fetched_rows(part, samples, option.cache_fraction) * columns * ITEM_BYTES[table.dtype]
+    rest = (longest_bag([part]) ** BAG_POWER, height * columns, height, fetched)
+    return np.concatenate([part_load(part, samples), rest])
+
+
+class LookupKernels:
+    """The lookup and update kernels of all groups on one device."""
+
+    def __init__(self, groups: Sequence[TableGroup], device: Device, *, batch_size: int, world_size: int) -> None:
+        self.device = device
+        updates = ["dense" if group.copied else group.optimizer for group in groups]
+        self._forward = np.full(len(groups), EMBEDDING.kinds.index("tbe_forward"))
+        self._backward = np.array([EMBEDDING.kinds.index(f"tbe_backward_{update}") for update in updates])
+        self._compute = np.array([COMPUTE_TYPES.index(group.dtype) for group in groups])
+        self._samples = np.array([group.kind.samples(batch_size, world_size) for group in groups], dtype=float)
+        constant = [
+            (INDEX_BYTES, ITEM_BYTES[group.dtype], group.weighted, 0, group.kernel.host_access) for group in groups
+        ]
+        self._constant = np.array(constant, dtype=float)
+
+    def seconds(self, sums: FloatArray, group: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Seconds of lookup and update for sums [n, TERMS] of these groups; zero where there is no table."""
+        forward, backward = np.zeros(len(sums)), np.zeros(len(sums))
+        used = np.flatnonzero(sums[:, TABLES] > 0.5)
+        if len(used):
+            held, which = sums[used], group[used]
+            bag = np.ceil(np.maximum(held[:, BAG], 0.0) ** (1.0 / BAG_POWER) - 1e-9)
+            load = np.maximum(held[:, : len(FIELDS)], 0.0)
+            values = np.column_stack([self._samples[which], load, bag, self._constant[which]])
+            calls = Calls(
+                EMBEDDING,
+                np.concatenate([self._forward[which], self._backward[which]]),
+                np.tile(self._compute[which], 2),
+                np.concatenate([values, values]),
+            )
+            seconds = price_calls(calls, self.device)[0].seconds
+            forward[used], backward[used] = seconds[: len(used)], seconds[len(used) :]
+            forward[used] += self._fetching(held[:, FETCHED])
+        return forward, backward
+
+    def _fetching(self, nbytes: FloatArray) -> FloatArray:
+        """Seconds of rows on their way from the host and back, beyond the search for them."""
+        if not np.any(nbytes > 0.5):
+            return np.zeros(len(nbytes))
+        return np.asarray(np.interp(nbytes, _COPY_GRID, self._copies - self._copies[0]))
+
+    @cached_property
+    def _copies(self) -> FloatArray:
+        calls = [fill_call(0.0, nbytes) for nbytes in _COPY_GRID.tolist()]
+        return price_calls(Calls.of(EMBEDDING, calls), self.device)[0].seconds

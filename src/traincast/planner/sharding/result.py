@@ -1,0 +1,103 @@
+"""What a search for plans, or a ranking of given ones, answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from traincast.models.placement.memory import TERMS
+from traincast.models.placement.plan_file import plan_to_json
+from traincast.planner.sharding.scored_plan import ScoredPlan
+from traincast.planner.sharding.task import Task
+from traincast.utils.display.text import milliseconds
+from traincast.utils.results import Records, Result, flat
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class ShardingAnswer(Result):
+    """The best plan, all plans it was compared with (best first, itself among them), how many the fast cost has scored,
+    the seconds that all took, and notes on what was assumed or left out."""
+
+    task: Task
+    best: ScoredPlan
+    plans: tuple[ScoredPlan, ...]
+    scored: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data; keys are stable and say their units."""
+        task, best = self.task, self.best
+        return {
+            "platform": task.platform.key,
+            "gpus": task.gpus,
+            "batch_size": task.batch_size,
+            "tables": len(task.tables),
+            "fits": best.memory.fits,
+            "missing_gb": best.memory.missing / 1e9,
+            "iteration_ms": 1e3 * best.seconds,
+            "plan": plan_to_json(best.plan),
+            "ranks": [_rank(best, rank) for rank in range(best.plan.world_size)],
+            "compared": [_compared(plan, best) for plan in self.plans],
+            "plans_scored": self.scored,
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+        }
+
+    def headline(self) -> str:
+        """The tables and where they go, the time of a step, and whether the best plan fits."""
+        task, best = self.task, self.best
+        size = sum(table.memory_bytes for table in task.tables) / 1e9
+        lines = [
+            f"{len(task.tables)} table{'s' * (len(task.tables) > 1)}, {size:,.1f} GB with optimizer state, "
+            f"on {task.gpus} x {task.device.name}, batch {task.batch_size} a GPU",
+            f"{milliseconds(best.seconds)} ms a step ({best.name}); "
+            f"{self.scored:,} plans scored, {len(self.plans)} compared in {self.seconds:.1f} s",
+        ]
+        if not best.memory.fits:
+            rank, where = best.memory.fullest
+            lines.append(f"does not fit: {best.memory.missing / 1e9:.1f} GB{where} missing on the fullest rank, {rank}")
+        return "\n".join(lines)
+
+    def records(self) -> Records:
+        """Tables "plans" (those compared), "ranks" (of the best plan: milliseconds by term, GB) and "tables" (where
+        the best plan has each)."""
+        document = self.to_dict()
+        placed = zip(self.task.tables, self.best.plan.placements, strict=True)
+        return {
+            "plans": [flat(plan) for plan in document["compared"]],
+            "ranks": [
+                flat(rank)
+                | {f"{term}_ms": ms for term, ms in rank["ms"].items()}
+                | {f"{what}_gb": gb for what, gb in rank["memory_gb"].items()}
+                for rank in document["ranks"]
+            ],
+            "tables": [
+                {"table": table.name, "gb": table.memory_bytes / 1e9, "kind": str(placement.kind),
+                 "kernel": str(placement.kernel), "ranks": ", ".join(map(str, placement.ranks))}
+                for table, placement in placed
+            ],
+        }  # fmt: skip
+
+
+def _rank(best: ScoredPlan, rank: int) -> dict[str, Any]:
+    needs = zip(TERMS, best.memory.bytes[rank], strict=True)
+    return {
+        "rank": rank,
+        "ms": {term: 1e3 * float(seconds[rank]) for term, seconds in best.terms.items()},
+        "memory_gb": {"device": best.memory.device[rank] / 1e9} | {name: float(need) / 1e9 for name, need in needs},
+        **best.walked(rank),
+    }
+
+
+def _compared(plan: ScoredPlan, best: ScoredPlan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "iteration_ms": 1e3 * plan.seconds,
+        "slower_percent": 100.0 * (plan.seconds / best.seconds - 1.0),
+        "fits": plan.memory.fits,
+        "missing_gb": plan.memory.missing / 1e9,
+        "most_memory_gb": float(plan.memory.device.max()) / 1e9,
+        "kinds": plan.kinds,
+        "why": plan.why_slower(best),
+    }

@@ -1,0 +1,102 @@
+"""A plan under the full walk: how long its step takes, and why it is slower than a better one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.models.placement.memory import MemoryNeed
+from traincast.models.placement.plan import Plan
+from traincast.simulator.prediction.answers import RankAnswer
+from traincast.simulator.prediction.result import Prediction
+from traincast.utils.arrays import FloatArray
+from traincast.utils.display.text import milliseconds
+
+_WORTH_SAYING = 0.005  # of a step: what differs by less is not given as a reason
+_ALIKE = 0.01  # of the longest: ranks that differ by less spend the same
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ScoredPlan:
+    """A plan with its full walk, its fast cost in seconds, what it needs in memory, and what each rank spends on what
+    (seconds by term; exchanges without waiting)."""
+
+    name: str
+    plan: Plan
+    prediction: Prediction
+    fast_seconds: float
+    memory: MemoryNeed
+    terms: dict[str, FloatArray]
+
+    @property
+    def seconds(self) -> float:
+        """One step, by the full walk."""
+        return self.prediction.iteration
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Better plans come first: those that lack no memory, or least, by seconds."""
+        return self.memory.missing, self.seconds
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many tables are sharded in which way, the most frequent first."""
+        host = " in host memory"
+        return dict(Counter(p.kind + host * p.kernel.in_host_memory for p in self.plan.placements).most_common())
+
+    @property
+    def busiest(self) -> RankAnswer:
+        """The rank that computes longest; its compute, exposed exchanges and idle time make up the step."""
+        return max(self.prediction.ranks, key=lambda answer: answer.compute)
+
+    def walked(self, rank: int) -> dict[str, float]:
+        """What the full walk says of a rank, in milliseconds."""
+        answer = next(answer for answer in self.prediction.ranks if rank in answer.ranks)
+        return {
+            "compute_ms": 1e3 * answer.compute,
+            "exposed_comm_ms": 1e3 * answer.exposed_comm,
+            "waiting_ms": 1e3 * answer.waiting,
+            "idle_ms": 1e3 * answer.device_idle,
+        }
+
+    def why_slower(self, best: ScoredPlan) -> str:
+        """What makes the plan slower than the best one: a term of a rank, or a device that waits for its host."""
+        if not self.memory.fits:
+            rank, where = self.memory.fullest
+            return f"does not fit: rank {rank} lacks {self.memory.missing / 1e9:.1f} GB{where}"
+        mine, theirs = self.busiest, best.busiest
+        more = {
+            "kernels": mine.compute - theirs.compute,
+            "exchanges": mine.exposed_comm - theirs.exposed_comm,
+            "idle": mine.device_idle - theirs.device_idle,
+        }
+        what = max(more, key=lambda name: more[name])
+        if more[what] <= _WORTH_SAYING * best.seconds:
+            return ""
+        return self._why_idle(best, more[what]) if what == "idle" else self._why_busy(best, what, more[what])
+
+    def _why_idle(self, best: ScoredPlan, seconds: float) -> str:
+        longer = f"devices wait for their hosts {milliseconds(seconds)} ms longer"
+        kinds, fewer = len(self.kinds), len(best.kinds)
+        if kinds > fewer:
+            return f"{longer}: {kinds} kinds of sharding instead of {fewer}, each with its own launches and exchanges"
+        return f"{longer}: more launches and exchanges"
+
+    def _why_busy(self, best: ScoredPlan, what: str, seconds: float) -> str:
+        """The term of `what` ("kernels" or "exchanges") that takes most more than in the best plan."""
+        excess = {
+            term: float(spent.max()) - float(best.terms[term].max() if term in best.terms else 0.0)
+            for term, spent in self.terms.items()
+            if ("exchange" in term or "gradients" in term) == (what == "exchanges")
+        }
+        term = max(excess, key=lambda name: excess[name], default="")
+        if not term or excess[term] <= 0:
+            return f"exposed {what} {milliseconds(seconds)} ms longer on rank {self.busiest.ranks[0]}"
+        spent = self.terms[term]
+        where = "all ranks" if spent.max() - spent.min() < _ALIKE * spent.max() else f"rank {int(np.argmax(spent))}"
+        said = f"{term} {milliseconds(float(spent.max()))} ms on {where}, {milliseconds(excess[term])} ms more"
+        if 2.0 * excess[term] >= seconds:
+            return said
+        return f"{what} {milliseconds(seconds)} ms longer; of that {said}"

@@ -1,0 +1,183 @@
+"""Advice: the edits that apply, alone and in pairs, by what they would gain, with what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from traincast.planner.what_if.ask import both, compared
+from traincast.planner.what_if.edits.registry import Wanted, edits, parse_edits
+from traincast.planner.what_if.money import Prices
+from traincast.planner.what_if.predict import Answer, predicted
+from traincast.planner.what_if.result import WhatIf, bottleneck, fits, memory_bytes
+from traincast.planner.what_if.scene import Scene
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.utils.display.text import milliseconds
+from traincast.utils.errors import TraincastError
+from traincast.utils.results import Records, Result
+
+_PAIRED = 7  # the best edits alone, of which all pairs are tried
+_EXPLAINED = 3
+_COSTS = ("dollars_per_million_samples", "most_kwh_per_million_samples", "run_hours", "run_dollars", "run_most_kwh")
+_LEAST_GAIN = 1e-4  # of the time of a sample: below, an edit changes nothing
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Suggestion:
+    """One or two edits with what they would change; `risk` is what they may cost besides time."""
+
+    answer: WhatIf
+    risk: str
+    why: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Share of the time of a sample that is saved."""
+        return 1.0 - self.answer.per_sample.ratio
+
+    @property
+    def certain(self) -> bool:
+        """Whether the gain is larger than its uncertainty."""
+        return self.answer.per_sample.certain
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; keys say their units."""
+        low, high = self.answer.per_sample.ratio_interval
+        held = memory_bytes(self.answer.after) - memory_bytes(self.answer.before)
+        cost = self.answer.cost_after.to_dict()
+        return {
+            "edits": list(self.answer.edits),
+            "gain": self.gain,
+            "gain_interval": [1 - high, 1 - low],
+            "larger_than_uncertainty": self.certain,
+            "iteration_ms": 1e3 * self.answer.after.iteration,
+            "memory_change_gb": held / 1e9,
+            "fits": fits(self.answer.after),
+            **{name: cost[name] for name in _COSTS},
+            "risk": self.risk,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Advice(Result):
+    """Suggestions, the largest gain first (those that do not fit in memory last); `refused` says of edits why they
+    cannot be applied, `useless` names those that change nothing or make a sample slower."""
+
+    before: Answer
+    suggestions: tuple[Suggestion, ...]
+    refused: dict[str, str]
+    useless: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data."""
+        name, share = bottleneck(self.before)
+        return {
+            "iteration_ms": 1e3 * self.before.iteration,
+            "bottleneck": name,
+            "bottleneck_share": share,
+            "suggestions": [one.to_dict() for one in self.suggestions],
+            "refused": self.refused,
+            "useless": list(self.useless),
+        }
+
+    def headline(self) -> str:
+        """What limits the step, and the best changes."""
+        name, share = bottleneck(self.before)
+        first = self.before.headline().split("\n")[0]
+        lines = [
+            f"{first}: {milliseconds(self.before.iteration)} ms a step, {share:.0%} of its critical path is {name}"
+        ]
+        best = [one for one in self.suggestions if fits(one.answer.after)][:_EXPLAINED]
+        lines += [f"{' + '.join(one.answer.edits)}: {one.gain:.1%} less time a sample" for one in best]
+        return "\n".join(lines if best else [*lines, "no edit makes it faster"])
+
+    def records(self) -> Records:
+        """Table "suggestions"."""
+        return {"suggestions": [{**one.to_dict(), "edits": " + ".join(one.answer.edits)} for one in self.suggestions]}
+
+
+def advise(scene: Scene, prices: Prices | None = None, *, progress: Callable[[float], None] = lambda _: None) -> Advice:
+    """Tries the edits that apply to a scene, alone and the best of them in pairs."""
+    before = predicted(scene)
+    alone, refused = [], dict[str, str]()
+    texts = candidates()
+    for number, text in enumerate(texts):
+        tried = _tried(scene, before, [text], prices)
+        if isinstance(tried, str):
+            refused[text] = tried
+        else:
+            alone.append(tried)
+        progress(0.5 * (number + 1) / len(texts))
+    useful = sorted((one for one in alone if one.gain > _LEAST_GAIN), key=lambda one: -one.gain)
+    pairs = list(combinations([one.answer.edits[0] for one in useful[:_PAIRED]], 2))
+    together = []
+    for number, pair in enumerate(pairs):
+        tried = _tried(scene, before, pair, prices)
+        if not isinstance(tried, str):
+            together.append(tried)
+        progress(0.5 + 0.5 * (number + 1) / len(pairs))
+    better = {one.answer.edits[0]: one.gain for one in useful}
+    together = [one for one in together if one.gain > max(better[edit] for edit in one.answer.edits) + _LEAST_GAIN]
+    ranked = sorted([*useful, *together], key=lambda one: (not fits(one.answer.after), -one.gain))
+    useless = tuple(one.answer.edits[0] for one in alone if one.gain <= _LEAST_GAIN)
+    return Advice(before=before, suggestions=_explained(ranked), refused=refused, useless=useless)
+
+
+def candidates() -> list[str]:
+    """Edits that advice tries, as texts."""
+    return [
+        f"{name}={value}" if edit.takes else name for name, edit in edits().items() for value in edit.advised
+    ]  # fmt: skip
+
+
+def _tried(scene: Scene, before: Answer, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
+    """What edits bring, or why they cannot be applied."""
+    try:
+        wanted = parse_edits(texts)
+        base, changed = both(scene, wanted)
+        after = predicted(changed)
+        start = before if base is scene else predicted(base)
+        answer = compared(base, start, changed, after, wanted, prices)
+    except TraincastError as error:
+        return str(error)
+    return Suggestion(answer=answer, risk=_risk(wanted))
+
+
+def _risk(wanted: Sequence[Wanted]) -> str:
+    """What edits may cost besides time; what all of them cost of one thing is said together."""
+    said: dict[str, list[str]] = {}
+    for risk in dict.fromkeys(one.risk for one in wanted if one.risk):
+        thing, _, what = risk.rpartition(": ")
+        said.setdefault(thing, []).append(what)
+    return "; ".join(f"{thing}: {', '.join(whats)}" if thing else "; ".join(whats) for thing, whats in said.items())
+
+
+def _explained(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
+    return tuple(
+        Suggestion(answer=one.answer, risk=one.risk, why=explanation(one.answer) if number < _EXPLAINED else "")
+        for number, one in enumerate(ranked)
+    )
+
+
+def explanation(answer: WhatIf) -> str:
+    """Why a change helps, from the critical paths before and after, per sample of a step before."""
+    scale = answer.cost_before.samples / answer.cost_after.samples
+    before = _path(answer.before)
+    after = {name: scale * seconds for name, seconds in _path(answer.after).items()}
+    saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
+    most = max(saved, key=lambda name: saved[name])
+    left, share = bottleneck(answer.after)
+    same = " for as many samples" if scale != 1 else ""
+    unsure = "" if answer.per_sample.certain else "; the gain is within the uncertainty"
+    return (
+        f"of the critical path{same}, {most} falls from {milliseconds(before.get(most, 0.0))} to "
+        f"{milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%}){unsure}"
+    )
+
+
+def _path(answer: Answer) -> dict[str, float]:
+    return seconds_by_what(answer.path) if isinstance(answer, Prediction) else dict(answer.split())

@@ -1,0 +1,47 @@
+"""A what-if asked: edits by name on a scene."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from traincast.planner.what_if.difference import difference
+from traincast.planner.what_if.edits.registry import Wanted, applied, parse_edits
+from traincast.planner.what_if.money import Prices, cost_of
+from traincast.planner.what_if.predict import Answer, predicted
+from traincast.planner.what_if.result import WhatIf
+from traincast.planner.what_if.scene import Scene
+from traincast.utils.errors import TraincastError
+
+
+def ask(scene: Scene, edits: Sequence[str], prices: Prices | None = None) -> WhatIf:
+    """The step of a scene before and after edits such as `batch-size=4096`."""
+    wanted = parse_edits(edits)
+    if not wanted:
+        raise TraincastError("no edits were given; give one, such as batch-size=4096 or cuda-graph")
+    base, changed = both(scene, wanted)
+    return compared(base, predicted(base), changed, predicted(changed), wanted, prices)
+
+
+def both(scene: Scene, wanted: Sequence[Wanted]) -> tuple[Scene, Scene]:
+    """The scene and the edited one, both written by the same writer."""
+    changed = applied(scene, wanted)
+    base = scene
+    if changed.dlrm is not None and base.dlrm is None and scene.gpus == changed.gpus:
+        base = replace(base, dlrm=base.of_dlrm())
+    return base, changed
+
+
+def compared(
+    base: Scene, before: Answer, changed: Scene, after: Answer, wanted: Sequence[Wanted], prices: Prices | None
+) -> WhatIf:
+    """The answer from two predictions."""
+    prices = prices or Prices()
+    return WhatIf(
+        before=before,
+        after=after,
+        edits=tuple(one.text for one in wanted),
+        change=difference((base, before), (changed, after)),
+        cost_before=cost_of(before, prices),
+        cost_after=cost_of(after, prices),
+    )

@@ -1,0 +1,122 @@
+"""The interval of a change: two predictions share most of their errors, so their ratio is known better than either.
+
+The logarithm of a step's time errs by sources that are independent of each other: for every kernel family one error
+that its kernels share, for every distinct kernel one of its own, the host, the software's release, the set-up of the
+system. A source that both predictions have counts once, with the difference of their shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from traincast.costs.kernels.unmodelled import OPAQUE
+from traincast.planner.what_if.predict import Answer
+from traincast.planner.what_if.scene import Scene
+from traincast.simulator.prediction.prediction import RELEASE_SPREAD, SETUP_SPREAD, SHARED_ERROR
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.programs import TORCHREC
+from traincast.utils.quantiles import Z90
+
+if TYPE_CHECKING:
+    from traincast.simulator.parallelism.result import TrainingPrediction
+
+_OWN_ERROR = math.sqrt(1 - SHARED_ERROR**2)  # what of a kernel's spread is its own
+_LAYOUT_SPREAD = 0.05  # log-sigma of a layout beyond its kernels and exchanges, see training/step.py
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A change from `before` to `after` seconds; `sigma` is the log-sigma of their ratio. Intervals are 90 %."""
+
+    before: float
+    after: float
+    sigma: float
+
+    @property
+    def seconds(self) -> float:
+        """After minus before: negative is faster."""
+        return self.after - self.before
+
+    @property
+    def ratio(self) -> float:
+        """After over before."""
+        return self.after / self.before if self.before > 0 else 1.0
+
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        """Between which the ratio lies."""
+        spread = math.exp(Z90 * self.sigma)
+        return self.ratio / spread, self.ratio * spread
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which the change lies, at the predicted time before."""
+        low, high = self.ratio_interval
+        return self.before * (low - 1), self.before * (high - 1)
+
+    @property
+    def certain(self) -> bool:
+        """Whether the change is larger than its uncertainty: the interval does not hold 0."""
+        low, high = self.ratio_interval
+        return not low <= 1.0 <= high
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; keys say their units."""
+        return {
+            "change_ms": 1e3 * self.seconds,
+            "change_interval_ms": [1e3 * limit for limit in self.interval],
+            "ratio": self.ratio,
+            "ratio_interval": list(self.ratio_interval),
+            "larger_than_uncertainty": self.certain,
+        }
+
+
+def difference(before: tuple[Scene, Answer], after: tuple[Scene, Answer]) -> Difference:
+    """The change between two scenes with what they share of their errors taken out."""
+    one, two = (error_sources(scene, answer) for scene, answer in (before, after))
+    sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {*one, *two}))
+    return Difference(before=before[1].iteration, after=after[1].iteration, sigma=sigma)
+
+
+def error_sources(scene: Scene, answer: Answer) -> dict[Hashable, float]:
+    """Log-sigmas of a step by the source they come from; equal sources of two steps are one error."""
+    return _of_walk(scene, answer) if isinstance(answer, Prediction) else _of_layout(answer)
+
+
+def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
+    seconds, device = answer.iteration, answer.platform.device.key
+    if seconds <= 0:
+        return {}
+    sources: dict[Hashable, float] = {}
+    for call, error in answer.kernel_errors.items():
+        family = call.family.name
+        if family == OPAQUE.name:
+            sources["unknown", device] = sources.get(("unknown", device), 0.0) + error / seconds
+            continue
+        shared = SHARED_ERROR * error / seconds
+        sources["family", family, device] = sources.get(("family", family, device), 0.0) + shared
+        key = ("kernel", call, device)
+        sources[key] = sources.get(key, 0.0) + _OWN_ERROR * error / seconds
+    sources["host", answer.host_profile] = answer.host_spread * answer.device_idle / seconds
+    sources["release", scene.software] = RELEASE_SPREAD
+    if answer.gpus > 1:
+        sources["setup", answer.platform.key, scene.question.program or TORCHREC] = SETUP_SPREAD
+    return sources
+
+
+def _of_layout(answer: TrainingPrediction) -> dict[Hashable, float]:
+    """A layout knows one spread of all its kernels and exchanges; each part errs by it on its own."""
+    seconds, platform = answer.iteration, answer.platform.key
+    within = math.sqrt(max(answer.parts.sigma**2 - _LAYOUT_SPREAD**2, 0.0))
+    shares = {name: part / seconds for name, part in answer.split()}
+    together = math.hypot(*shares.values()) if shares else 1.0
+    sources: dict[Hashable, float] = {
+        ("part", name, platform): within * share / together for name, share in shares.items()
+    }
+    layout = answer.layout
+    form = (layout.tp, layout.pp, layout.vp, layout.cp, layout.ep, layout.sharding, layout.kernels, layout.precision)
+    sources["layout", platform, form] = _LAYOUT_SPREAD
+    return sources

@@ -1,0 +1,93 @@
+"""What feeds a step and divides it: the input pipeline, the plan of tables, the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traincast.hardware.links import with_links
+from traincast.hardware.platform import Platform
+from traincast.planner.what_if.edits.registry import Value, edit
+from traincast.planner.what_if.edits.sizes import batch_of
+from traincast.planner.what_if.scene import Scene
+from traincast.simulator.scenario.programs import PROGRAMS, TORCHREC
+from traincast.utils.errors import TraincastError
+
+if TYPE_CHECKING:
+    from traincast.models.dlrm.config import DlrmConfig
+    from traincast.models.placement.plan import Plan
+    from traincast.models.sharded_dlrm.config import Dense
+
+SEARCH = "search"
+_SEARCH_SECONDS = 20.0
+
+
+@edit("input-pipeline", "batches are there when the step wants them, in pinned memory", advised=("",),
+      risk="more loader workers")  # fmt: skip
+def input_pipeline(scene: Scene, value: Value) -> Scene:
+    """A loader that keeps up."""
+    if scene.question.loader is None:
+        raise TraincastError("the step has no data loader that could hold it up; say how batches come (`loader_ms`)")
+    return scene.asked(loader=None)
+
+
+@edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(PROGRAMS),
+      risk="another code base", advised=("torchrec-pipelined",))  # fmt: skip
+def program(scene: Scene, value: Value) -> Scene:
+    """Another program."""
+    choice = value.choice(PROGRAMS)
+    asked = scene.asked(program=choice)
+    same = choice == (scene.question.program or (TORCHREC if scene.gpus > 1 else None))
+    return asked if same else replace(asked, software=(*scene.software, f"program={choice}"))
+
+
+@edit("plan", "another sharding plan: a file, or the best that is found", takes=f"FILE|{SEARCH}", advised=(SEARCH,),
+      risk="tables must be moved")  # fmt: skip
+def plan(scene: Scene, value: Value) -> Scene:
+    """Tables elsewhere."""
+    from traincast.models.placement.plan_file import load_plans  # only this edit needs them
+    from traincast.models.sharded_dlrm.config import Dense
+    from traincast.simulator.scenario.recommenders import AUTOCAST
+
+    config = scene.of_dlrm()
+    if scene.gpus == 1:
+        raise TraincastError("on one GPU there is no plan to choose; give `gpus` of 2 or more")
+    if scene.question.variant.mode == "inference":
+        raise TraincastError("GPUs that only infer share no tables here, each has them all; leave out `mode`")
+    if value.text == SEARCH:
+        dense = replace(Dense.of(config), half=AUTOCAST[scene.question.variant.dtype])
+        return replace(scene, plan=_found(config, dense, scene.gpus, batch_of(scene), _Held(scene.platform)))
+    plans = load_plans(Path(value.text))
+    if len(plans) > 1:
+        raise TraincastError(f"{value.text} holds {len(plans)} plans; give a file with one")
+    (only,) = plans.values()
+    if only.world_size != scene.gpus:
+        raise TraincastError(
+            f"the plan is for {only.world_size} ranks and the step on {scene.gpus} GPUs; give its number"
+        )
+    return replace(scene, plan=only)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A platform that is the same as another one of the same figures."""
+
+    platform: Platform
+
+    def __hash__(self) -> int:
+        return hash(self.platform.key)
+
+
+@lru_cache(maxsize=64)
+def _found(config: DlrmConfig, dense: Dense, gpus: int, batch_size: int, held: _Held) -> Plan:
+    """The best plan that is found in time. It is searched once: how far a search gets in its time is not always the
+    same, and one question is to have one answer."""
+    from traincast.models.sharded_dlrm.hybrid import dlrm_tables  # only this edit needs the search
+    from traincast.planner.sharding.search import search
+    from traincast.planner.sharding.task import make_task
+
+    platform = with_links(held.platform)
+    task = make_task(dlrm_tables(config), platform, gpus=gpus, batch_size=batch_size, dense=dense)
+    return search(task, time_limit=_SEARCH_SECONDS).best.plan

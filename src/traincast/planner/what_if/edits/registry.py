@@ -1,0 +1,194 @@
+"""Edits by name: what each takes, which exclude each other, and how a text such as `batch-size=4096` is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+
+from traincast.planner.what_if.scene import Scene
+from traincast.utils.errors import TraincastError, unknown
+
+_FAMILIES = (
+    "hardware", "speed", "recommender", "transformer", "sizes", "precision", "embedding", "fusion", "gradients",
+    "launching", "data",
+)  # fmt: skip
+MOST_EDITS = 32
+"""Of one what-if."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """What an edit is given: its text after `=`, and what stands after `:` of its name ("": nothing)."""
+
+    text: str
+    target: str = ""
+    edit: str = ""
+
+    def whole(self, *, least: int = 1, most: int = 1 << 40) -> int:
+        """A whole number in a range."""
+        text = self.text.replace("_", "")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 15):
+            raise TraincastError(f"{self.edit}={self.text}: give a whole number from {least} to {most}")
+        number = int(text)
+        if not least <= number <= most:
+            near = least if number < least else most
+            raise TraincastError(
+                f"{self.edit}={number} is out of range; give {least} to {most} (the nearest is {near})"
+            )
+        return number
+
+    def factor(self, *, least: float = 0.01, most: float = 100.0) -> float:
+        """A positive number in a range; `x2` is 2."""
+        try:
+            number = float(self.text.removeprefix("x"))
+        except ValueError:
+            number = float("nan")
+        if not number == number:
+            raise TraincastError(f"{self.edit}={self.text}: give a number from {least:g} to {most:g}, such as 2")
+        if not least <= number <= most:
+            near = least if number < least else most
+            x = "x" if self.text.startswith("x") else ""
+            raise TraincastError(
+                f"{self.edit}={x}{number:g} is out of range; give {x}{least:g} to {x}{most:g} (the nearest is "
+                f"{x}{near:g})"
+            )
+        return number
+
+    def choice(self, choices: Sequence[str]) -> str:
+        """One of some words."""
+        if self.text not in choices:
+            raise unknown(f"{self.edit} value", self.text, choices, f"Choose from {', '.join(choices)}.")
+        return self.text
+
+
+Apply = Callable[[Scene, Value], Scene]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A named edit. `takes` is what stands after `=` ("": nothing), `target` what stands after `:` of its name.
+
+    `excludes` names edits that cannot be applied beside it. `risk` is what it may cost besides time: accuracy,
+    memory, work; `risks` says it of single values. `advised` are values that advice tries.
+    """
+
+    name: str
+    what: str
+    apply: Apply
+    takes: str = ""
+    target: str = ""
+    excludes: tuple[str, ...] = ()
+    risk: str = ""
+    risks: Mapping[str, str] = field(default_factory=dict)
+    advised: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> str:
+        """How it is written: `batch-size=N`, `speed:FAMILY=N`."""
+        return self.name + (f":{self.target}" if self.target else "") + (f"={self.takes}" if self.takes else "")
+
+
+_EDITS: dict[str, Edit] = {}
+
+
+def edit(
+    name: str, what: str, *, takes: str = "", target: str = "", excludes: tuple[str, ...] = (), risk: str = "",
+    risks: Mapping[str, str] | None = None, advised: tuple[str, ...] = (),
+) -> Callable[[Apply], Apply]:  # fmt: skip
+    """Registers a function as the edit of this name."""
+
+    def register(apply: Apply) -> Apply:
+        assert name not in _EDITS, name
+        _EDITS[name] = Edit(
+            name=name, what=what, apply=apply, takes=takes, target=target, excludes=excludes, risk=risk,
+            risks=risks or {}, advised=advised,
+        )  # fmt: skip
+        return apply
+
+    return register
+
+
+@cache
+def edits() -> dict[str, Edit]:
+    """Every edit by name, in the order in which they are applied: hardware, model, sizes, ops."""
+    for family in _FAMILIES:
+        import_module(f"traincast.planner.what_if.edits.{family}")
+    return dict(_EDITS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """An edit that was asked for, with its value."""
+
+    edit: Edit
+    value: Value
+
+    @property
+    def text(self) -> str:
+        """As it is written on the command line."""
+        name = self.edit.name + (f":{self.value.target}" if self.value.target else "")
+        return f"{name}={self.value.text}" if self.edit.takes else name
+
+    @property
+    def risk(self) -> str:
+        """What it may cost besides time."""
+        return self.edit.risks.get(self.value.text, self.edit.risk)
+
+
+def parse_edit(text: str) -> Wanted:
+    """The edit that a text such as `batch-size=4096`, `speed:gemm=2` or `cuda-graph` names."""
+    left, equals, value = text.strip().partition("=")
+    left = left.strip()
+    name, _, target = left.partition(":")
+    known = edits()
+    if name not in known:
+        raise unknown("edit", name, known, _LISTED)
+    found = known[name]
+    if found.takes and not (equals and value.strip()):
+        raise TraincastError(f"edit '{name}' needs a value: {found.written}")
+    if equals and not found.takes:
+        raise TraincastError(f"edit '{name}' takes no value; write {found.written}")
+    if bool(target) != bool(found.target):
+        raise TraincastError(f"edit '{shown_name(left)}' is written {found.written}")
+    return Wanted(edit=found, value=Value(text=value.strip(), target=target, edit=left))
+
+
+_LISTED = "'traincast whatif' has a list of them (option list), and so has Python (list_edits)."
+
+
+def shown_name(name: str) -> str:
+    """A name as messages repeat it."""
+    return name if len(name) <= 80 and name.isprintable() else "?"
+
+
+def parse_edits(texts: Iterable[str]) -> tuple[Wanted, ...]:
+    """Edits in the order in which they are applied; two that exclude each other are refused."""
+    wanted = [parse_edit(text) for text in texts]
+    if len(wanted) > MOST_EDITS:
+        raise TraincastError(f"{len(wanted)} edits are too many for one what-if; give at most {MOST_EDITS}")
+    seen: dict[tuple[str, str], str] = {}
+    for one in wanted:
+        key = (one.edit.name, one.value.target)
+        if key in seen:
+            raise TraincastError(f"'{seen[key]}' and '{one.text}' are the same edit twice; give one of them")
+        seen[key] = one.text
+    names = {one.edit.name: one.text for one in wanted}
+    for one in wanted:
+        for other in one.edit.excludes:
+            if other in names:
+                raise TraincastError(f"'{one.text}' and '{names[other]}' exclude each other; give one of them")
+    order = list(edits())
+    return tuple(sorted(wanted, key=lambda one: order.index(one.edit.name)))
+
+
+def applied(scene: Scene, wanted: Iterable[Wanted]) -> Scene:
+    """The scene with all edits; what cannot be applied says why."""
+    for one in wanted:
+        try:
+            scene = one.edit.apply(scene, one.value)
+        except TraincastError as error:
+            named = str(error).startswith(one.edit.name)
+            raise TraincastError(str(error) if named else f"edit {one.text}: {error}") from None
+    return scene

@@ -1,0 +1,99 @@
+"""What steps cost: dollars from the user's price, hours, and energy where a power limit is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from traincast.planner.what_if.predict import Answer
+from traincast.simulator.prediction.result import Prediction
+from traincast.utils.errors import TraincastError
+
+_HOUR = 3600.0
+_MOST = 1e18
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What the user says: dollars of one GPU for an hour, samples or tokens of the whole run, watts of a GPU (None: the
+    limit on its sheet)."""
+
+    per_gpu_hour: float | None = None
+    samples: float | None = None
+    tokens: float | None = None
+    power_watts: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("per_gpu_hour", "samples", "tokens", "power_watts"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < _MOST:
+                shown = "price" if name == "per_gpu_hour" else name
+                raise TraincastError(f"`{shown}` {value:g} is out of range; give a number above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a step and a run cost; None is not known. Seconds, dollars, joules (an upper limit: all GPUs at their power
+    limit all the time)."""
+
+    gpus: int
+    seconds: float
+    samples: int
+    tokens: int
+    price: float | None
+    watts: float | None
+    run_steps: float | None
+
+    @property
+    def dollars_per_step(self) -> float | None:
+        """Price times GPUs times hours."""
+        return None if self.price is None else self.price * self.gpus * self.seconds / _HOUR
+
+    @property
+    def joules_per_step(self) -> float | None:
+        """At most so much energy."""
+        return None if self.watts is None else self.watts * self.gpus * self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; what is not known is None."""
+        per_step, joules, steps = self.dollars_per_step, self.joules_per_step, self.run_steps
+        return {
+            "gpus": self.gpus,
+            "samples_per_step": self.samples,
+            "tokens_per_step": self.tokens or None,
+            "gpu_hours_per_million_samples": 1e6 * self.gpus * self.seconds / self.samples / _HOUR,
+            "dollars_per_step": per_step,
+            "dollars_per_million_samples": None if per_step is None else 1e6 * per_step / self.samples,
+            "dollars_per_million_tokens": None if per_step is None or not self.tokens else 1e6 * per_step / self.tokens,
+            "most_joules_per_step": joules,
+            "most_kwh_per_million_samples": None if joules is None else joules / self.samples / 3.6,
+            "run_steps": steps,
+            "run_hours": None if steps is None else steps * self.seconds / _HOUR,
+            "run_gpu_hours": None if steps is None else steps * self.gpus * self.seconds / _HOUR,
+            "run_dollars": None if steps is None or per_step is None else steps * per_step,
+            "run_most_kwh": None if steps is None or joules is None else steps * joules / 3.6e6,
+        }
+
+
+def cost_of(answer: Answer, prices: Prices) -> Cost:
+    """The cost of a predicted step."""
+    if isinstance(answer, Prediction):
+        gpus, samples = answer.gpus, answer.workload.samples * answer.gpus
+        per_sample = answer.workload.seq_len
+    else:
+        gpus, samples, per_sample = answer.layout.gpus, answer.layout.global_batch, answer.layout.seq_len
+    tokens = samples * per_sample
+    if prices.tokens is not None and not tokens:
+        raise TraincastError("the model has no tokens; give the `samples` of the run instead")
+    if prices.tokens is not None and prices.samples is not None:
+        raise TraincastError("`samples` and `tokens` both say how long the run is; give one of them")
+    steps = None
+    if prices.samples is not None:
+        steps = prices.samples / samples
+    elif prices.tokens is not None:
+        steps = prices.tokens / tokens
+    limit = answer.platform.device.power_limit_watts
+    return Cost(
+        gpus=gpus, seconds=answer.iteration, samples=samples, tokens=tokens, price=prices.per_gpu_hour,
+        watts=limit if prices.power_watts is None else prices.power_watts, run_steps=steps,
+    )  # fmt: skip

@@ -1,0 +1,144 @@
+"""What a what-if answers: before, after, and whether the difference means anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from traincast.planner.what_if.difference import Difference
+from traincast.planner.what_if.money import Cost
+from traincast.planner.what_if.predict import Answer
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.utils.display.text import milliseconds
+from traincast.utils.results import Records, Result
+
+_SAME = 5e-4  # of a step: a change below it is none in three digits
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class WhatIf(Result):
+    """A step before and after `edits`, the difference of the two with its interval, and what both cost.
+
+    `per_sample` is the change of the time of one sample, for edits that change how many a step has.
+    """
+
+    before: Answer
+    after: Answer
+    edits: tuple[str, ...]
+    change: Difference
+    cost_before: Cost
+    cost_after: Cost
+
+    @property
+    def per_sample(self) -> Difference:
+        """The change of seconds per sample."""
+        samples = self.cost_before.samples, self.cost_after.samples
+        return Difference(
+            before=self.change.before / samples[0], after=self.change.after / samples[1], sigma=self.change.sigma
+        )
+
+    @property
+    def bottlenecks(self) -> tuple[str, str]:
+        """What holds the step up most, before and after."""
+        return bottleneck(self.before)[0], bottleneck(self.after)[0]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the change means anything, in words."""
+        change = self.per_sample if self.cost_before.samples != self.cost_after.samples else self.change
+        what = "a sample" if change is not self.change else "a step"
+        if change.ratio == 1.0 and change.sigma == 0.0:
+            return f"nothing changes: {what} takes as long as before"
+        if abs(change.ratio - 1) < _SAME and change.certain:
+            return f"nothing to speak of changes: {what} takes {100 * (change.ratio - 1):+.2g} % longer than before"
+        times = 1 / change.ratio if change.ratio < 1 else change.ratio
+        low, high = sorted(1 / limit if change.ratio < 1 else limit for limit in change.ratio_interval)
+        as_what = "fast" if change.ratio < 1 else "long"
+        by = f"{what} is {times:.3f} times as {as_what}, 90 % interval {low:.3f} to {high:.3f}"
+        return f"{by}: " + ("larger than the uncertainty" if change.certain else "within the uncertainty")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data; keys are stable and say their units."""
+        first, second = self.bottlenecks
+        return {
+            "edits": list(self.edits),
+            "before": {**brief(self.before), "cost": self.cost_before.to_dict()},
+            "after": {**brief(self.after), "cost": self.cost_after.to_dict()},
+            **self.change.to_dict(),
+            "per_sample": self.per_sample.to_dict(),
+            "bottleneck_before": first,
+            "bottleneck_after": second,
+            "bottleneck_moved": first != second,
+            "verdict": self.verdict,
+        }
+
+    def headline(self) -> str:
+        """The edits, both times, and the verdict."""
+        low, high = (1e3 * limit for limit in self.change.interval)
+        return (
+            f"{', '.join(self.edits) or 'no edits'}: {milliseconds(self.before.iteration)} ms a step becomes "
+            f"{milliseconds(self.after.iteration)} ms\n"
+            f"change {1e3 * self.change.seconds:+.3f} ms, 90 % interval {low:+.3f} to {high:+.3f} ms\n{self.verdict}"
+        )
+
+    def records(self) -> Records:
+        """Table "parts": milliseconds of the step by what it is made of, before and after."""
+        return {"parts": [{"part": name, "before_ms": b, "after_ms": a} for name, b, a in self.parts()]}
+
+    def parts(self) -> list[tuple[str, float, float]]:
+        """What the step is made of, before and after, in milliseconds."""
+        before, after = parts_of(self.before), parts_of(self.after)
+        names = dict.fromkeys((*before, *after))
+        return [(name, 1e3 * before.get(name, 0.0), 1e3 * after.get(name, 0.0)) for name in names]
+
+
+def bottleneck(answer: Answer) -> tuple[str, float]:
+    """What most of the critical path is spent on, and its share of the step."""
+    if isinstance(answer, Prediction):
+        path = seconds_by_what(answer.path)
+        return _largest(path, answer.iteration)
+    return _largest(dict(answer.split()), answer.iteration)
+
+
+def _largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
+    if not parts or whole <= 0:
+        return "nothing", 0.0
+    name = max(parts, key=lambda part: parts[part])
+    return name, parts[name] / whole
+
+
+def parts_of(answer: Answer) -> dict[str, float]:
+    """Seconds of the step by what it is made of."""
+    if not isinstance(answer, Prediction):
+        return dict(answer.split())
+    split = {
+        "device active": answer.device_active,
+        "exposed communication": answer.exposed_comm,
+        "device idle": answer.device_idle,
+        "host busy": answer.host,
+    }
+    return {**split, **{f"kernels: {name}": seconds for name, seconds in answer.by_family.items()}}
+
+
+def memory_bytes(answer: Answer) -> float:
+    """Peak memory of the fullest rank."""
+    return answer.memory.peak_bytes if isinstance(answer, Prediction) else answer.needed
+
+
+def fits(answer: Answer) -> bool:
+    """Whether the fullest rank fits on its device."""
+    return memory_bytes(answer) <= answer.platform.device.memory_bytes
+
+
+def brief(answer: Answer) -> dict[str, Any]:
+    """The figures of a prediction that a change is told by."""
+    document = answer.to_dict()
+    keys = ("workload", "platform", "device", "mode", "batch_size", "seq_len", "gpus", "iteration_ms", "interval_ms",
+            "device_active_ms", "device_idle_ms", "exposed_comm_ms", "warnings")  # fmt: skip
+    return {
+        **{key: document[key] for key in keys},
+        "memory_gb": memory_bytes(answer) / 1e9,
+        "fits": fits(answer),
+        "parts_ms": {name: 1e3 * seconds for name, seconds in parts_of(answer).items()},
+    }

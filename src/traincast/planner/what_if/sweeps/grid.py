@@ -1,0 +1,174 @@
+"""What a sweep goes through: axes of values, whose product are its points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from traincast.planner.what_if.edits.registry import parse_edits
+from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.files.reading import read_document
+
+MOST_POINTS = 1_000_000
+MOST_VALUES = 100_000
+APPLY, NONE = "apply", "none"
+"""The axis of edits without values, and its value for none of them; `a+b` are two together."""
+_MOST_DIGITS = 16
+_OPTIONS: dict[tuple[type, ...], tuple[str, ...]] = {
+    (int,): ("batch_size", "seq_len", "gpus"),
+    (float, int): ("clock_mhz",),
+    (str,): ("dtype", "mode", "optimizer", "attention", "embedding", "host", "program", "costs"),
+    (bool,): ("compiled", "cuda_graph", "roofline_only"),
+}
+"""Options that a file may have, by their kind; layouts and loaders are given on the command line."""
+_FIELDS = ("workload", "on", "price", "vary", "options")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Axes by name (an edit, or `apply`), each with its values as texts, in the order in which points run: the last
+    axis changes fastest."""
+
+    axes: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            raise TraincastError("a sweep needs something to vary, such as batch-size=512,1024,2048")
+        if self.points > MOST_POINTS:
+            sizes = [len(values) for _, values in self.axes]
+            room = max(n for n in range(1, max(sizes)) if math.prod(min(size, n) for size in sizes) <= MOST_POINTS)
+            longer = " and ".join(f"'{name}'" for name, values in self.axes if len(values) > room)
+            raise TraincastError(
+                f"a sweep of {self.points:,} points is too large: at most {MOST_POINTS:,}; give at most {room:,} "
+                f"values of {longer}"
+            )
+
+    @property
+    def points(self) -> int:
+        """How many points there are."""
+        return math.prod(len(values) for _, values in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        return tuple(name for name, _ in self.axes)
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return product(*(values for _, values in self.axes))
+
+
+def edits_at(names: Sequence[str], values: Sequence[str]) -> tuple[str, ...]:
+    """The edits of a point."""
+    texts: list[str] = []
+    for name, value in zip(names, values, strict=True):
+        if name == APPLY:
+            texts += [text for text in value.split("+") if text != NONE]
+        else:
+            texts.append(f"{name}={value}")
+    return tuple(texts)
+
+
+def grid_of(varied: Mapping[str, Sequence[str]]) -> Grid:
+    """The grid of axes as they were given, each value of each checked once; batch sizes go fastest, platforms slowest,
+    since neighbours share most work then."""
+    order = {"on": -3, "gpus": -2, APPLY: -1, "batch-size": 2, "seq-len": 1}
+    axes = []
+    for name in sorted(varied, key=lambda name: order.get(name, 0)):
+        values = tuple(dict.fromkeys(value for text in varied[name] for value in expanded(name, text)))
+        if not values:
+            raise TraincastError(f"axis '{name}' has no values; give some, such as {name}=1,2,4")
+        for value in values if name == APPLY else values[:1]:
+            parse_edits(edits_at([name], [value]))
+        axes.append((name, values))
+    grid = Grid(axes=tuple(axes))
+    parse_edits(edits_at(grid.names, [values[-1] for _, values in axes]))
+    return grid
+
+
+def expanded(name: str, text: str) -> list[str]:
+    """The values of `512,1024`, of a range `256:4096:x2` or `100:1000:100`.
+
+    >>> expanded("batch-size", "256:2048:x2"), expanded("gpus", "1:7:3"), expanded("on", "v100,h100")
+    (['256', '512', '1024', '2048'], ['1', '4', '7'], ['v100', 'h100'])
+    """
+    values: list[str] = []
+    for part in str(text).split(","):
+        pieces = part.strip().split(":")
+        if len(pieces) == 3 and all(piece.removeprefix("x").isdecimal() for piece in pieces):
+            values += _range(name, pieces)
+        elif part.strip():
+            values.append(part.strip())
+    if len(values) > MOST_VALUES:
+        raise TraincastError(f"axis '{name}' has {len(values):,} values; give at most {MOST_VALUES:,}")
+    return values
+
+
+def _range(name: str, pieces: Sequence[str]) -> list[str]:
+    grows = pieces[2].startswith("x")
+    plain = all(len(piece) <= _MOST_DIGITS and piece.isascii() for piece in pieces)
+    first, last, step = (int(piece.removeprefix("x")) if plain else 0 for piece in pieces)
+    if first < 1 or last < first or step < (2 if grows else 1) or "x" in pieces[0] + pieces[1]:
+        raise TraincastError(
+            f"{name}={shown(':'.join(pieces))} is no range; write first:last:step, or first:last:x2 to double"
+        )
+    if grows:
+        return [str(value) for n in range(64) if (value := first * step**n) <= last]
+    count = (last - first) // step + 1
+    if count > MOST_VALUES:
+        wider = -(-(last - first + 1) // MOST_VALUES)
+        raise TraincastError(
+            f"axis '{name}' has {count:,} values; give at most {MOST_VALUES:,}, such as {first}:{last}:{wider}"
+        )
+    return [str(value) for value in range(first, last + 1, step)]
+
+
+def read_sweep(path: Path) -> dict[str, Any]:
+    """The fields of a sweep's file: `workload`, `on`, `vary` (edit: values), `price` (or those by platform), `options`
+    (those of predict, with underscores)."""
+    content = read_document(path)
+    if not isinstance(content, dict) or not isinstance(content.get("vary"), dict):
+        raise TraincastError(f"{path}: a sweep has 'workload', 'on' and 'vary' with values by edit")
+    for key in content:
+        if key not in _FIELDS:
+            raise TraincastError(f"{path}: unknown field {shown(key)}; known are {', '.join(_FIELDS)}")
+    for key in ("workload", "on"):
+        if not isinstance(content.get(key, ""), str):
+            raise TraincastError(f"{path}: '{key}' must be a name or a file, not {shown(content[key])}")
+    vary = {name: _listed(path, name, values) for name, values in content["vary"].items()}
+    return {**content, "vary": vary, "options": _options(path, content.get("options") or {})}
+
+
+def _listed(path: Path, name: str, values: Any) -> list[str]:
+    listed = values if isinstance(values, list) else [values]
+    for value in listed:
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            raise TraincastError(f"{path}: '{name}' must have numbers or names as values, not {shown(value)}")
+    return [value_text(value) for value in listed]
+
+
+def value_text(value: str | int | float) -> str:
+    """A value as an edit takes it: whole numbers without a fraction, as YAML and Python have 1e3.
+
+    >>> value_text(1e3), value_text(0.5), value_text("x2")
+    ('1000', '0.5', 'x2')
+    """
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _options(path: Path, options: Any) -> dict[str, Any]:
+    """Options of a file, each of the kind that it must have."""
+    if not isinstance(options, dict):
+        raise TraincastError(f"{path}: 'options' are keywords of predict by name, such as dtype: tf32")
+    for name, value in options.items():
+        kinds = next((kinds for kinds, names in _OPTIONS.items() if name in names), None)
+        if kinds is None:
+            known = [name for names in _OPTIONS.values() for name in names]
+            raise unknown("option", name, known, f"{path} may have {', '.join(known)}.")
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            kind = {str: "text", bool: "true or false", int: "a whole number"}.get(kinds[0], "a number")
+            raise TraincastError(f"{path}: option '{name}' must be {kind}, not {shown(value)}")
+    return options

@@ -1,0 +1,171 @@
+"""One point of a sweep: its edits applied and its step predicted, as a row of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from traincast.planner.what_if.edits.registry import applied, parse_edits
+from traincast.planner.what_if.money import Cost, Prices, cost_of
+from traincast.planner.what_if.predict import Answer, predicted, step_of
+from traincast.planner.what_if.result import fits, memory_bytes
+from traincast.planner.what_if.scene import Scene
+from traincast.planner.what_if.sweeps.grid import edits_at
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.sizes import SizeAnswer, predict_sizes
+from traincast.utils.errors import TraincastError
+
+FIGURES = (
+    "iteration_ms", "low_ms", "high_ms", "us_per_sample", "samples_per_s", "gpu_hours_per_million_samples",
+    "dollars_per_million_samples", "memory_gb", "fits", "device_active_ms", "device_idle_ms", "exposed_comm_ms",
+)  # fmt: skip
+"""What is known of a point that could be predicted; the rows of the others have an `error`."""
+_SIZES = ("batch-size", "seq-len")
+_MOST_SCENES = 64
+_MOST_TOGETHER = 16
+_FAILURES = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, MemoryError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The step that is varied, along which axes, at which price by platform ("": every other one)."""
+
+    scene: Scene
+    names: tuple[str, ...]
+    prices: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """What a worker keeps between points: scenes with all edits but those of sizes."""
+
+    sweep: Sweep
+    scenes: dict[tuple[str, ...], Scene] = field(default_factory=dict)
+
+
+def prepared(sweep: Sweep) -> Prepared:
+    """A worker's own."""
+    return Prepared(sweep=sweep)
+
+
+Group = tuple[tuple[str, ...], ...]
+"""Points that differ in their sizes only."""
+
+
+def grouped(names: tuple[str, ...], points: Sequence[tuple[str, ...]]) -> list[tuple[int, int]]:
+    """First and end of every run of neighbours that differ in their sizes only, none too long."""
+    fixed = [i for i, name in enumerate(names) if name not in _SIZES]
+    runs, start = [], 0
+    for end in range(1, len(points) + 1):
+        same = end < len(points) and all(points[end][i] == points[start][i] for i in fixed)
+        if not same or end - start == _MOST_TOGETHER:
+            runs.append((start, end))
+            start = end
+    return runs
+
+
+def group_rows(worker: Prepared, group: Group) -> list[dict[str, Any]]:
+    """The rows of a group: predicted side by side where that is possible, else one by one."""
+    if len(group) > 1:
+        with suppress(*_FAILURES):
+            return _together(worker, group)
+    return [point_row(worker, values) for values in group]
+
+
+def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
+    scenes = [_scene(worker, edits_at(worker.sweep.names, values)) for values in group]
+    first = scenes[0]
+    if first.layout is not None or first.gpus > 1 or first.question.loader is not None:
+        raise TraincastError("only steps of one GPU are predicted together")
+    price = _prices(worker.sweep.prices, first)
+    limit = first.platform.device.memory_bytes
+    rows = []
+    for answer, samples in _predicted(scenes):
+        cost = Cost(
+            gpus=1, seconds=answer.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
+            run_steps=None,
+        )  # fmt: skip
+        idle = max(0.0, answer.iteration - answer.device_active)
+        held = answer.peak_bytes
+        rows.append(_row(cost, answer.interval, (answer.device_active, idle, 0.0), held, fits=held <= limit))
+    return rows
+
+
+def _predicted(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
+    """What `predicted` says of scenes that differ in batch size or sequence length only, all of one GPU and without a
+    data loader, and the samples of each step."""
+    steps = [step_of(scene)[0] for scene in scenes]
+    first = scenes[0]
+    answers = predict_sizes(
+        steps,
+        first.platform,
+        tf32=first.question.variant.dtype == "tf32",
+        host=first.question.host_profile(),
+        roofline_only=first.question.roofline_only,
+        op_speed=first.op_speed,
+    )
+    return [(answer, step.samples) for answer, step in zip(answers, steps, strict=True)]
+
+
+def point_row(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
+    """The row of a point: its figures, or an error."""
+    try:
+        texts = edits_at(worker.sweep.names, values)
+        scene = _scene(worker, texts)
+        return figures(scene, predicted(scene), worker.sweep.prices)
+    except TraincastError as error:
+        return {"error": str(error)}
+    except _FAILURES as error:
+        return {"error": f"internal error, please report it: {type(error).__name__}: {error}"}
+
+
+def _scene(worker: Prepared, texts: tuple[str, ...]) -> Scene:
+    """The scene of a point; what all batch sizes have in common is edited once."""
+    sizes = tuple(text for text in texts if text.partition("=")[0] in _SIZES)
+    others = tuple(text for text in texts if text not in sizes)
+    if others not in worker.scenes:
+        if len(worker.scenes) >= _MOST_SCENES:
+            worker.scenes.pop(next(iter(worker.scenes)))
+        parse_edits(texts)
+        worker.scenes[others] = applied(worker.sweep.scene, parse_edits(others))
+    return applied(worker.scenes[others], parse_edits(sizes))
+
+
+def _prices(prices: dict[str, float], scene: Scene) -> Prices:
+    """The price of a point; where others have one, a point without would be ranked by another measure."""
+    key = scene.platform.key
+    if prices and key not in prices and "" not in prices:
+        raise TraincastError(f"`price` has none for {key}; give one for every platform of the sweep")
+    return Prices(per_gpu_hour=prices.get(key, prices.get("")))
+
+
+def figures(scene: Scene, answer: Answer, prices: dict[str, float]) -> dict[str, Any]:
+    """The figures of a predicted point."""
+    cost = cost_of(answer, _prices(prices, scene))
+    comm = answer.exposed_comm if isinstance(answer, Prediction) else sum(answer.parts.exposed.values())
+    idle = max(0.0, answer.iteration - answer.device_active)
+    parts = (answer.device_active, idle, comm)
+    return _row(cost, answer.interval, parts, memory_bytes(answer), fits=fits(answer))
+
+
+def _row(
+    cost: Cost, interval: tuple[float, float], parts: tuple[float, float, float], held: float, *, fits: bool
+) -> dict[str, Any]:
+    money = cost.to_dict()
+    active, idle, comm = parts
+    return {
+        "iteration_ms": 1e3 * cost.seconds,
+        "low_ms": 1e3 * interval[0],
+        "high_ms": 1e3 * interval[1],
+        "us_per_sample": 1e6 * cost.seconds / cost.samples,
+        "samples_per_s": cost.samples / cost.seconds,
+        "gpu_hours_per_million_samples": money["gpu_hours_per_million_samples"],
+        "dollars_per_million_samples": money["dollars_per_million_samples"],
+        "memory_gb": held / 1e9,
+        "fits": fits,
+        "device_active_ms": 1e3 * active,
+        "device_idle_ms": 1e3 * idle,
+        "exposed_comm_ms": 1e3 * comm,
+    }

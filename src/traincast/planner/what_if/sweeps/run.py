@@ -1,0 +1,152 @@
+"""A sweep run: what is left of it in processes or on Ray, every point noted as it is done, the table at the end."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from traincast.ir.workload import Workload
+from traincast.planner.what_if.scene import Scene
+from traincast.planner.what_if.sweeps.grid import Grid
+from traincast.planner.what_if.sweeps.journal import Journal, digest
+from traincast.planner.what_if.sweeps.picture import picture
+from traincast.planner.what_if.sweeps.points import FIGURES, Sweep, group_rows, grouped, prepared
+from traincast.planner.what_if.sweeps.result import SweepResult
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import file_digest
+from traincast.utils.files.writing import check_output, write_bytes
+from traincast.utils.parallel.runner import Died, Job
+from traincast.utils.parallel.where import Workers
+from traincast.utils.version import __version__
+
+SUFFIXES = (".csv", ".parquet")
+
+
+def sweep(
+    scene: Scene,
+    grid: Grid,
+    *,
+    out: Path | None = None,
+    image: Path | None = None,
+    prices: dict[str, float] | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    progress: Callable[[float], None] = lambda _: None,
+) -> SweepResult:
+    """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and beside it, while the sweep runs, a
+    journal from which it goes on after an interruption; `image` a picture (.svg)."""
+    _check_files(out, image)
+    where = Workers(processes=workers, ray=ray)
+    began = monotonic()
+    scene.source  # noqa: B018 - reads what such steps are described with, once for all workers that are forked
+    points = list(grid)
+    settled = Sweep(scene=scene, names=grid.names, prices=prices or {})
+    journal = None if out is None else Journal(out, _identity(settled, grid), len(points))
+    done = {} if journal is None else journal.done
+    resumed = len(done)
+    left = [number for number in range(len(points)) if number not in done]
+
+    runs = grouped(grid.names, [points[number] for number in left])
+
+    def heard(place: int, outcome: Any) -> None:
+        numbers = left[slice(*runs[place])]
+        rows = [{"error": outcome.reason}] * len(numbers) if isinstance(outcome, Died) else outcome
+        if journal is None:
+            done.update(zip(numbers, rows, strict=True))
+        else:
+            journal.add(numbers, rows)
+        progress(len(done) / len(points))
+
+    job = Job(prepare=prepared, given=settled, work=group_rows)
+    tasks = [tuple(points[number] for number in left[slice(*each)]) for each in runs]
+    try:
+        where.run(job, tasks, heard)
+    except BaseException:
+        if journal is not None:
+            journal.close()
+        raise
+    rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
+    answer = SweepResult(
+        name=scene.name, grid=grid, rows=rows, resumed=resumed, workers=where.told(len(tasks)),
+        seconds=monotonic() - began,
+    )  # fmt: skip
+    _write(answer, out, image)
+    if journal is not None:
+        journal.remove()
+    return answer
+
+
+def _check_files(out: Path | None, image: Path | None) -> None:
+    for path, suffixes in ((out, SUFFIXES), (image, (".svg",))):
+        if path is not None:
+            if path.suffix not in suffixes:
+                raise TraincastError(f"'{path.name}' must end in {' or '.join(suffixes)}")
+            check_output(path)
+    if out is not None and out.suffix == ".parquet":
+        try:
+            import polars  # noqa: F401
+        except ImportError:
+            raise TraincastError("Parquet needs polars: pip install 'traincast[data]', or write .csv") from None
+
+
+def _identity(settled: Sweep, grid: Grid) -> str:
+    """What makes a sweep the same one: the step, the platform, all options, the axes, the files that they name, and
+    the version that predicts."""
+    question = settled.scene.question
+    files = [str(question.workload)] if not isinstance(question.workload, Workload) else []
+    files += [value for name, values in grid.axes if name in ("on", "plan") for value in values]
+    described = {
+        "version": __version__,
+        "workload": _content(question.workload) if isinstance(question.workload, Workload) else str(question.workload),
+        "files": {name: file_digest(name) for name in files},
+        "scene": repr((settled.scene.platform, question.variant, question.gpus, question.program, question.cuda_graph,
+                       question.loader, question.costs, question.roofline_only, settled.scene.layout, question.host)),
+        "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
+    }  # fmt: skip
+    return digest(described)
+
+
+def _content(workload: Workload) -> list[Any]:
+    """What a workload holds."""
+    return [
+        workload.name, workload.mode, list(workload.ranks),
+        [[digest(repr((p.symbolic, p.names, p.batch_size, p.seq_len))),
+          digest([getattr(p.columns, one.name).tobytes().hex() for one in fields(p.columns)]),
+          digest(p.sizes.coefficients.tolist())] for p in workload.programs],
+    ]  # fmt: skip
+
+
+def _write(answer: SweepResult, out: Path | None, image: Path | None) -> None:
+    if out is not None:
+        if out.suffix == ".csv":
+            write_bytes(out, _csv(answer.grid.names, answer.rows).encode())
+        else:
+            _write_parquet(out, answer)
+    if image is not None:
+        write_bytes(image, picture(answer).encode())
+
+
+def _csv(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, (*names, *FIGURES, "error"), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _write_parquet(out: Path, answer: SweepResult) -> None:
+    import polars as pl
+
+    schema: dict[str, Any] = dict.fromkeys(answer.grid.names, pl.String)
+    schema |= {name: pl.Boolean if name == "fits" else pl.Float64 for name in FIGURES}
+    schema["error"] = pl.String
+    columns = {name: [row.get(name) for row in answer.rows] for name in schema}
+    frame = pl.DataFrame(columns, schema=schema)
+    data = io.BytesIO()
+    frame.write_parquet(data)
+    write_bytes(out, data.getvalue())

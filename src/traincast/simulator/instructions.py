@@ -1,0 +1,121 @@
+"""A workload's programs as instructions, and who meets whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traincast.costs.kernels.call import Estimate
+from traincast.costs.kernels.lowered import LoweredProgram, lower_programs
+from traincast.costs.kernels.registry import LoweringContext
+from traincast.ir.program import Program
+from traincast.simulator.collective_calls import CollectiveCalls, ExchangeFinder
+from traincast.simulator.matched_calls import Describe, Meeting, match_calls
+from traincast.simulator.schedule import Schedule, Scheduler
+from traincast.utils.arrays import IntArray
+from traincast.utils.errors import TraincastError
+
+if TYPE_CHECKING:
+    from traincast.hardware.topology import Topology
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepInstructions:
+    """Programs as instructions. All `lowered` share their calls; `calls[p]` are the collectives of program p.
+
+    `structure[p]` is equal for programs with equal instructions and places of meetings, `ranks_of[p]` are the ranks of
+    a program. `meeting_call` has a row (meeting, kernel call) for every call that takes part in a meeting.
+    """
+
+    programs: tuple[Program, ...]
+    ranks: tuple[int, ...]
+    lowered: tuple[LoweredProgram, ...]
+    schedules: tuple[Schedule, ...]
+    calls: tuple[CollectiveCalls, ...]
+    meetings: tuple[Meeting, ...]
+    describe: Describe
+    structure: tuple[int, ...]
+    ranks_of: tuple[tuple[int, ...], ...]
+    meeting_call: IntArray
+
+    def seconds(self, topology: Topology | None) -> Estimate:
+        """How long every meeting takes on this topology."""
+        return _meeting_seconds(self, topology)
+
+
+@lru_cache(maxsize=8)
+def step_instructions(
+    programs: tuple[Program, ...], ranks: tuple[int, ...], context: LoweringContext
+) -> StepInstructions:
+    """Lowers the programs and finds out who meets whom; `ranks[r]` is the program of rank r."""
+    lowered = lower_programs(programs, context)
+    scheduler, finder = Scheduler(lowered[0].calls), ExchangeFinder(lowered[0])
+    schedules = tuple(scheduler.schedule(p, low) for p, low in zip(programs, lowered, strict=True))
+    calls = tuple(finder.calls(p, s, low) for p, s, low in zip(programs, schedules, lowered, strict=True))
+    describe = Describe(ranks, [_Labels(p, s, c) for p, s, c in zip(programs, schedules, calls, strict=True)])
+    meetings = tuple(match_calls(ranks, calls, describe))
+    kernel = [schedule.call[made.instruction].tolist() for schedule, made in zip(schedules, calls, strict=True)]
+    ranks_of: list[list[int]] = [[] for _ in programs]
+    for rank, program in enumerate(ranks):
+        ranks_of[program].append(rank)
+    pairs = {
+        (m, kernel[part.program][part.call]) for m, meeting in enumerate(meetings) for part in meeting.participants
+    }
+    return StepInstructions(
+        programs=programs,
+        ranks=ranks,
+        lowered=tuple(replace(low, signatures=(), plain=()) for low in lowered),  # no longer needed, and large
+        schedules=schedules,
+        calls=calls,
+        meetings=meetings,
+        describe=describe,
+        structure=_structures(schedules, calls),
+        ranks_of=tuple(tuple(running) for running in ranks_of),
+        meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
+    )
+
+
+class _Labels(Sequence[str]):
+    """What each collective call of a program is called in messages; made when asked for."""
+
+    def __init__(self, program: Program, schedule: Schedule, calls: CollectiveCalls) -> None:
+        self.program, self.schedule, self.calls = program, schedule, calls
+
+    def __len__(self) -> int:
+        return len(self.calls.instruction)
+
+    def __getitem__(self, call: int) -> str:  # type: ignore[override]
+        op = int(self.schedule.op[self.calls.instruction[call]])
+        name = self.program.symbolic[self.program.columns.op_signature[op]].name
+        module = self.program.names[self.program.columns.op_module[op]]
+        return f"{name} (op {op}" + (f" of {module})" if module else ")")
+
+
+def _structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls]) -> tuple[int, ...]:
+    known: dict[tuple[bytes, ...], int] = {}
+    same: dict[tuple[int, bytes], int] = {}  # schedules made from one template have the same columns
+    numbers = []
+    for schedule, made in zip(schedules, calls, strict=True):
+        key = (id(schedule.code), made.instruction.tobytes())
+        if key not in same:
+            columns = (schedule.code, schedule.thread, schedule.target, schedule.event, made.instruction)
+            same[key] = known.setdefault(tuple(column.tobytes() for column in columns), len(known))
+        numbers.append(same[key])
+    return tuple(numbers)
+
+
+@lru_cache(maxsize=8)  # each holds a whole step
+def _meeting_seconds(instructions: StepInstructions, topology: Topology | None) -> Estimate:
+    if not instructions.meetings:
+        return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
+    if topology is None:
+        raise TraincastError(
+            "the platform says nothing of the links between its GPUs; name a node such as dgx-a100, or describe yours"
+        )
+    from traincast.simulator.meeting_cost import price_meetings  # one GPU needs no curves of collectives
+
+    return price_meetings(instructions.meetings, instructions.ranks, topology, instructions.describe)

@@ -1,0 +1,278 @@
+"""How a model is laid over GPUs: which dimension each group of ranks shares, and what cannot be combined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from traincast.models.transformers.description import Transformer
+from traincast.utils.errors import TraincastError, unknown
+
+SHARDINGS = ("none", "zero1", "zero2", "zero3")
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
+CHECKPOINTS = ("none", "light", "selective", "full")
+TENSOR_OVERLAPS = ("none", "backward", "all")
+LAUNCHES = ("eager", "fused", "compiled", "graph")
+PYTORCH = ("eager", "compiled")
+"""Those of `LAUNCHES` that are PyTorch's own, not a vendor's."""
+ATTENTIONS = ("flash", "flash2", "triton", "unfused")
+DISPATCHES = ("each", "once")
+SCALINGS = ("tensor", "row", "block", "mx")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+MAX_GPUS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """A step of `global_batch` samples on `gpus` GPUs, `micro_batch` at a time.
+
+    `tp` ranks share every matrix, with `sequence` the tokens in between as well; `pp` stages of `vp` chunks each share
+    the layers under a `schedule`; `cp` ranks share the tokens of a sample, by a ring or (`cp_gather`) by gathering keys
+    and values; `ep` ranks the experts, `etp` of them a single one. The rest is data parallel.
+
+    `sharding` says what data-parallel ranks share: nothing, the optimizer ("zero1": a distributed optimizer), also
+    gradients ("zero2"), also parameters ("zero3": FSDP), in groups of `shard_group` ranks (0: all of them; fewer is
+    hybrid sharding). `reshard`: gathered parameters are given back after the forward pass. `reduce_bytes` and
+    `gather_bytes` are the sizes of an element of gradients and of parameters on the wire.
+
+    `scaling` is what an 8-bit scale belongs to: a whole "tensor", a "row", a "block" of 128 or ("mx") 32 elements;
+    `wide_gradients`: gradients of weights are made in 16 bits nevertheless. `quantised_gather` and `quantised_tokens`
+    gather parameters, and tokens of tensor-parallel ranks, in eight bits.
+
+    `stage_layers` are the layers of each stage (empty: as even as they go). The first `frozen_layers` and the table of
+    words are not trained; with `adapter_rank` only low-rank adapters of attention's projections are. `document_len`
+    tokens of a sample see each other (0: all of them): samples are packed from documents of that length.
+
+    `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
+    also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
+    launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
+    CUDA graph. `overlap_*` lets exchanges of gradients, of parameters, of expert-parallel ranks and of stages run
+    beside kernels; those of tensor-parallel ranks "none" of the time, in the "backward" pass (as Megatron does) or in
+    "all" products. `dispatch` sends a token to "each" of its experts, or "once" to every node (DeepEP).
+    """
+
+    gpus: int
+    micro_batch: int = 1
+    global_batch: int = 0
+    seq_len: int = 0
+    tp: int = 1
+    sequence: bool = True
+    pp: int = 1
+    vp: int = 1
+    schedule: str = "1f1b"
+    cp: int = 1
+    cp_gather: bool = False
+    ep: int = 1
+    etp: int = 1
+    sharding: str = "none"
+    shard_group: int = 0
+    reshard: bool = True
+    reduce_bytes: int = 4
+    gather_bytes: int = 2
+    checkpoint: str = "none"
+    checkpoint_every: int = 1
+    kernels: str = "fused"
+    joined: bool = True
+    attention: str = "flash"
+    dropout: bool = False
+    precision: str = "bf16"
+    scaling: str = "tensor"
+    wide_gradients: bool = False
+    quantised_gather: bool = False
+    quantised_tokens: bool = False
+    optimizer: str = "adam"
+    overlap_gradients: bool = True
+    overlap_parameters: bool = True
+    overlap_tp: str = "backward"
+    overlap_ep: bool = False
+    dispatch: str = "each"
+    overlap_pp: bool = True
+    adapter_rank: int = 0
+    frozen_layers: int = 0
+    document_len: int = 0
+    stage_layers: tuple[int, ...] = ()
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks: copies of the model (its pieces counted once)."""
+        return self.gpus // (self.tp * self.pp * self.cp)
+
+    @property
+    def sharing(self) -> int:
+        """Ranks that share optimizer, gradients or parameters; those of a sample's parts hold the same weights."""
+        return min(self.shard_group or self.dp * self.cp, self.dp * self.cp)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on every pipeline."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    def described(self) -> str:
+        """The layout in a few words."""
+        parts = [f"{name} {value}" for name, value in self._degrees() if value > 1]
+        words = {"none": "", "zero1": "distributed optimizer", "zero2": "ZeRO-2", "zero3": "FSDP"}[self.sharding]
+        again = f"every {self.checkpoint_every}th layer" if self.checkpoint_every > 1 else self.checkpoint
+        parts += [words] if words else []
+        parts += [f"recompute {again}"] if self.checkpoint != "none" else []
+        return ", ".join([*parts, f"micro-batch {self.micro_batch}", f"{self.accumulation} of them"])
+
+    def _degrees(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("tp", self.tp), ("pp", self.pp), ("vp", self.vp), ("cp", self.cp), ("ep", self.ep), ("dp", self.dp),
+        )  # fmt: skip
+
+
+def completed(layout: Layout, model: Transformer) -> Layout:
+    """The layout with what was left out filled in, once it has been checked; refusals name two numbers that clash."""
+    for what, name, known in (
+        ("sharding", layout.sharding, SHARDINGS),
+        ("schedule", layout.schedule, SCHEDULES),
+        ("checkpointing", layout.checkpoint, CHECKPOINTS),
+        ("way to launch kernels", layout.kernels, LAUNCHES),
+        ("precision", layout.precision, PRECISIONS),
+        ("attention", layout.attention, ATTENTIONS),
+        ("way to send tokens to experts", layout.dispatch, DISPATCHES),
+        ("scaling of 8-bit products", layout.scaling, SCALINGS),
+        ("overlap of tensor-parallel exchanges", layout.overlap_tp, TENSOR_OVERLAPS),
+    ):
+        if name not in known:
+            raise unknown(what, name, known, f"Choose from {', '.join(known)}.")
+    _check_counts(layout)
+    layout = replace(layout, seq_len=layout.seq_len or model.seq_len)
+    if layout.precision in ("fp32", "tf32"):
+        layout = replace(layout, gather_bytes=4, reduce_bytes=4)
+    if layout.vp > 1 and layout.schedule == "1f1b":
+        layout = replace(layout, schedule="interleaved")
+    _check_model(layout, model)
+    _check_ranks(layout, model)
+    _check_stages(layout, model)
+    _check_trained(layout, model)
+    if not layout.global_batch:
+        layout = replace(
+            layout, global_batch=layout.dp * layout.micro_batch * max(1, 2 * layout.pp if layout.pp > 1 else 1)
+        )
+    _check_batch(layout)
+    return layout
+
+
+def _check_counts(layout: Layout) -> None:
+    counts = ("gpus", "micro_batch", "tp", "pp", "vp", "cp", "ep", "etp", "checkpoint_every")
+    for name in counts:
+        value = getattr(layout, name)
+        if not 1 <= value <= MAX_GPUS:
+            raise TraincastError(f"{name.replace('_', '-')} {value} is out of range; give 1 to {MAX_GPUS}")
+    for name in ("global_batch", "seq_len", "shard_group", "adapter_rank", "frozen_layers", "document_len"):
+        if not 0 <= getattr(layout, name) <= MAX_GPUS * 64:
+            raise TraincastError(f"{name.replace('_', '-')} {getattr(layout, name)} is out of range; give more than 0")
+
+
+def _check_model(layout: Layout, model: Transformer) -> None:
+    """What the model's own numbers allow."""
+    _divides("tp", layout.tp, "attention heads", model.heads, model.name)
+    if model.latent is None and layout.tp > model.kv_heads:
+        _divides("key-value heads", model.kv_heads, "tp", layout.tp, model.name)
+    _divides("tp", layout.tp, "feed-forward width", model.ffn, model.name)
+    if layout.pp * layout.vp > model.layers:
+        most = model.layers // layout.vp
+        raise TraincastError(
+            f"pp {layout.pp} x vp {layout.vp} are more stages than the {model.layers} layers of {model.name}; "
+            f"give pp {max(1, most)} or fewer"
+        )
+    if layout.cp > 1 and layout.seq_len % (2 * layout.cp):
+        near = _nearest(range(1, layout.seq_len // 2 + 1), layout.cp, lambda n: layout.seq_len % (2 * n) == 0)
+        raise TraincastError(f"cp {layout.cp} does not divide {layout.seq_len} tokens into halves; give {near}")
+    if layout.ep > 1 and model.experts is None:
+        raise TraincastError(f"ep {layout.ep} needs experts, and {model.name} has 0; leave it out")
+    if model.experts is not None:
+        _divides("ep", layout.ep, "experts", model.experts.count, model.name)
+
+
+def _check_ranks(layout: Layout, model: Transformer) -> None:
+    """What the number of GPUs allows."""
+    block = layout.tp * layout.pp * layout.cp
+    if layout.gpus % block:
+        below = max(block, layout.gpus // block * block)
+        raise TraincastError(
+            f"{layout.gpus} GPUs are no multiple of tp {layout.tp} x pp {layout.pp} x cp {layout.cp} = {block}; "
+            f"give {below} or {below + block} GPUs"
+        )
+    per_stage = layout.gpus // layout.pp
+    if layout.ep * layout.etp > per_stage or per_stage % (layout.ep * layout.etp):
+        near = _nearest(range(1, per_stage + 1), layout.ep, lambda n: per_stage % (n * layout.etp) == 0)
+        raise TraincastError(
+            f"ep {layout.ep} does not divide the {per_stage} GPUs of a stage of {model.name}; give {near}"
+        )
+    if layout.shard_group and (layout.dp * layout.cp) % layout.shard_group:
+        shared = layout.dp * layout.cp
+        near = _nearest(range(1, shared + 1), layout.shard_group, lambda n: shared % n == 0)
+        raise TraincastError(f"groups of {layout.shard_group} do not divide {shared} data-parallel ranks; give {near}")
+
+
+def _check_stages(layout: Layout, model: Transformer) -> None:
+    """Stages that are told one by one."""
+    stages = layout.stage_layers
+    if not stages:
+        return
+    if len(stages) != layout.pp or sum(stages) != model.layers or min(stages) < 0:
+        raise TraincastError(
+            f"stages of {', '.join(map(str, stages))} layers are {len(stages)} with {sum(stages)} layers; {model.name} "
+            f"has {model.layers} on pp {layout.pp}: give {layout.pp} numbers that add up to {model.layers}"
+        )
+    if layout.vp > 1:
+        raise TraincastError(
+            f"stages told one by one have one chunk each, and vp is {layout.vp}; leave one of them out"
+        )
+
+
+def _check_trained(layout: Layout, model: Transformer) -> None:
+    """What is frozen, and documents inside samples."""
+    if layout.frozen_layers >= model.layers:
+        raise TraincastError(
+            f"{layout.frozen_layers} frozen layers leave none of the {model.layers} of {model.name} to train; give "
+            f"{model.layers - 1} or fewer"
+        )
+    if layout.frozen_layers and layout.adapter_rank:
+        raise TraincastError(
+            f"adapters of rank {layout.adapter_rank} freeze the whole model, and {layout.frozen_layers} layers are to "
+            "be frozen; give one of them"
+        )
+    if layout.document_len and layout.seq_len % layout.document_len:
+        near = _nearest(range(1, layout.seq_len + 1), layout.document_len, lambda n: layout.seq_len % n == 0)
+        raise TraincastError(
+            f"documents of {layout.document_len} tokens do not divide samples of {layout.seq_len}; give {near}"
+        )
+    if layout.document_len and layout.cp > 1:
+        raise TraincastError(f"documents of {layout.document_len} tokens are not split over cp {layout.cp}; give cp 1")
+
+
+def _check_batch(layout: Layout) -> None:
+    share = layout.dp * layout.micro_batch
+    if layout.global_batch % share or not layout.global_batch:
+        below = layout.global_batch // share * share
+        choices = f"{below} or {below + share}" if below else str(share)
+        raise TraincastError(
+            f"a global batch of {layout.global_batch} is no multiple of dp {layout.dp} x micro-batch "
+            f"{layout.micro_batch} = {share}; give {choices}"
+        )
+    if layout.vp > 1 and layout.accumulation % layout.pp:
+        step = share * layout.pp
+        below = layout.global_batch // step * step
+        choices = f"{below} or {below + step}" if below else str(step)
+        raise TraincastError(
+            f"interleaved stages need micro-batches in multiples of pp {layout.pp}, and there are "
+            f"{layout.accumulation}; give a global batch of {choices}"
+        )
+
+
+def _divides(what: str, part: int, of: str, whole: int, name: str) -> None:
+    if whole % part:
+        near = _nearest(range(1, whole + 1), part, lambda n: whole % n == 0)
+        raise TraincastError(f"{what} {part} does not divide the {whole} {of} of {name}; give {near}")
+
+
+def _nearest(choices: Iterable[int], wanted: int, works: object) -> str:
+    """The nearest numbers below and above that work."""
+    assert callable(works)
+    fits = [n for n in choices if works(n)]
+    below, above = [n for n in fits if n < wanted], [n for n in fits if n > wanted]
+    return " or ".join(str(n) for n in (*below[-1:], *above[:1])) or "1"

@@ -1,0 +1,344 @@
+"""What one rank of each stage does with one micro-batch: kernels, and the exchanges that kernels wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from traincast.hardware.device import Device
+from traincast.models.transformers.description import Experts, Transformer
+from traincast.models.transformers.program.style import Shard, Style
+from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
+from traincast.simulator.parallelism.constants import HALF, NARROW, Constants
+from traincast.simulator.parallelism.exchanges import Exchanges, Price
+from traincast.simulator.parallelism.layout import PYTORCH, Layout
+from traincast.simulator.parallelism.pieces import Pass, Pieces, Priced
+
+_HALF = 2  # bytes of an activation on the wire
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way of a micro-batch through a unit: kernels, exposed exchanges by group, and how many exchanges."""
+
+    kernels: Pass
+    exposed: dict[str, float] = field(default_factory=dict)
+    exchanges: int = 0
+    spread: float = 0.0  # seconds that exchanges may err by
+
+    @property
+    def device(self) -> float:
+        """Seconds on the device."""
+        return self.kernels.device + sum(self.exposed.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Elements on this rank that get a gradient: among those that all tokens meet, and among experts."""
+
+    dense: float = 0.0
+    sparse: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A layer, or what stands before or after them: forward and backward of one micro-batch, and its weights.
+
+    `dense` weights are copied over all data-parallel ranks, `sparse` ones (experts) over those that hold the same.
+    Elements on this rank, before any sharding over data-parallel ranks. `saved` bytes stay until backward.
+    """
+
+    forward: Way
+    backward: Way
+    dense: float
+    sparse: float
+    saved: float
+    working: float  # bytes on top while it runs
+    weight_part: float  # seconds of backward that only make gradients of weights
+    trained: Share  # of the weights: what gets gradients
+
+
+class Roles:
+    """Units of one layout."""
+
+    def __init__(self, model: Transformer, layout: Layout, pieces: Pieces, exchanges: Exchanges, c: Constants) -> None:
+        self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, pieces, exchanges, c
+        self.shard = Shard(
+            batch=layout.micro_batch,
+            seq_len=layout.seq_len,
+            tp=layout.tp,
+            sequence=layout.sequence and layout.tp > 1,
+            cp=layout.cp,
+            ep=layout.ep,
+            etp=layout.etp,
+            document=layout.document_len,
+        )
+        self.style = _style(layout)
+        self.slowdown = _slowdown(layout, pieces.device, c)
+        self.throttled = self.slowdown[NARROW if layout.precision == "fp8" else HALF]
+        self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
+
+    def layer(self, number: int, *, encoder: bool = False) -> Unit:
+        """A layer of the decoder (or of the encoder)."""
+        experts = not encoder and self.model.has_experts(number)
+        window = 0 if encoder else self.model.window_of(number)
+        frozen = (encoder and self.layout.frozen_layers > 0) or number < self.layout.frozen_layers
+        again = self.layout.checkpoint != "none" and number % self.layout.checkpoint_every == 0 and not frozen
+        key = (experts, window, encoder, again)
+        if (key, frozen) not in self._layers:
+            unit = self._layer(number, *key)
+            self._layers[key, frozen] = _without_backward(unit) if frozen else unit
+        return self._layers[key, frozen]
+
+    def embedding(self) -> Unit:
+        """What stands before the first layer."""
+        priced = self.pieces.embedding(self.shard, self.style)
+        weights = embedding_parameters(self.model) / self.layout.tp
+        reduced = self._after_tables()
+        unit = Unit(
+            Way(self._slower(priced.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
+            Way(self._slower(priced.backward)),
+            weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.0, self._trained(weights, 0.0),
+        )  # fmt: skip
+        return _without_backward(unit) if self.layout.frozen_layers else unit
+
+    def head(self) -> Unit:
+        """What stands after the last layer."""
+        priced = self.pieces.head(self.shard, self.style)
+        weights = head_parameters(self.model) / self.layout.tp
+        if self.model.tied and self.layout.pp > 1:
+            weights += self.model.hidden * self.model.vocab / self.layout.tp  # a copy of the first stage's table
+        gathered = self.exchanges.tensor("all_gather", self._message())[0] if self.shard.sequence else 0.0
+        exposed = {"tp": gathered} if gathered else {}
+        return Unit(
+            Way(self._slower(priced.forward), exposed, int(gathered > 0)),
+            Way(self._slower(priced.backward), exposed, int(gathered > 0)),
+            weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.5 * self.throttled * priced.backward.gemm,
+            self._trained(weights, 0.0),
+        )  # fmt: skip
+
+    def _trained(self, dense: float, sparse: float, *, adapters: float = 0.0) -> Share:
+        """What gets gradients: all weights, or the adapters beside them."""
+        return Share(adapters, 0.0) if self.layout.adapter_rank else Share(dense, sparse)
+
+    def _layer(self, number: int, experts: bool, window: int, encoder: bool, again: bool) -> Unit:
+        priced = self.pieces.layer(self.shard, self.style, experts=experts, window=window, encoder=encoder)
+        forward, backward = self._slower(priced.forward), self._slower(priced.backward)
+        to, back = self._exchanged(priced, experts=experts)
+        recomputed, repeats = self._recomputed(forward) if again else (Pass(), 0.0)
+        whole = Way(
+            backward.plus(recomputed),
+            {name: back.exposed.get(name, 0.0) + repeats * to.exposed.get(name, 0.0) for name in back.exposed},
+            back.exchanges + round(repeats * to.exchanges),
+            back.spread,
+        )
+        all_dense, all_sparse = layer_parameters(self.model, number)
+        dense, sparse = all_dense / self.layout.tp, all_sparse / (self.layout.ep * self.layout.etp)
+        return Unit(
+            Way(forward, to.exposed, to.exchanges, to.spread),
+            whole,
+            dense,
+            sparse,
+            self._saved(priced, again=again),
+            priced.working_bytes + (priced.saved_bytes if again else 0),
+            0.5 * backward.gemm,
+            self._trained(dense, sparse, adapters=priced.trained),
+        )
+
+    def _slower(self, kernels: Pass) -> Pass:
+        """Kernels as they run in long steps, and the host as a framework's modules keep it busy."""
+        c, layout = self.constants, self.layout
+        host = 0.0 if layout.kernels == "graph" else kernels.host
+        if layout.kernels in ("eager", "fused"):
+            host += 1e-6 * c.module_us * kernels.kernels
+        slower = self.slowdown
+        gemm = (kernels.gemm - kernels.grouped - kernels.narrow) * slower[HALF]
+        gemm += kernels.narrow * slower[NARROW] + kernels.grouped * slower["grouped"]
+        attention = kernels.attention * slower["attention"]
+        share = {"triton": c.triton, "flash2": c.flash2}.get(layout.attention)
+        if share is not None:
+            attention = max(attention, kernels.arithmetic / (share * _matrix_rate(self.pieces.device)))
+        if layout.cp > 1 and layout.kernels in PYTORCH:
+            attention *= c.ring
+        device = kernels.device + gemm - kernels.gemm + attention - kernels.attention
+        return replace(kernels, device=device, gemm=gemm, attention=attention, host=host)
+
+    def _recomputed(self, forward: Pass) -> tuple[Pass, float]:
+        """What backward computes again before it starts, and which share of the exchanges it repeats."""
+        if self.layout.checkpoint == "full":
+            return forward, 1.0
+        kept = forward.gemm * (0.5 if self.layout.checkpoint == "selective" else 1.0)
+        seconds = max(0.0, forward.device - forward.attention - kept)
+        return Pass(device=seconds, host=0.5 * forward.host, gemm=forward.gemm - kept), 0.0
+
+    def _saved(self, priced: Priced, *, again: bool) -> float:
+        """Bytes that a micro-batch keeps of a layer until its backward pass."""
+        entry = self.shard.rows * self.model.hidden * (4 if self.layout.precision == "fp32" else 2)
+        if not again or self.layout.checkpoint == "none":
+            return float(priced.saved_bytes)
+        if self.layout.checkpoint == "full":
+            return float(entry)
+        return float(max(entry, 0.5 * priced.saved_bytes))
+
+    def _message(self) -> float:
+        """Bytes of all tokens of a micro-batch in the residual stream."""
+        return float(self.shard.tokens * self.model.hidden * (4 if self.layout.precision == "fp32" else _HALF))
+
+    def _after_tables(self) -> Price:
+        """The exchange that joins the parts of the table of words."""
+        kind = "reduce_scatter" if self.shard.sequence else "all_reduce"
+        return self.exchanges.tensor(kind, self._message())
+
+    def _exchanged(self, priced: Priced, *, experts: bool) -> tuple[Way, Way]:
+        """Exposed exchanges of a layer, forward and backward."""
+        ways = [Way(Pass(), {}), Way(Pass(), {})]
+        for name, part in (
+            ("tp", self._tensor_parallel(priced, halves=1 if experts and self.layout.etp == 1 else 2)),
+            ("cp", self._sample_parallel(priced)),
+            ("ep", self._expert_parallel(priced) if experts else None),
+        ):
+            if part is None:
+                continue
+            for i, (seconds, number, spread) in enumerate(part):
+                before = ways[i]
+                ways[i] = Way(
+                    Pass(), {**before.exposed, name: seconds}, before.exchanges + number, before.spread + spread
+                )
+        return ways[0], ways[1]
+
+    def _tensor_parallel(self, priced: Priced, *, halves: int) -> list[tuple[float, int, float]] | None:
+        """Of attention and feed-forward (`halves`): a gather before and a scatter after, or one sum."""
+        layout = self.layout
+        if layout.tp == 1:
+            return None
+        whole = self._message()
+        if not self.shard.sequence:
+            total, sigma = self.exchanges.tensor("all_reduce", whole)
+            each = [halves * total, halves * total]
+            numbers = [halves, halves]
+        else:
+            gather, sigma = self.exchanges.tensor("all_gather", whole / (2 if layout.quantised_tokens else 1))
+            scatter = self.exchanges.tensor("reduce_scatter", whole)[0]
+            each = [halves * (gather + scatter), halves * (2 * gather + scatter)]
+            numbers = [2 * halves, 3 * halves]
+        hidden = [0.0, 0.0]
+        if layout.overlap_tp == "all":
+            for i, way in enumerate((priced.forward, priced.backward)):
+                # products in as many parts as there are ranks: all but the first part of an exchange can hide
+                share = self.constants.async_tp if layout.kernels in PYTORCH else 1 - 1 / layout.tp
+                hidden[i] = min(each[i] * share, self.throttled * way.gemm)
+        elif layout.overlap_tp == "backward":
+            parts = each[1] * (2 / 3 if self.shard.sequence else 1.0)
+            hidden[1] = min(parts, 0.5 * self.throttled * priced.backward.gemm)
+        return [
+            (
+                total - away + self.constants.beside * away + self._stalled(number if not away else 0),
+                number,
+                total * sigma,
+            )
+            for total, away, number in zip(each, hidden, numbers, strict=True)
+        ]
+
+    def _stalled(self, exchanges: int) -> float:
+        """Seconds that the device stands still around exchanges that nothing runs beside."""
+        return 1e-6 * self.constants.meeting_us * exchanges
+
+    def _sample_parallel(self, priced: Priced) -> list[tuple[float, int, float]] | None:
+        """Keys and values on their way round the ranks of a sample, beside attention; with their gradients backward."""
+        layout, model = self.layout, self.model
+        if layout.cp == 1:
+            return None
+        width = 2 * max(1, model.kv_heads // layout.tp) * model.head_dim
+        if model.latent is not None:
+            width = max(1, model.heads // layout.tp) * (model.head_dim * 2 + model.latent.rope_dim)
+        part = float(self.shard.tokens * width * _HALF)
+        ways = []
+        for factor, kernels in ((1, priced.forward), (2, priced.backward)):
+            if layout.cp_gather:
+                seconds, sigma = self.exchanges.sample("all_gather", factor * part * layout.cp)
+                ways.append((seconds, factor, seconds * sigma))
+                continue
+            step, sigma = self.exchanges.sample("send_recv", factor * part)
+            piece = kernels.attention / layout.cp
+            shown = (layout.cp - 1) * (max(0.0, step - piece) + self.constants.beside * min(step, piece))
+            ways.append((shown, layout.cp - 1, shown * sigma))
+        return ways
+
+    def _expert_parallel(self, priced: Priced) -> list[tuple[float, int, float]] | None:
+        """Tokens sent to their experts and back, each way of the micro-batch."""
+        layout, experts = self.layout, self.model.experts
+        if layout.ep * layout.etp == 1 or experts is None:
+            return None
+        narrow = 0.75 if layout.precision == "fp8" else 1.0  # 8-bit tokens out, 16-bit results back
+        sent = float(self.shard.rows * self._copies(experts) * self.model.hidden * _HALF)
+        out, sigma = self.exchanges.experts("all_to_all", sent)
+        total = 2 * narrow * out
+        ways = []
+        for kernels in (priced.forward, priced.backward):
+            hidden = min(total, 0.5 * kernels.device) if layout.overlap_ep else 0.0
+            shown = total - hidden + self.constants.beside * hidden + self._stalled(0 if layout.overlap_ep else 2)
+            if kernels is priced.forward:
+                shown += self._routing(experts)
+            ways.append((shown, 2, total * sigma))
+        return ways
+
+    def _copies(self, experts: Experts) -> float:
+        """Copies of a token that leave for experts: one for each, or ("once") one for each node, or for each rank where
+        all are on one node, that holds any of them; experts are drawn evenly."""
+        if self.layout.dispatch == "each":
+            return float(experts.top_k)
+        nodes = self.exchanges.expert_nodes()
+        places = nodes if nodes > 1 else self.layout.ep
+        return places * (1 - (1 - 1 / places) ** experts.top_k)
+
+    def _routing(self, experts: Experts) -> float:
+        """Seconds that the device stands still while a layer's counts of tokens reach the host. Nothing waits where
+        experts have a fixed capacity, or where a graph was launched before."""
+        waits = self.layout.kernels != "graph" and not experts.capacity
+        return 1e-6 * self.constants.routing_us if waits else 0.0
+
+
+def _without_backward(unit: Unit) -> Unit:
+    """A unit below all that is trained: it keeps nothing, and no gradient comes down to it."""
+    return replace(unit, backward=Way(Pass()), saved=0.0, weight_part=0.0, trained=Share())
+
+
+def _slowdown(layout: Layout, device: Device, c: Constants) -> dict[str, float]:
+    """How much longer products of each width, stacks of them and attention take in this step than in a benchmark."""
+    if layout.precision in ("fp32", "tf32"):
+        return {HALF: 1.0, NARROW: 1.0, "attention": 1.0, "grouped": 1.0}
+    slower = {kind: c.sustained.get(f"{device.arch} {kind}", 1.0) for kind in (HALF, NARROW, "attention")}
+    slower["grouped"] = c.grouped_narrow if layout.precision == "fp8" else c.grouped
+    if layout.attention == "unfused":
+        slower["grouped"] = c.batched
+    if layout.scaling == "row":
+        slower[NARROW] *= c.rowwise
+    if device.vendor == "amd" and layout.kernels in PYTORCH:
+        slower |= {bits: c.untuned * slower[bits] for bits in (HALF, NARROW)}
+    return slower
+
+
+def _matrix_rate(device: Device) -> float:
+    """Floating-point operations a second of A100-style matrix instructions: 1,024 fused ones a clock and SM."""
+    return device.num_sms * device.boost_clock_mhz * 1e6 * 2048
+
+
+def _style(layout: Layout) -> Style:
+    """How kernels are run under this layout."""
+    return Style(
+        precision=layout.precision,
+        attention="unfused" if layout.attention == "unfused" else "flash",
+        fused=layout.kernels != "eager",
+        together=layout.kernels in ("compiled", "graph"),
+        joined=layout.joined,
+        autocast=layout.gather_bytes == 4 and layout.precision != "fp32",
+        dropout=layout.dropout,
+        accumulate="epilogue" if layout.kernels in ("fused", "graph") else "first",
+        compiled_loss=layout.kernels == "compiled",
+        loss_by_ops=layout.kernels == "fused" and layout.attention == "unfused",  # Megatron before 2023
+        exact_gradients=layout.reduce_bytes == 4,
+        wide_gradients=layout.wide_gradients,
+        scaling=layout.scaling,
+        quantised_weights=layout.precision == "fp8" and layout.sharding == "zero3",
+        frozen=layout.adapter_rank > 0,
+        adapter_rank=layout.adapter_rank,
+    )

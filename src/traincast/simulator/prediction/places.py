@@ -1,0 +1,67 @@
+"""Kernel time by the place in the model that launched it: module, layer, op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from traincast.ir.ops import Phase
+from traincast.simulator.timeline import Timeline
+from traincast.utils.totals import totals
+
+PLACES = ("module", "layer", "op")
+"""What kernel time can be shown by."""
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def seconds_by_module(timeline: Timeline) -> dict[str, float]:
+    """Kernel seconds by module, backward included, modules that differ in numbers only together: `Bert.layers.*.mlp`.
+
+    What no module runs is named by its phase: `(optimizer)`.
+    """
+    return _by_path(timeline, lambda path: _NUMBER.sub("*", path))
+
+
+def seconds_by_layer(timeline: Timeline) -> dict[str, float]:
+    """Kernel seconds by layer, backward included: a module's path up to its first number (`Bert.layers.3`), else its
+    first two names; what no module runs is named by its phase."""
+    return _by_path(timeline, layer_of)
+
+
+def layer_of(path: str) -> str:
+    """The layer that a module belongs to.
+
+    >>> layer_of("Bert.encoder.layers.3.mlp.fc1"), layer_of("Bert.embeddings.word.table")
+    ('Bert.encoder.layers.3', 'Bert.embeddings')
+    """
+    number = _NUMBER.search(path)
+    return path[: number.end()] if number else ".".join(path.split(".")[:2])
+
+
+def seconds_by_op(timeline: Timeline) -> dict[str, float]:
+    """Kernel seconds by op: `aten::mm`."""
+    program = timeline.program
+    signature = program.columns.op_signature[timeline.schedule.op[timeline.launches]]
+    seconds = np.bincount(signature, weights=timeline.kernel_seconds, minlength=len(program.symbolic))
+    return _spent((program.symbolic[n].name, s) for n, s in enumerate(seconds.tolist()))
+
+
+def _by_path(timeline: Timeline, shortened: Callable[[str], str]) -> dict[str, float]:
+    program = timeline.program
+    op = timeline.schedule.op[timeline.launches]
+    place = program.columns.op_module[op].astype(np.int64) * len(Phase) + program.op_phase[op]
+    seconds = np.bincount(place, weights=timeline.kernel_seconds, minlength=len(program.names) * len(Phase))
+    names = [shortened(name) for name in program.names]
+
+    def named(index: int) -> str:
+        module, phase = divmod(index, len(Phase))
+        return names[module] or f"({Phase(phase).name.lower()})"
+
+    return _spent((named(index), float(seconds[index])) for index in np.flatnonzero(seconds).tolist())
+
+
+def _spent(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    return {name: seconds for name, seconds in totals(pairs).items() if seconds}

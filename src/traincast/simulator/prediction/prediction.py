@@ -1,0 +1,198 @@
+"""Predicting one step of a workload on a platform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.kernels.call import Estimate, KernelCall
+from traincast.costs.kernels.cost import Costs, Source, price
+from traincast.costs.kernels.registry import lowering_context
+from traincast.costs.kernels.unmodelled import OPAQUE
+from traincast.hardware.platform import Platform
+from traincast.ir.ops import Phase
+from traincast.ir.workload import Workload
+from traincast.simulator.instructions import StepInstructions, step_instructions
+from traincast.simulator.prediction.answers import RankAnswer, imbalance, rank_answers
+from traincast.simulator.prediction.outside import outside_ops
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.prediction.step import StepWalk, walk_step
+from traincast.simulator.prediction.warnings import warnings_of
+from traincast.simulator.timeline import Timeline
+from traincast.simulator.uneven import Unevenness
+from traincast.utils.arrays import BoolArray
+from traincast.utils.quantiles import Z90
+
+_TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
+# Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
+# so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/programs.md
+SHARED_ERROR = 0.6
+"""See above: of the variance of a call's log time, the square of this is common to its family."""
+RELEASE_SPREAD = 0.04
+"""Log-sigma of the software: one configuration differs by 4 % between submitters, and by 6 % between releases."""
+SETUP_SPREAD = 0.12
+"""Log-sigma of a system of several GPUs: how it is wired, fed and tuned. MLPerf's 8 x A100 80 GB in one configuration
+differ by 17 %, by 8 % without the three slowest."""
+
+
+def predict_step(
+    workload: Workload,
+    platform: Platform,
+    *,
+    tf32: bool = False,
+    host: HostProfile | None = None,
+    roofline_only: bool = False,
+    uneven: Unevenness | None = None,
+    late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
+) -> Prediction:
+    """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r); every step
+    begins `late` seconds late. `op_speed` is how many times as fast the kernels of an op run, by its name."""
+    instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
+    device = platform.device_among(len(workload.ranks))
+    costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
+    costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
+    host = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    walked = walk_step(
+        instructions,
+        costs,
+        host,
+        platform.topology,
+        synchronised=workload.synchronised,
+        gap=platform.device.kernel_gap,
+        uneven=uneven,
+        late=late,
+        op_speed=op_speed,
+    )
+    return _prediction(workload, platform, host, walked, costs, tf32=tf32)
+
+
+def _instructions(workload: Workload, platform: Platform, *, tf32: bool, apart: bool) -> StepInstructions:
+    """The step as instructions; `apart` gives every rank a program of its own, since no two are alike."""
+    context = lowering_context(workload, platform.device, tf32=tf32)
+    if platform.topology is not None and len(workload.ranks) > 1:
+        context = replace(context, gpus_per_node=platform.topology.gpus_per_node)
+    if not apart:
+        return step_instructions(workload.programs, workload.ranks, context)
+    programs = tuple(workload.programs[p] for p in workload.ranks)
+    return step_instructions(programs, tuple(range(len(programs))), context)
+
+
+def _prediction(
+    workload: Workload, platform: Platform, host: HostProfile, walked: StepWalk, costs: Costs, *, tf32: bool
+) -> Prediction:
+    """What the walk says: of the step, and of the rank that the others wait for."""
+    answers = rank_answers(walked)
+    slowest = _slowest(walked, answers)
+    timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
+    errors = kernel_errors(timeline, costs)
+    terms = spread_terms(timeline, errors, host, answer.device_active, several=len(workload.ranks) > 1)
+    spread = math.hypot(*terms.values()) if terms else 0.0
+    estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
+    estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
+    outside = outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
+    return Prediction(
+        workload=workload,
+        platform=platform,
+        host_profile=host.name,
+        iteration=seconds,
+        interval=(seconds * math.exp(-Z90 * spread), seconds * math.exp(Z90 * spread)),
+        interval_terms=terms,
+        kernel_errors=errors,
+        host_spread=host.spread,
+        device_active=answer.device_active,
+        device_idle=max(seconds - answer.device_active, 0.0),
+        host=answer.host,
+        exposed_comm=answer.exposed_comm,
+        by_family=timeline.seconds_by_family(),
+        by_phase=_by_phase(timeline),
+        by_source=_by_source(timeline, costs),
+        estimated_ops=estimated_ops,
+        estimated_seconds=estimated_seconds,
+        outside=outside,
+        memory=max((answer.memory for answer in answers), key=lambda memory: memory.peak_bytes),
+        warnings=warnings_of(answers, platform, walked.instructions, tf32=tf32),
+        timeline=timeline,
+        walk=walked,
+        ranks=answers,
+        imbalance=imbalance(answers),
+        gpus=len(workload.ranks),
+    )
+
+
+def _slowest(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
+    """The class of ranks that the others wait for: of those done last, the one that waited least."""
+    latest = walked.class_latest()
+    last = np.flatnonzero(latest >= latest.max() - _TOGETHER * walked.seconds)
+    return int(min(last.tolist(), key=lambda c: answers[c].waiting))
+
+
+def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:
+    """Gives the collective calls the spread and domain of the meetings they are part of (the widest of several)."""
+    meeting, call = instructions.meeting_call.T
+    np.maximum.at(costs.sigma, call, exchanged.sigma[meeting])
+    np.logical_and.at(costs.in_domain, call, exchanged.in_domain[meeting])
+    return costs
+
+
+def kernel_errors(timeline: Timeline, costs: Costs) -> dict[KernelCall, float]:
+    """Seconds that one log-sigma of each call of the step is worth."""
+    sigma = costs.spread()
+    per_call = np.bincount(
+        timeline.schedule.call[timeline.launches], weights=timeline.kernel_seconds, minlength=len(sigma)
+    )
+    rows = zip(timeline.calls, (sigma * per_call).tolist(), strict=True)
+    return {call: seconds for call, seconds in rows if seconds}
+
+
+def spread_terms(
+    timeline: Timeline, errors: dict[KernelCall, float], host: HostProfile, active: float, *, several: bool
+) -> dict[str, float]:
+    """Log-sigmas whose squares add up to that of the step: kernels of one family err together in part, families and the
+    host on their own; the software's release, on several GPUs how the system is set up, and ops whose arithmetic only
+    their authors know, come on top."""
+    if timeline.seconds <= 0:
+        return {}
+    by_family: dict[str, float] = {}
+    for call, error in errors.items():
+        by_family[call.family.name] = by_family.get(call.family.name, 0.0) + error
+    unknown = by_family.pop(OPAQUE.name, 0.0)
+    idle = max(timeline.seconds - active, 0.0)
+    kernels = SHARED_ERROR * math.hypot(*by_family.values()) if by_family else 0.0
+    of_step = math.hypot(host.spread * idle, kernels) / timeline.seconds
+    terms = {"kernels_and_host": of_step, "software_release": RELEASE_SPREAD}
+    if unknown:
+        terms["unknown_arithmetic"] = unknown / timeline.seconds
+    return {**terms, "system_setup": SETUP_SPREAD} if several else terms
+
+
+def _by_source(timeline: Timeline, costs: Costs) -> dict[str, float]:
+    """Kernel seconds by how their durations were found."""
+    source = costs.source[timeline.schedule.call[timeline.launches]]
+    seconds = np.bincount(source, weights=timeline.kernel_seconds, minlength=len(Source))
+    return {source.name.lower(): float(seconds[source]) for source in Source if seconds[source]}
+
+
+def _by_phase(timeline: Timeline) -> dict[str, float]:
+    """Kernel seconds by phase of the step."""
+    phase = timeline.program.op_phase[timeline.schedule.op[timeline.launches]]
+    totals = np.bincount(phase, weights=timeline.kernel_seconds, minlength=len(Phase))
+    return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}
+
+
+def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
+    """Names of the ops whose launches use a marked call, most device time first, and the seconds of those calls."""
+    launches = timeline.launches
+    chosen = marked[timeline.schedule.call[launches]]
+    program, seconds = timeline.program, timeline.kernel_seconds[chosen]
+    signatures = program.columns.op_signature[timeline.schedule.op[launches][chosen]]
+    by_signature = np.bincount(signatures, weights=seconds, minlength=len(program.symbolic))
+    totals: dict[str, float] = {}
+    for index in np.unique(signatures).tolist():
+        name = program.symbolic[index].name
+        totals[name] = totals.get(name, 0.0) + float(by_signature[index])
+    return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())

@@ -1,0 +1,209 @@
+"""What a prediction is: how long a step takes on a platform, and what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from traincast.costs.kernels.call import KernelCall
+from traincast.hardware.platform import Platform
+from traincast.ir.program import Memory
+from traincast.ir.workload import Workload
+from traincast.simulator.critical import PathPart
+from traincast.simulator.matched_calls import rank_list
+from traincast.simulator.prediction.answers import RankAnswer
+from traincast.simulator.prediction.outside import OutsideOp
+from traincast.simulator.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
+from traincast.simulator.prediction.step import StepWalk
+from traincast.simulator.prediction.step_path import seconds_by_place, seconds_by_what, step_path
+from traincast.simulator.prediction.throughput import Throughput, throughput
+from traincast.simulator.timeline import Timeline
+from traincast.utils.display.text import milliseconds
+from traincast.utils.results import Records, Result, flat
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Prediction(Result):
+    """One step of a workload on a platform. Times are seconds; `interval` is a 90 % interval of `iteration`, made of
+    `interval_terms` (log-sigmas by name: kernels and host, the software's release, the set-up of several GPUs).
+
+    On several ranks `iteration` is the time from one step to the next until all are done; what the step is made of
+    (`device_active` to `out_of_domain_seconds`, `timeline`) is that of the rank that the others wait for. `ranks` has
+    all ranks, those that do the same together; `imbalance` is by how much the busiest one computes longer than the
+    mean.
+
+    `estimated_ops` are ops without a kernel model (costed from their bytes and flops), `outside` those with a call
+    outside of what their model was fitted on and how far, both with most device time first; `estimated_seconds` and
+    `out_of_domain_seconds` are the device time of those calls.
+
+    `kernel_errors` are the seconds that one log-sigma of each kernel call is worth, `host_spread` is the log-sigma of
+    the host: what two predictions share of their errors is found in them.
+    """
+
+    workload: Workload
+    platform: Platform
+    host_profile: str
+    iteration: float
+    interval: tuple[float, float]
+    device_active: float
+    device_idle: float
+    host: float
+    exposed_comm: float
+    by_family: dict[str, float]
+    by_phase: dict[str, float]
+    by_source: dict[str, float]
+    estimated_ops: tuple[str, ...]
+    estimated_seconds: float
+    outside: tuple[OutsideOp, ...]
+    memory: Memory
+    warnings: tuple[str, ...]
+    timeline: Timeline
+    walk: StepWalk
+    ranks: tuple[RankAnswer, ...]
+    imbalance: float = 0.0
+    gpus: int = 1
+    interval_terms: dict[str, float] = field(default_factory=dict)
+    kernel_errors: dict[KernelCall, float] = field(default_factory=dict)
+    host_spread: float = 0.0
+
+    @property
+    def out_of_domain_ops(self) -> tuple[str, ...]:
+        """Names of the ops `outside`."""
+        return tuple(item.op for item in self.outside)
+
+    @property
+    def out_of_domain_seconds(self) -> float:
+        """Device time of the calls `outside`."""
+        return sum(item.seconds for item in self.outside)
+
+    @cached_property
+    def path(self) -> list[PathPart]:
+        """The critical path over all ranks."""
+        return step_path(self.walk)
+
+    @cached_property
+    def throughput(self) -> Throughput:
+        """Samples and tokens a second of all GPUs, the step's arithmetic and its share of the peak."""
+        return throughput(
+            self.walk.instructions, self.platform.device, self.iteration,
+            batch_size=self.workload.samples, seq_len=self.workload.seq_len,
+        )  # fmt: skip
+
+    @cached_property
+    def by_module(self) -> dict[str, float]:
+        """Kernel seconds by module, numbered ones together (`Bert.layers.*.mlp`), backward included."""
+        return seconds_by_module(self.timeline)
+
+    @cached_property
+    def by_layer(self) -> dict[str, float]:
+        """Kernel seconds by layer (`Bert.layers.3`), backward included."""
+        return seconds_by_layer(self.timeline)
+
+    @cached_property
+    def by_op(self) -> dict[str, float]:
+        """Kernel seconds by op (`aten::mm`)."""
+        return seconds_by_op(self.timeline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data; keys are stable and say their units."""
+        return {
+            "workload": self.workload.name,
+            "platform": self.platform.key,
+            "device": self.platform.device.name,
+            "clock_mhz": self.platform.device.clock_mhz,
+            "mode": self.workload.mode,
+            "compiled": "compiled" in self.workload.meta,
+            "batch_size": self.workload.batch_size,
+            "seq_len": self.workload.seq_len or None,
+            "gpus": self.gpus,
+            "iteration_ms": 1e3 * self.iteration,
+            "interval_ms": [1e3 * limit for limit in self.interval],
+            "interval_terms": self.interval_terms,
+            "device_active_ms": 1e3 * self.device_active,
+            "device_idle_ms": 1e3 * self.device_idle,
+            "host_ms": 1e3 * self.host,
+            "exposed_comm_ms": 1e3 * self.exposed_comm,
+            "per_family": _milliseconds(self.by_family),
+            "per_phase": _milliseconds(self.by_phase),
+            "per_source": _milliseconds(self.by_source),
+            "critical_path": _milliseconds(seconds_by_what(self.path)),
+            "kernels": len(self.timeline.launches),
+            "estimated_ops": list(self.estimated_ops),
+            "estimated_ms": 1e3 * self.estimated_seconds,
+            "out_of_domain_ops": list(self.out_of_domain_ops),
+            "out_of_domain_ms": 1e3 * self.out_of_domain_seconds,
+            "out_of_domain": [item.to_dict() for item in self.outside],
+            "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_gigabytes(self.memory.by_kind)},
+            "host_profile": self.host_profile,
+            "warnings": list(self.warnings),
+            "assumptions": list(self.workload.assumptions),
+            "given_costs": {cost.op: cost.as_text() for cost in self.workload.costs},
+            "ranks": [_rank(answer) for answer in self.ranks],
+            "imbalance": self.imbalance,
+            "critical_path_ranks": self._path_rows(),
+            **self.throughput.to_dict(),
+            "by_module": _milliseconds(self.by_module),
+            "by_layer": _milliseconds(self.by_layer),
+            "by_op": _milliseconds(self.by_op),
+        }
+
+    def headline(self) -> str:
+        """Model, platform and size, then the time of a step with its interval, then what that makes of the GPUs."""
+        device = self.platform.device
+        clock = f", SM clock locked at {device.clock_mhz:g} MHz" if device.clock_mhz else ""
+        sequence = f", {self.workload.seq_len} tokens" if self.workload.seq_len else ""
+        low, high = (milliseconds(limit) for limit in self.interval)
+        compiled = ", compiled" if "compiled" in self.workload.meta else ""
+        several, per_gpu = (f"{self.gpus} x ", " a GPU") if self.gpus > 1 else ("", "")
+        return (
+            f"{self.workload.name} ({self.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
+            f"batch {self.workload.batch_size}{per_gpu}{sequence}: {milliseconds(self.iteration)} ms a step, "
+            f"90 % interval {low} to {high} ms\n{self.throughput.text(device.name, self.gpus)}"
+        )
+
+    def records(self) -> Records:
+        """Tables "families", "phases", "sources", "modules", "layers" and "ops" of kernel time, "memory" by kind (of
+        the fullest rank), "critical_path" by rank and op, and "ranks" (one row per class of ranks that do the same)."""
+        return {
+            "families": _rows("family", self.by_family),
+            "phases": _rows("phase", self.by_phase),
+            "sources": _rows("source", self.by_source),
+            "modules": _rows("module", self.by_module),
+            "layers": _rows("layer", self.by_layer),
+            "ops": _rows("op", self.by_op),
+            "memory": [{"kind": kind, "gb": size} for kind, size in _gigabytes(self.memory.by_kind).items()],
+            "critical_path": self._path_rows(),
+            "ranks": [{"ranks": rank_list(answer.ranks), **flat(_rank(answer))} for answer in self.ranks],
+        }
+
+    def _path_rows(self) -> list[dict[str, Any]]:
+        places = seconds_by_place(self.path).items()
+        return [{"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in places]
+
+
+def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    return {name: 1e3 * length for name, length in seconds.items()}
+
+
+def _gigabytes(sizes: dict[str, int]) -> dict[str, float]:
+    return {kind: nbytes / 1e9 for kind, nbytes in sizes.items()}
+
+
+def _rows(what: str, seconds: dict[str, float]) -> list[dict[str, Any]]:
+    return [{what: name, "ms": length} for name, length in _milliseconds(seconds).items()]
+
+
+def _rank(answer: RankAnswer) -> dict[str, Any]:
+    return {
+        "ranks": list(answer.ranks),
+        "iteration_ms": 1e3 * answer.iteration,
+        "device_active_ms": 1e3 * answer.device_active,
+        "device_idle_ms": 1e3 * answer.device_idle,
+        "compute_ms": 1e3 * answer.compute,
+        "host_ms": 1e3 * answer.host,
+        "exposed_comm_ms": 1e3 * answer.exposed_comm,
+        "waiting_ms": 1e3 * answer.waiting,
+        "memory_gb": answer.memory.peak_bytes / 1e9,
+        "memory_by_kind_gb": _gigabytes(answer.memory.by_kind),
+    }

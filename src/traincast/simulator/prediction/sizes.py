@@ -1,0 +1,71 @@
+"""Steps of one GPU that differ in their sizes, predicted side by side: lowered and priced together, walked as rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.kernels.cost import price
+from traincast.costs.kernels.registry import lowering_context
+from traincast.hardware.platform import Platform
+from traincast.ir.program import peak_memory
+from traincast.ir.workload import Workload
+from traincast.simulator.instructions import step_instructions
+from traincast.simulator.prediction.answers import rank_answers
+from traincast.simulator.prediction.prediction import kernel_errors, spread_terms
+from traincast.simulator.prediction.step import walk_step
+from traincast.utils.errors import TraincastError
+from traincast.utils.quantiles import Z90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAnswer:
+    """The figures of one step; seconds and bytes. `interval` is a 90 % interval of `iteration`."""
+
+    iteration: float
+    interval: tuple[float, float]
+    device_active: float
+    peak_bytes: int
+
+
+def predict_sizes(
+    steps: Sequence[Workload],
+    platform: Platform,
+    *,
+    tf32: bool = False,
+    host: HostProfile | None = None,
+    roofline_only: bool = False,
+    late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
+) -> list[SizeAnswer]:
+    """What `predict_step` says of each of these steps, all of one GPU and of one model."""
+    first = steps[0]
+    for step in steps:
+        if len(step.ranks) != 1:
+            raise TraincastError(f"workload '{step.name}' runs on {len(step.ranks)} GPUs; predict it by itself")
+    assert all(step.synchronised == first.synchronised and step.tf32 == first.tf32 for step in steps)
+    programs = tuple(step.programs[step.ranks[0]] for step in steps)
+    context = lowering_context(first, platform.device, tf32=tf32)
+    # no step exchanges anything, so that each is a rank of its own, which nobody waits for
+    instructions = step_instructions(programs, tuple(range(len(programs))), context)
+    costs = price(instructions.lowered[0], platform.device, roofline_only=roofline_only)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    walked = walk_step(
+        instructions, costs, profile, None, synchronised=first.synchronised, gap=platform.device.kernel_gap,
+        late=late, op_speed=op_speed,
+    )  # fmt: skip
+    of_rank: dict[int, SizeAnswer] = {}
+    for c, answer in enumerate(rank_answers(walked)):
+        timeline = walked.timeline(c)
+        terms = spread_terms(timeline, kernel_errors(timeline, costs), profile, answer.device_active, several=False)
+        spread = math.exp(Z90 * math.hypot(*terms.values())) if terms else 1.0
+        for rank in answer.ranks:
+            of_rank[rank] = SizeAnswer(
+                iteration=answer.iteration,
+                interval=(answer.iteration / spread, answer.iteration * spread),
+                device_active=answer.device_active,
+                peak_bytes=peak_memory(programs[rank]).peak_bytes,
+            )
+    return [of_rank[rank] for rank in range(len(steps))]

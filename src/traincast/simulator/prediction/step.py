@@ -1,0 +1,281 @@
+"""One step of a workload: its ranks classed by what they do, and the walk over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traincast.costs.host.profile import ALONE, BEFORE, HostProfile
+from traincast.costs.kernels.cost import Costs
+from traincast.ir.cuda_graph import graph_scopes
+from traincast.ir.program import Program
+from traincast.simulator.classes import Classes, find_classes
+from traincast.simulator.clocks import Clocks
+from traincast.simulator.crew import Crew, CrewWalk
+from traincast.simulator.instructions import StepInstructions
+from traincast.simulator.overlap import walk_with_overlap
+from traincast.simulator.ranks import Agenda, Meetings, Stuck, walk_ranks
+from traincast.simulator.schedule import RUNTIME_CALLS, Code, Schedule
+from traincast.simulator.timeline import Timeline
+from traincast.simulator.uneven import Unevenness
+from traincast.utils.arrays import FloatArray, IntArray
+from traincast.utils.errors import TraincastError
+
+if TYPE_CHECKING:
+    from traincast.hardware.topology import Topology
+
+GRAPH_LAUNCH_SECONDS = 20e-6
+"""Host time of launching a CUDA graph: the median of the 58 launches of up to three kernels in a traced A100 job."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepWalk:
+    """What the walk made of a step: one row a class of ranks; `place[c]` is the crew and row of class c.
+
+    `ranks[c]` are the ranks of a class. `origin` is when the host of each rank of each crew began the step, `previous`
+    when its last step was done; seconds.
+    """
+
+    instructions: StepInstructions
+    classes: Classes
+    ranks: tuple[tuple[int, ...], ...]
+    place: tuple[tuple[int, int], ...]
+    walks: tuple[CrewWalk, ...]
+    origin: tuple[FloatArray, ...]
+    previous: tuple[FloatArray, ...]
+    meetings: Meetings
+    gap: float
+
+    @property
+    def seconds(self) -> float:
+        """Time from one step to the next, over all ranks."""
+        latest = max(float(walk.latest().max()) for walk in self.walks)
+        return latest - max(float(previous.max()) for previous in self.previous)
+
+    def class_latest(self) -> FloatArray:
+        """When each class of ranks is done."""
+        latest = [walk.latest() for walk in self.walks]
+        return np.array([latest[crew][row] for crew, row in self.place])
+
+    def timeline(self, c: int) -> Timeline:
+        """The step of one class of ranks."""
+        crew, row = self.place[c]
+        walk, program = self.walks[crew], self.classes.program[c]
+        return Timeline(
+            program=self.instructions.programs[program],
+            schedule=self.instructions.schedules[program],
+            calls=self.instructions.lowered[program].calls,
+            times=walk.times(row),
+            origin=float(self.origin[crew][row]),
+            seconds=float(walk.latest()[row] - self.previous[crew][row]),
+            host_busy=float(walk.crew.host_seconds[row].sum()),
+            gap=self.gap,
+        )
+
+
+def walk_step(
+    instructions: StepInstructions,
+    costs: Costs,
+    host: HostProfile,
+    topology: Topology | None,
+    *,
+    synchronised: bool,
+    gap: float,
+    uneven: Unevenness | None = None,
+    late: float = 0.0,
+    op_speed: Mapping[str, float] | None = None,
+) -> StepWalk:
+    """Walks the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
+    rank begins it `late` seconds late; `op_speed` as in `predict_step`."""
+    durations = _begun_late(_durations(instructions, costs, host, uneven, op_speed or {}), late)
+    classes, crews, place = _classed(instructions, durations, topology)
+    meetings = _meetings(classes, place)
+    try:
+        agenda = Agenda(crews, meetings)
+        start = _start(crews, meetings, agenda, synchronised=synchronised, gap=gap)
+        walks = walk_with_overlap(crews, meetings, agenda, start.clocks, gap=gap)
+    except Stuck as stuck:
+        raise _explained(stuck, instructions, classes, meetings, place) from None
+    ranks: list[list[tuple[int, ...]]] = [[] for _ in classes.program]
+    for program, c in enumerate(classes.of):
+        ranks[c].append(instructions.ranks_of[program])
+    return StepWalk(
+        instructions=instructions,
+        classes=classes,
+        ranks=tuple(members[0] if len(members) == 1 else tuple(sorted(chain(*members))) for members in ranks),
+        place=place,
+        walks=tuple(walks),
+        origin=tuple(start.origin),
+        previous=tuple(start.previous),
+        meetings=meetings,
+        gap=gap,
+    )
+
+
+def host_seconds(schedule: Schedule, program: Program, host: HostProfile) -> FloatArray:
+    """Host time of every instruction under a host profile."""
+    parts = host.scope_seconds(program.names)
+    runtime = np.array([host.t4[name] for name in RUNTIME_CALLS])
+    seconds: FloatArray = np.where(schedule.code == Code.HOST, parts[schedule.name, schedule.part], 0.0)
+    begins = np.flatnonzero((schedule.code == Code.HOST) & np.isin(schedule.part, (BEFORE, ALONE)))
+    gaps = np.stack([host.gap_seconds(program.names, main=main) for main in (True, False)])
+    seconds[begins] += gaps[np.minimum(schedule.thread[begins], 1), schedule.name[begins]]
+    calls = schedule.runtime >= 0
+    seconds[calls] = runtime[schedule.runtime[calls]]
+    return _with_graphs(seconds, schedule, program)
+
+
+def _with_graphs(seconds: FloatArray, schedule: Schedule, program: Program) -> FloatArray:
+    """Host seconds of which a replayed graph keeps its launch only."""
+    graphed, launching = (marked[program.columns.scope_name] for marked in graph_scopes(program.names))
+    if graphed.any():
+        seconds[graphed[schedule.scope]] = 0.0
+        seconds[np.searchsorted(schedule.scope, np.flatnonzero(launching))] = GRAPH_LAUNCH_SECONDS
+    return seconds
+
+
+def _durations(
+    instructions: StepInstructions,
+    costs: Costs,
+    host: HostProfile,
+    uneven: Unevenness | None,
+    op_speed: Mapping[str, float],
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Host and kernel seconds of every program."""
+    by_call = np.append(costs.seconds, 0.0)  # -1, no call, is the last
+    kernel = [by_call[schedule.call] for schedule in instructions.schedules]
+    if op_speed:
+        kernel = [
+            seconds / _speeds(schedule, program, op_speed)
+            for seconds, schedule, program in zip(kernel, instructions.schedules, instructions.programs, strict=True)
+        ]
+    busy = _host_seconds(instructions, host)
+    if uneven is None:
+        return busy, kernel
+    both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
+    return [seconds for seconds, _ in both], [seconds for _, seconds in both]
+
+
+def _speeds(schedule: Schedule, program: Program, op_speed: Mapping[str, float]) -> FloatArray:
+    """How many times as fast the kernel of every instruction runs."""
+    of_signature = np.array([op_speed.get(signature.name, 1.0) for signature in program.symbolic])
+    of_op = np.append(of_signature[program.columns.op_signature], 1.0)  # -1, no op, is the last
+    return np.asarray(of_op[schedule.op])
+
+
+def _begun_late(
+    durations: tuple[list[FloatArray], list[FloatArray]], late: float
+) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Durations with so many seconds before the first instruction; host times that were one object stay so."""
+    if not late:
+        return durations
+    known: dict[int, FloatArray] = {}
+    for seconds in durations[0]:
+        if id(seconds) not in known:
+            known[id(seconds)] = np.concatenate((seconds[:1] + late, seconds[1:]))
+    return [known[id(seconds)] for seconds in durations[0]], durations[1]
+
+
+@lru_cache(maxsize=8)  # each holds a whole step
+def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[FloatArray]:
+    """Host seconds of every program; equal ones are the same object."""
+    known: dict[tuple[int, int], FloatArray] = {}
+    equal: dict[bytes, FloatArray] = {}
+    seconds = []
+    for schedule, program in zip(instructions.schedules, instructions.programs, strict=True):
+        key = (id(schedule.code), id(program.names))
+        if key not in known:
+            times = host_seconds(schedule, program, host)
+            known[key] = equal.setdefault(times.tobytes(), times)
+        seconds.append(known[key])
+    return seconds
+
+
+def _classed(
+    instructions: StepInstructions, durations: tuple[list[FloatArray], list[FloatArray]], topology: Topology | None
+) -> tuple[Classes, list[Crew], tuple[tuple[int, int], ...]]:
+    """Classes of programs, the crews to walk, and where each class is among them."""
+    busy, kernel = durations
+    # equal host times are one object; kernel times are compared by a digest, which takes less room than they do
+    alike = [
+        (structure, blake2b(kernel[p].data).digest() if len(kernel) > 1 else b"", id(busy[p]))
+        for p, structure in enumerate(instructions.structure)
+    ]
+    classes = find_classes(alike, instructions.calls, instructions.meetings, instructions.seconds(topology).seconds)
+    return classes, *_crews(instructions, classes, kernel, busy)
+
+
+def _crews(
+    instructions: StepInstructions, classes: Classes, kernel: Sequence[FloatArray], busy: Sequence[FloatArray]
+) -> tuple[list[Crew], tuple[tuple[int, int], ...]]:
+    """Classes of one structure side by side, and the crew and row of every class."""
+    members: dict[int, list[int]] = {}
+    for c, program in enumerate(classes.program):
+        members.setdefault(instructions.structure[program], []).append(c)
+    side_by_side = list(members.values())
+    place = {c: (crew, row) for crew, row_classes in enumerate(side_by_side) for row, c in enumerate(row_classes)}
+    crews = []
+    for row_classes in side_by_side:
+        programs = [classes.program[c] for c in row_classes]
+        first = busy[programs[0]]
+        same = all(busy[p] is first for p in programs)
+        hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
+        schedule = instructions.schedules[programs[0]]
+        crews.append(Crew(schedule, hosts, np.stack([kernel[p] for p in programs])))
+    return crews, tuple(place[c] for c in range(len(classes.program)))
+
+
+def _meetings(classes: Classes, place: Sequence[tuple[int, int]]) -> Meetings:
+    entries = [
+        (number, *place[c], instruction)
+        for number, meeting in enumerate(classes.meetings)
+        for c, instruction in meeting.members
+    ]
+    table: IntArray = np.array(entries, dtype=np.int64).reshape(len(entries), 4)
+    seconds = np.array([meeting.seconds for meeting in classes.meetings])
+    return Meetings(table[:, 0], table[:, 1], table[:, 2], table[:, 3], seconds)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Start:
+    """Where a step begins: clocks of all ranks (None: idle at 0), when each host does, and when the last one ended."""
+
+    clocks: list[list[Clocks]] | None
+    origin: list[FloatArray]
+    previous: list[FloatArray]
+
+
+def _start(crews: Sequence[Crew], meetings: Meetings, agenda: Agenda, *, synchronised: bool, gap: float) -> _Start:
+    """From idle, or after a step like it: every rank's host goes on where it stands; its streams may be busy."""
+    if synchronised:
+        zero = [np.zeros(crew.size) for crew in crews]
+        return _Start(None, zero, zero)
+    before = walk_ranks(crews, meetings, gap=gap, agenda=agenda)
+    clocks = [walk.clocks() for walk in before]
+    origin = [np.array([max(clock.threads) for clock in crew]) for crew in clocks]
+    again = [[replace(clock, threads=[max(clock.threads)] * len(clock.threads)) for clock in crew] for crew in clocks]
+    return _Start(again, origin, [walk.latest() for walk in before])
+
+
+def _explained(
+    stuck: Stuck, instructions: StepInstructions, classes: Classes, meetings: Meetings, place: Sequence[tuple[int, int]]
+) -> TraincastError:
+    """Who waits where for whom, by rank and op."""
+    class_at = {where: c for c, where in enumerate(place)}
+
+    def named(entry: int, does: str = "") -> str:
+        program = classes.program[class_at[int(meetings.crew[entry]), int(meetings.row[entry])]]
+        call = int(np.searchsorted(instructions.calls[program].instruction, meetings.instruction[entry]))
+        return instructions.describe.who(program, does, f" at {instructions.describe.call(program, call)}")
+
+    waiting = [launch for launch in stuck.waiting[:4] if launch.missing]
+    lines = [f"{named(launch.entry, 'wait')} for {named(launch.missing[0])}" for launch in waiting]
+    return TraincastError(
+        "ranks wait for each other for ever (they disagree on the order of collectives): " + "; ".join(lines)
+    )

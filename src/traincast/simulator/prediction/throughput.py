@@ -1,0 +1,90 @@
+"""What a step makes of the hardware: samples and tokens a second, arithmetic, share of the peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from traincast.costs.kernels.arithmetic import counted_flops
+from traincast.hardware.device import Device
+from traincast.simulator.instructions import StepInstructions
+from traincast.simulator.schedule import Code
+from traincast.utils.display.text import in_units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Of all GPUs together. `tokens` a second is 0 for a model without sequences.
+
+    `flops` are the operations of one step that are matrix products, convolutions and attention, those that
+    checkpointing computes again included. `peak_flops` is the rate of all GPUs in the type most of them are computed
+    in (`peak_type`), at boost or at the locked clock; `mfu` is the share of it that the step uses (0 without such ops).
+    """
+
+    samples: float
+    tokens: float
+    flops: float
+    peak_flops: float
+    peak_type: str
+    mfu: float
+
+    def text(self, device: str, gpus: int) -> str:
+        """One line: `1,234 samples/s; 12.3 TFLOP a step, MFU 41.0% of 312 TFLOPS (bf16 peak of NVIDIA A100)`."""
+        rates = [f"{_rate(self.samples)} samples/s"]
+        if self.tokens:
+            rates.append(f"{_rate(self.tokens)} tokens/s")
+        if not self.flops:
+            return ", ".join(rates)
+        several = f"{gpus} x " if gpus > 1 else ""
+        peak = f"{several}{self.peak_flops / gpus / 1e12:,.4g} TFLOPS ({self.peak_type} peak of {device})"
+        return f"{', '.join(rates)}; {in_units(self.flops, 'FLOP')} a step, MFU {self.mfu:.1%} of {peak}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; keys say their units. Without counted arithmetic there is no MFU."""
+        return {
+            "samples_per_s": self.samples,
+            "tokens_per_s": self.tokens or None,
+            "flops": self.flops,
+            "mfu": self.mfu if self.flops else None,
+            "mfu_peak_tflops": self.peak_flops / 1e12,
+            "mfu_peak_type": self.peak_type,
+        }
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+
+
+def throughput(
+    instructions: StepInstructions, device: Device, seconds: float, *, batch_size: int, seq_len: int
+) -> Throughput:
+    """Of a step that takes so many `seconds` with `batch_size` samples of `seq_len` tokens (0: none) a rank."""
+    gpus = len(instructions.ranks)
+    by_type = _flops_by_type(instructions)
+    flops = sum(by_type.values())
+    peak_type = max(by_type, key=lambda compute: by_type[compute], default="fp32")
+    peak = gpus * device.peak(peak_type)
+    samples = gpus * batch_size / seconds if seconds > 0 else 0.0
+    mfu = flops / seconds / peak if seconds > 0 else 0.0
+    return Throughput(
+        samples=samples, tokens=samples * seq_len, flops=flops, peak_flops=peak, peak_type=peak_type, mfu=mfu
+    )
+
+
+def _flops_by_type(instructions: StepInstructions) -> dict[str, float]:
+    """Operations of all ranks by the type they are computed in."""
+    lowered = instructions.lowered[0]  # all programs refer to the same calls
+    per_call = np.zeros(len(lowered.calls))
+    for rows, calls in lowered.by_family():
+        per_call[rows] = counted_flops(calls)
+    launches = np.zeros(len(per_call))
+    for schedule, ranks in zip(instructions.schedules, instructions.ranks_of, strict=True):
+        made = schedule.call[schedule.code == Code.LAUNCH]
+        launches += len(ranks) * np.bincount(made, minlength=len(per_call))
+    sums: dict[str, float] = {}
+    for call, flops in zip(lowered.calls, (per_call * launches).tolist(), strict=True):
+        if flops:
+            sums[call.compute] = sums.get(call.compute, 0.0) + flops
+    return sums

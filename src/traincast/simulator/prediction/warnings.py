@@ -1,0 +1,76 @@
+"""What a person should know of a predicted step besides its numbers."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from traincast.costs.kernels.lowering.views import MOVES_NOTHING
+from traincast.hardware.platform import Platform
+from traincast.ir.ops import Signature
+from traincast.ir.program import Program
+from traincast.ir.tables import bytes_left_out
+from traincast.simulator.instructions import StepInstructions
+from traincast.simulator.matched_calls import rank_list
+from traincast.simulator.prediction.answers import RankAnswer
+
+_HOST_BYTES = 1 << 20  # that ops on the CPU write before it is worth a word: below, they prepare indices and flags
+
+
+def warnings_of(
+    answers: tuple[RankAnswer, ...], platform: Platform, instructions: StepInstructions, *, tf32: bool
+) -> tuple[str, ...]:
+    """What does not fit, what was left out, and where the step computes in TF32 though nobody asked for `tf32`."""
+    programs = instructions.programs
+    said = _memory_warnings(answers, platform, max(map(bytes_left_out, programs)))
+    on_host = [remark for program in programs if (remark := _host_work(program))]
+    in_tf32 = any(call.family.name == "conv" and call.compute == "tf32" for call in instructions.lowered[0].calls)
+    if in_tf32 and not tf32:
+        said.append(
+            "fp32 convolutions run in TF32, as PyTorch lets them unless torch.backends.cudnn.allow_tf32 is False"
+        )
+    return (*said, *on_host[:1])
+
+
+def _host_work(program: Program) -> str:
+    """That part of the step computes on the CPU, of which no model exists here; "" where next to nothing does."""
+    written, names = 0, set()
+    signatures, counts = program.signatures, program.columns.op_signature
+    for number in counts.tolist():
+        signature = signatures[number]
+        if _computes_on_host(signature):
+            written += sum(spec.nbytes for spec in signature.outputs)
+            names.add(signature.name)
+    if written < _HOST_BYTES:
+        return ""
+    return (
+        f"{', '.join(sorted(names)[:3])}{' and others' if len(names) > 3 else ''} run on the CPU and write "
+        f"{written / 1e6:.1f} MB there per step; the time they compute is not in this answer"
+    )
+
+
+def _computes_on_host(signature: Signature) -> bool:
+    specs = (*signature.inputs, *signature.outputs)
+    return bool(signature.outputs) and signature.name not in MOVES_NOTHING and all(s.device == "cpu" for s in specs)
+
+
+def _memory_warnings(answers: tuple[RankAnswer, ...], platform: Platform, left_out: int) -> list[str]:
+    """Says which rank does not fit, and by how much the fullest one; `left_out` are bytes of unheld table rows."""
+    limit = platform.device.memory_bytes
+    over = [answer for answer in answers if answer.memory.peak_bytes > limit]
+    peak = max(answer.memory.peak_bytes for answer in answers)
+    several = sum(len(answer.ranks) for answer in answers) > 1
+    said: list[str] = []
+    if over:
+        who = f"on {rank_list(sorted(chain(*(answer.ranks for answer in over))))} " if several else ""
+        said.append(
+            f"the step needs {peak / 1e9:.1f} GB {who}but {platform.device.key} has "
+            f"{limit / 1e9:.0f} GB: {(peak - limit) / 1e9:.1f} GB too much; it would not run as it is"
+        )
+    if left_out:
+        missing = peak + left_out - limit
+        much = f", {missing / 1e9:.1f} GB more than {platform.device.key} has" if missing > 0 else ""
+        said.append(
+            f"{left_out / 1e9:.1f} GB of its embedding tables are not counted as memory (docs/models.md, Rows); with "
+            f"them the step needs at least {(peak + left_out) / 1e9:.1f} GB{much}"
+        )
+    return said

@@ -1,0 +1,88 @@
+"""The stage before a step: batches that workers make, and copies to the device from pageable or pinned memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from traincast.ir.ops import Signature
+from traincast.ir.workload import Workload
+from traincast.simulator.prediction.result import Prediction
+from traincast.utils.errors import TraincastError
+
+_COPIES = ("aten::_to_copy", "aten::copy_", "aten::to")
+_MOST_MS, _MOST_WORKERS = 1e6, 4096
+_HEADROOM = 1e-9  # seconds: a loader as fast as the step holds nobody up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loader:
+    """How batches come. One takes `ms` milliseconds to make; `workers` processes make them side by side, ahead of the
+    step (0: the training process itself makes each before its step). `pageable`: they are copied from pageable memory,
+    which the host waits for; else from pinned memory."""
+
+    ms: float = 0.0
+    workers: int = 0
+    pageable: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ms <= _MOST_MS:
+            raise TraincastError(f"`loader_ms` {self.ms:g} is out of range; give 0 to {_MOST_MS:g} milliseconds")
+        if not 0 <= self.workers <= _MOST_WORKERS:
+            raise TraincastError(f"`workers` {self.workers} is out of range; give 0 to {_MOST_WORKERS}")
+
+    def late(self, workload: Workload) -> float:
+        """Seconds that the training process spends on batches before their step."""
+        return 0.0 if self.workers else 1e-3 * self.ms * batches_of(workload)
+
+    @property
+    def period(self) -> float:
+        """Seconds from one batch of the workers to the next; 0 without workers."""
+        return 1e-3 * self.ms / self.workers if self.workers else 0.0
+
+    def feeding(self, workload: Workload) -> Workload:
+        """The workload with its inputs copied as this loader has them."""
+        return with_pageable_inputs(workload) if self.pageable else workload
+
+    def limited(self, answer: Prediction) -> Prediction:
+        """The answer, as long as its batches take where workers are slower than the step."""
+        said: tuple[str, ...] = ()
+        batches = batches_of(answer.workload)
+        late = self.late(answer.workload)
+        if late:
+            made = "its batch" if batches == 1 else f"its {batches} batches"
+            said = (f"every step begins {1e3 * late:g} ms late, in which the training process makes {made}",)
+        period = self.period * batches
+        if period > answer.iteration + _HEADROOM:
+            every = "a batch" if batches == 1 else f"{batches} batches"
+            said = (
+                f"the data loader holds the step up: {every} every {1e3 * period:.3g} ms from {self.workers} workers, "
+                f"for a step of {1e3 * answer.iteration:.3g} ms; its time is taken as given and has no interval",
+            )
+            longer = period - answer.iteration
+            answer = replace(
+                answer, iteration=period, interval=(period, max(period, answer.interval[1])),
+                device_idle=answer.device_idle + longer,
+            )  # fmt: skip
+        return replace(answer, warnings=(*answer.warnings, *said)) if said else answer
+
+
+def batches_of(workload: Workload) -> int:
+    """Batches that a step wants: several where gradients of several are accumulated."""
+    return workload.samples // workload.batch_size
+
+
+def with_pageable_inputs(workload: Workload) -> Workload:
+    """The workload with every copy to the device made from pageable memory."""
+    programs = tuple(
+        replace(program, symbolic=tuple(map(_pageable, program.symbolic))) for program in workload.programs
+    )
+    return replace(workload, programs=programs)
+
+
+def _pageable(signature: Signature) -> Signature:
+    if signature.name not in _COPIES or not any(spec.device == "cpu:pinned" for spec in signature.inputs):
+        return signature
+    inputs = tuple(
+        replace(spec, device="cpu") if spec.device == "cpu:pinned" else spec for spec in signature.inputs
+    )  # fmt: skip
+    return replace(signature, inputs=inputs)

@@ -1,0 +1,103 @@
+"""Which program trains a recommender on many GPUs: TorchRec's unless another is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from traincast.ir.workload import Workload
+from traincast.simulator.scenario.variant import Variant
+from traincast.utils.errors import TraincastError, unknown
+
+if TYPE_CHECKING:
+    from traincast.hardware.platform import Platform
+    from traincast.models.dlrm.config import DlrmConfig
+
+TORCHREC, PIPELINED = "torchrec", "torchrec-pipelined"
+PROGRAMS = (TORCHREC, PIPELINED, "hugectr", "nvidia")
+"""Every program by name; a published one is there for the models that were published with it."""
+_PUBLISHED = {
+    ("dlrm-mlperf", "hugectr"): "hugectr-dlrm",
+    ("dlrm-mlperf", "nvidia"): "nvidia-dlrm-mlperf",
+    ("dlrm-v2", "hugectr"): "hugectr-dlrm-dcnv2",
+}
+
+
+def choices(model: str) -> tuple[str, ...]:
+    """The programs of a recommender, the default first."""
+    return TORCHREC, PIPELINED, *(program for name, program in _PUBLISHED if name == model)
+
+
+def check_program(program: str) -> None:
+    """Refuses a name that is no program's."""
+    if program not in PROGRAMS:
+        raise unknown("program", program, PROGRAMS, f"Choose from {', '.join(PROGRAMS)}.")
+
+
+def check_eager(name: str, gpus: int, variant: Variant) -> None:
+    """Refuses what the step of a recommender with sharded tables is not predicted as."""
+    if variant.compiled:
+        raise TraincastError(
+            f"{name} on {gpus} GPUs shards its tables; such a step is not predicted compiled: leave out `compiled`, or "
+            "ask for one GPU and no `program`"
+        )
+
+
+def recommender_on(
+    config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, program: str | None
+) -> tuple[Workload, str]:
+    """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
+    from traincast.simulator.scenario.recommenders import (  # names of programs need no programs
+        described_dlrm,
+        hybrid_variant,
+    )
+
+    check_eager(config.name, gpus, variant)
+    wanted = program or TORCHREC
+    if wanted not in choices(config.name):
+        raise TraincastError(
+            f"{config.name} was not published with the program '{wanted}'; `program` is one of "
+            f"{', '.join(choices(config.name))}"
+        )
+    if wanted not in (TORCHREC, PIPELINED):
+        from traincast.models.published.catalog import published_programs
+        from traincast.simulator.scenario.published import published_step
+
+        published = published_programs()[_PUBLISHED[config.name, wanted]]
+        if config != described_dlrm(config.name):
+            raise TraincastError(
+                f"{published.name} is one published program: it trains {config.name} as built in, not with other "
+                f"tables, MLPs or lookups; give `program` {TORCHREC} or {PIPELINED}"
+            )
+        step, said = published_step(published, gpus, variant, platform.gpus_per_node)
+        return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", said) if note)
+    step, said = hybrid_variant(config, gpus, platform, variant, pipelined=wanted == PIPELINED)
+    others = ", ".join(name for name in choices(config.name) if name != TORCHREC)
+    return step, said if program else f"{said}; this is TorchRec's program, `program` has others: {others}"
+
+
+def sharded_on(workload: Workload, gpus: int, platform: Platform, program: str | None) -> tuple[Workload, str]:
+    """A step that trains FBGEMM tables on `gpus` GPUs under a program, and what is to be said about it."""
+    wanted = program or TORCHREC
+    if wanted not in (TORCHREC, PIPELINED):
+        raise TraincastError(
+            f"{workload.name} was not published with the program '{wanted}'; `program` is one of "
+            f"{', '.join(choices(workload.name))}"
+        )
+    from traincast.models.sharded_dlrm.recommender import sharded_recommender
+
+    step, said = sharded_recommender(
+        workload,
+        gpus,
+        memory_bytes=platform.device.memory_bytes,
+        gpus_per_node=platform.gpus_per_node,
+        pipelined=wanted == PIPELINED,
+    )
+    return step, said if program else f"{said}; this is TorchRec's program, `program` has another: {PIPELINED}"
+
+
+def no_program(name: str) -> TraincastError:
+    """What is asked to choose a program and has none."""
+    return TraincastError(
+        f"{name} has no programs to choose from: only recommenders that train FBGEMM tables eagerly have (DLRMs by "
+        "name or in YAML, hstu, onetrans, din, deepfm, wide-deep); leave out `program`"
+    )

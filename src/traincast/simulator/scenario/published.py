@@ -1,0 +1,46 @@
+"""Published programs by name, in the variant asked for, and the hosts that they run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.ir.workload import Workload
+from traincast.models.published.catalog import PublishedProgram
+from traincast.simulator.scenario.variant import Variant
+from traincast.utils.errors import TraincastError
+
+_HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
+
+
+def published_step(
+    program: PublishedProgram, gpus: int, variant: Variant, gpus_per_node: int = 8
+) -> tuple[Workload, str]:
+    """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are refused."""
+    for option in ("seq_len", "optimizer", "attention", "embedding"):
+        choice = getattr(variant, option)
+        if choice is not None:
+            raise TraincastError(f"{program.name} is one published program: leave out `{option}`")
+    if not variant.trains_eagerly:
+        raise TraincastError(f"{program.name} is a training step as published; it has no inference and is not compiled")
+    batch = None if variant.batch_size is None else gpus * variant.batch_size
+    dtype = program.dtype_for(variant.dtype)
+    notes = [program.note] if program.note else []
+    if dtype != variant.dtype:
+        notes.append(f"{program.name} runs in {dtype}, as published")
+    step = program.step(gpus=gpus, global_batch=batch, dtype=dtype, gpus_per_node=gpus_per_node)
+    return step, "; ".join(notes)
+
+
+def published_host(program: PublishedProgram) -> HostProfile | None:
+    """The host that a published program runs on; None when the platform's will do."""
+    if not program.host:
+        return None
+    return tensorflow_host() if program.host == "tensorflow" else load_host_profile(program.host)
+
+
+def tensorflow_host() -> HostProfile:
+    """A server whose executor costs what autograd's engine does, and Horovod, for which an op waits half a cycle."""
+    server = load_host_profile("server-2022")
+    wait = 0.5 * _HOROVOD_CYCLE_SECONDS
+    return replace(server, name="tensorflow", t2={**server.t2, "HorovodAlltoall": wait, "HorovodAllreduce": wait})

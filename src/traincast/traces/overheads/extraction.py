@@ -1,0 +1,266 @@
+"""The five host overheads, measured in a linked timeline.
+
+T1 between two top-level ops of a thread; T2 from an op's start to its first launch; T3 from its last launch to its
+end; T4 a runtime call; T5 between two launches of an op, or (`alone`) the whole of an op that launches nothing. Time
+in which a thread is held, by the device or by another thread, is not overhead and is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+
+from traincast.costs.host.names import issuer
+from traincast.traces.events import Kind
+from traincast.traces.link import Linked
+from traincast.traces.overheads.distribution import Distribution
+from traincast.utils.arrays import BoolArray, IntArray
+
+# what the profiler adds, as the DLRM study measured it; a trace in which ops take less than this bounds it
+_OP_COST_NS, _CALL_COST_NS = 2_000.0, 4_000.0
+_BOUND_QUANTILE = 0.1  # of spacings and launches: the shortest, but for what the clock rounds
+_JOIN_NS = 100_000  # a thread silent for longer than this while another works is waiting for it
+
+_RUNTIME_CLASSES = (
+    ("synchronize", re.compile(r"\w*Synchronize")),
+    ("event", re.compile(r"\w*(?:WaitEvent|EventRecord|EventQuery)")),
+    ("memcpy", re.compile(r"\w*[mM]emcpy")),
+    ("memset", re.compile(r"\w*[mM]emset")),
+    ("launch", re.compile(r"\w*Launch")),
+)
+
+LONGEST_GAP = 100e-6
+"""Seconds between two ops that count as overhead; what is longer is work of the user's own."""
+
+TYPES = ("T1", "T2", "T3", "T4", "T5", "alone")
+"""The types of overhead, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerCost:
+    """Nanoseconds that recording one op, and one runtime call, adds to the host's time; `frame` comes on top of an op
+    for every frame of the Python stack that is recorded with it, inside of the op."""
+
+    op: float
+    call: float
+    frame: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Overheads:
+    """Distributions by (type, name): types "T1" by who issues the next op (`host.names`); "T2", "T3", "T5", "alone" by
+    op; "T4" by runtime call."""
+
+    table: dict[tuple[str, str], Distribution] = field(default_factory=dict)
+
+    def merged(self, other: Overheads) -> Overheads:
+        """The samples of both."""
+        table = dict(self.table)
+        for key, distribution in other.table.items():
+            table[key] = table[key].merged(distribution) if key in table else distribution
+        return Overheads(table)
+
+    def of_type(self, kind: str) -> dict[str, Distribution]:
+        """Distributions of one type by name, those with the most time first."""
+        by_name = {name: d for (k, name), d in self.table.items() if k == kind}
+        return dict(sorted(by_name.items(), key=lambda item: -item[1].total))
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by type over the whole trace."""
+        totals: dict[str, float] = defaultdict(float)
+        for (kind, _), distribution in self.table.items():
+            totals[kind] += distribution.total
+        return dict(totals)
+
+
+def profiler_cost(linked: Linked) -> ProfilerCost:
+    """The study's figures, or less where this trace leaves no room for them.
+
+    Recording an op cannot take longer than the time between the shortest-spaced starts of two ops of a thread, and
+    recording a runtime call not more than half of the shortest launches.
+    """
+    ops = linked.host[linked.events["kind"][linked.host] == Kind.OP]
+    ops = ops[np.argsort(linked.thread[ops], kind="stable")]
+    spacing = np.diff(linked.events["start"][ops])[np.diff(linked.thread[ops]) == 0]
+    launches = linked.events["duration"][linked.is_launch]
+    return ProfilerCost(
+        op=min(_OP_COST_NS, _shortest(spacing)),
+        call=min(_CALL_COST_NS, 0.5 * _shortest(launches)),
+        frame=_frame_cost(linked),
+    )
+
+
+def _frame_cost(linked: Linked) -> float:
+    """Nanoseconds a recorded Python frame takes: how the way from an op to the first one it calls grows with the
+    depth of the stack; the weighted median over equal pairs of ops that were recorded at two depths."""
+    events = linked.events
+    if not events["frames"].any():
+        return 0.0
+    hops: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    seen: set[int] = set()
+    for row in linked.host[events["kind"][linked.host] == Kind.OP].tolist():
+        above = int(linked.parent[row])
+        if above >= 0 and events["kind"][above] == Kind.OP and above not in seen:
+            seen.add(above)
+            pair = (int(events["name"][above]), int(events["name"][row]))
+            hops[pair][int(events["frames"][above])].append(int(events["start"][row] - events["start"][above]))
+    slopes, weights = [], []
+    for depths in hops.values():
+        for low, high in combinations(sorted(depths), 2):
+            rise = float(np.median(depths[high]) - np.median(depths[low]))
+            slopes.append(rise / (high - low))
+            weights.append((high - low) * min(len(depths[low]), len(depths[high])))
+    if not slopes:
+        return 0.0
+    order = np.argsort(slopes)
+    half = np.searchsorted(np.cumsum(np.array(weights)[order]), 0.5 * sum(weights))
+    return max(float(slopes[order[half]]), 0.0)
+
+
+def _shortest(values: IntArray) -> float:
+    return float(np.quantile(values, _BOUND_QUANTILE)) if len(values) else 0.0
+
+
+def measure_overheads(linked: Linked, cost: ProfilerCost | None = None) -> Overheads:
+    """Every overhead of a timeline with the profiler's cost taken off (pass a zero cost to keep it in)."""
+    cost = profiler_cost(linked) if cost is None else cost
+    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
+    _Extraction(linked, cost, samples).run()
+    return Overheads({key: Distribution.of(1e-9 * np.array(values)) for key, values in samples.items()})
+
+
+def pooled(overheads: Iterable[Overheads]) -> Overheads:
+    """All samples of several traces together."""
+    result = Overheads()
+    for one in overheads:
+        result = result.merged(one)
+    return result
+
+
+class _Extraction:
+    def __init__(self, linked: Linked, cost: ProfilerCost, samples: dict[tuple[str, str], list[float]]) -> None:
+        self.linked, self.cost, self.samples = linked, cost, samples
+        self.starts, self.ends = linked.events["start"], linked.end
+        self.launches = _by_scope(linked, linked.is_launch)
+        self.held = _by_scope(linked, linked.is_synchronise)
+        self.waited_until = {
+            scope: np.maximum.accumulate(linked.end[waits]).tolist() for scope, waits in self.held.items()
+        }
+        kinds = linked.events["kind"]
+        self.records = _by_scope(linked, (kinds == Kind.OP) | (kinds == Kind.ANNOTATION))
+        self.calls = _by_scope(linked, (kinds == Kind.RUNTIME) & ~linked.is_launch & ~linked.is_synchronise)
+        self.frames = linked.events["frames"]
+        self.all_spans = np.sort(self.starts[linked.scopes]), np.sort(self.ends[linked.scopes])
+
+    def run(self) -> None:
+        self._gaps()
+        for scope in self.linked.scopes.tolist():
+            self._scope(scope)
+        self._runtime()
+
+    def _scope(self, scope: int) -> None:
+        name = self.linked.name(scope)
+        begin, end = int(self.starts[scope]), int(self.ends[scope])
+        launches = self.launches.get(scope, [])
+        if not launches:
+            self._add("alone", name, scope, begin, end)
+            return
+        self._add("T2", name, scope, begin, int(self.starts[launches[0]]))
+        for before, after in zip(launches, launches[1:], strict=False):
+            self._add("T5", name, scope, int(self.ends[before]), int(self.starts[after]))
+        self._add("T3", name, scope, int(self.ends[launches[-1]]), end)
+
+    def _add(self, kind: str, name: str, scope: int, begin: int, end: int) -> None:
+        """One span of an op without what the host was held for and what the recording inside it cost."""
+        span = float(end - begin)
+        for row in self._held(scope, begin, end):
+            span -= max(min(int(self.ends[row]), end) - max(int(self.starts[row]), begin), 0)
+        records = self._begun(self.records, scope, begin, end)
+        span -= self.cost.op * len(records)
+        span -= self.cost.call * len(self._begun(self.calls, scope, begin, end))
+        if self.cost.frame:
+            inside = [scope, *records] if begin <= self.starts[scope] < end else records
+            span -= self.cost.frame * float(self.frames[inside].sum())
+        self.samples[kind, name].append(max(span, 0.0))
+
+    def _begun(self, rows: dict[int, list[int]], scope: int, begin: int, end: int) -> list[int]:
+        """Those of a scope's rows that begin inside a span; found by halving, so that no op takes quadratic time."""
+        under = rows.get(scope, [])
+        start = self.starts.__getitem__
+        return under[bisect_left(under, begin, key=start) : bisect_left(under, end, key=start)]
+
+    def _held(self, scope: int, begin: int, end: int) -> list[int]:
+        """Those of a scope's waits that can reach into a span."""
+        waits = self.held.get(scope)
+        if not waits:
+            return []
+        last = bisect_left(waits, end, key=self.starts.__getitem__)
+        return waits[bisect_right(self.waited_until[scope], begin) : last]
+
+    def _gaps(self) -> None:
+        """T1: from one top-level op of a thread to the next, unless it waited for another thread or a step began."""
+        last: dict[int, int] = {}
+        for scope in self.linked.scopes.tolist():
+            thread, step = int(self.linked.thread[scope]), int(self.linked.step[scope])
+            before = last.get(thread, -1)
+            last[thread] = scope
+            if before < 0 or self.linked.step[before] != step:
+                continue
+            begin, end = int(self.ends[before]), int(self.starts[scope])
+            if end - begin > _JOIN_NS and self._others_busy(thread, begin, end):
+                continue
+            self.samples["T1", issuer(self.linked.name(scope), main=thread == 0)].append(
+                max(end - begin - self.cost.op, 0.0)  # one op's end and the next one's begin are recorded in it
+            )
+
+    def _others_busy(self, thread: int, begin: int, end: int) -> bool:
+        """Whether another thread ran a top-level op in this span."""
+        own_starts, own_ends = self.linked.scope_spans[thread]
+        return _inside(*self.all_spans, begin, end) > _inside(own_starts, own_ends, begin, end)
+
+    def _runtime(self) -> None:
+        names = [runtime_class(name) for name in self.linked.trace.names]
+        rows = self.linked.trace.of_kind(Kind.RUNTIME)
+        blocking = blocking_copies(self.linked)
+        for row in rows.tolist():
+            kind = names[self.linked.events["name"][row]]
+            if not kind or blocking[row]:
+                continue
+            duration = float(self.linked.events["duration"][row])
+            self.samples["T4", kind].append(max(duration - self.cost.call, 0.0))
+
+
+def _inside(starts: IntArray, ends: IntArray, begin: int, end: int) -> int:
+    """How many spans of these starts and ends, each sorted, reach into the one from `begin` to `end`."""
+    return int(np.searchsorted(starts, end)) - int(np.searchsorted(ends, begin, side="right"))
+
+
+def runtime_class(name: str) -> str:
+    """Which T4 a runtime call counts for: "launch", "memcpy", "memset", "synchronize", or "" for none."""
+    return next((kind for kind, pattern in _RUNTIME_CLASSES if pattern.match(name)), "")
+
+
+def blocking_copies(linked: Linked) -> BoolArray:
+    """Which runtime calls held the host for their own copy: from pageable memory, or returning after it had ended."""
+    blocking = np.zeros(len(linked.events), dtype=np.bool_)
+    copies = np.flatnonzero((linked.events["kind"] == Kind.MEMCPY) & (linked.launch >= 0))
+    calls = linked.launch[copies]
+    pageable = np.array(["Pageable" in name for name in linked.trace.names])
+    blocking[calls[pageable[linked.events["name"][copies]] | (linked.end[copies] <= linked.end[calls])]] = True
+    return blocking
+
+
+def _by_scope(linked: Linked, chosen: BoolArray) -> dict[int, list[int]]:
+    """The chosen events under each scope, by start; a scope does not count as under itself."""
+    inside: dict[int, list[int]] = defaultdict(list)
+    rows = linked.host[chosen[linked.host] & (linked.scope[linked.host] >= 0)]
+    for row, scope in zip(rows.tolist(), linked.scope[rows].tolist(), strict=True):
+        if row != scope:
+            inside[scope].append(row)
+    return inside

@@ -1,0 +1,282 @@
+"""Why a traced step is predicted as it is: the error split into the walk's, the kernels' and the overheads' share.
+
+The same instructions are walked with measured times, with predicted kernels, and with predicted kernels and pooled
+overheads. Each difference is one share, so the shares add up to the error of the full prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.hardware.platform import Platform
+from traincast.simulator.schedule import Code
+from traincast.traces.link import Linked
+from traincast.traces.overheads.extraction import TYPES as OVERHEAD_TYPES
+from traincast.traces.overheads.extraction import Overheads
+from traincast.traces.replay.host import TYPES, TracedHost, pooled_host
+from traincast.traces.replay.kernels import KEPT as KEPT_KERNELS
+from traincast.traces.replay.kernels import Known, TracedKernels, predict_kernels
+from traincast.traces.replay.shares import StepShares, gmae
+from traincast.traces.replay.steady import cycle, steady_seconds
+from traincast.traces.replay.steps import Replay, device_work, rewalk
+from traincast.traces.replay.timeline import TimelineInstructions
+from traincast.traces.signatures import SignatureReader
+from traincast.utils.arrays import FloatArray
+
+OWN_HOST = "of this trace"
+"""What the host profile of a prediction is called whose host times are the measured ones."""
+
+FALLBACK_PROFILE = "study-2022"  # pooled from the tables of a study, so that no trace is in it
+Pair = tuple[float, float]
+"""Measured and predicted seconds."""
+
+_OTHER_SERVER = {"server-2022": "server-dlrm-2022"}  # a profile -> one of the same kind of host, from other traces
+
+_SCALES = 0.1, 10.0  # hosts differ by less; a ratio beyond is a trace whose launches are not what they seem
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedShares(StepShares):
+    """One step of a rank, replayed and predicted alone. Stages: walk, kernels, overheads.
+
+    `unscaled` is the full prediction with the host profile as it is, not scaled to this host; seconds.
+    """
+
+    unscaled: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step in milliseconds; shares are relative to the measured step."""
+        return {
+            "number": self.number, "measured_ms": 1e3 * self.measured, "replayed_ms": 1e3 * self.replayed,
+            "with_predicted_kernels_ms": 1e3 * self.stages["kernels"], "predicted_ms": 1e3 * self.full,
+            "error": self.error, "unscaled_ms": 1e3 * self.unscaled, "shares": self.shares(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Attribution:
+    """The prediction of a traced run and where its error comes from.
+
+    `circular` says that the host profile was measured in this very trace, so that the overheads' share means little.
+    `change_by_family` and `change_by_type` are what replacing only that kernel family, or only that type of overhead
+    after all kernels, changes in the mean step, in seconds; since steps wait, these need not add up to the whole.
+    `steady` is the mean predicted step in seconds when it goes on for ever (see `steady.py`), never shorter than the
+    work that a step gives to a stream. `predicted` are the instructions with predicted kernels, `complete` those with
+    pooled overheads too.
+    """
+
+    platform: str
+    host_profile: str
+    host_scale: float
+    circular: bool
+    kernels: TracedKernels
+    host: TracedHost
+    steps: tuple[TracedShares, ...]
+    predicted: TimelineInstructions
+    complete: TimelineInstructions
+    full: Replay
+    steady: float
+    change_by_family: dict[str, float]
+    change_by_type: dict[str, float]
+
+    @property
+    def gmae(self) -> float:
+        """Geometric mean of the absolute relative errors of the steps."""
+        return gmae([step.error for step in self.steps])
+
+    def by_family(self) -> dict[str, Pair]:
+        """(measured, predicted) kernel seconds per step by family of the measured kernel, largest first."""
+        return self._kernel_totals(self.kernels.family)
+
+    def by_op(self) -> dict[str, Pair]:
+        """(measured, predicted) kernel seconds per step by the op that was lowered, largest first."""
+        return self._kernel_totals([op or "(no op)" for op in self.kernels.op])
+
+    def by_type(self) -> dict[str, Pair]:
+        """(measured, pooled) host seconds per step by overhead type."""
+        sums: dict[str, Pair] = dict.fromkeys(TYPES, (0.0, 0.0))
+        for (kind, _), pair in self.host_ops().items():
+            sums[kind] = (sums[kind][0] + pair[0], sums[kind][1] + pair[1])
+        return sums
+
+    def host_ops(self) -> dict[tuple[str, str], Pair]:
+        """(measured, pooled) host seconds per step by overhead type and op, the largest differences first."""
+        n = len(self.steps)
+        return {key: (measured / n, pooled / n) for key, (measured, pooled) in self.host.totals().items()}
+
+    def _kernel_totals(self, names: Sequence[str]) -> dict[str, Pair]:
+        sums: dict[str, Pair] = {}
+        n = len(self.steps)
+        for name, m, p in zip(names, self.kernels.measured.tolist(), self.kernels.predicted.tolist(), strict=True):
+            measured, predicted = sums.get(name, (0.0, 0.0))
+            sums[name] = (measured + m / n, predicted + p / n)
+        return dict(sorted(sums.items(), key=lambda item: -item[1][0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in milliseconds per step; shares are relative to the measured step."""
+        n = len(self.steps)
+        return {
+            "platform": self.platform,
+            "host_profile": self.host_profile,
+            "host_scale": self.host_scale,
+            "host_profile_measured_here": self.circular,
+            "framework_version": self.kernels.framework_version,
+            "gmae": self.gmae,
+            "steady_step_ms": 1e3 * self.steady,
+            "steps": [step.to_dict() for step in self.steps],
+            "kernels_by_family": _in_ms(self.by_family()),
+            "kernels_by_op": _in_ms(self.by_op()),
+            "step_change_by_family_ms": {name: 1e3 * s for name, s in self.change_by_family.items()},
+            "overheads_by_type": _in_ms(self.by_type()),
+            "step_change_by_overhead_ms": {name: 1e3 * s for name, s in self.change_by_type.items()},
+            "overheads_by_op": [
+                {"type": kind, "op": op, "measured_ms": 1e3 * m / n, "predicted_ms": 1e3 * p / n}
+                for (kind, op), (m, p) in self.host.totals().items()
+            ],
+            "kernels_by_source": {known.name.lower(): self._source(known) for known in Known},
+        }
+
+    def _source(self, known: Known) -> dict[str, Any]:
+        chosen = self.kernels.known == known
+        milliseconds = 1e3 * float(self.kernels.measured[chosen].sum()) / len(self.steps)
+        return {"count": int(chosen.sum()), "measured_ms": milliseconds, "kept": known in KEPT_KERNELS}
+
+
+def _in_ms(pairs: dict[str, Pair]) -> dict[str, dict[str, float]]:
+    return {name: {"measured_ms": 1e3 * m, "predicted_ms": 1e3 * p} for name, (m, p) in pairs.items()}
+
+
+def measured_here(profile: HostProfile, linked: Linked) -> bool:
+    """Whether a host profile was built from this very trace, as its provenance says."""
+    path = linked.trace.path
+    return f"{path.parent.name}/{path.name}" in str(profile.provenance)
+
+
+def choose_profile(platform: Platform, linked: Linked, name: str | None = None) -> HostProfile:
+    """The host profile asked for, or the platform's own unless it was measured in this very trace."""
+    if name is not None:
+        return load_host_profile(name)
+    profile = load_host_profile(platform.device.host, platform.device.host_slowness)
+    if not measured_here(profile, linked):
+        return profile
+    return load_host_profile(_OTHER_SERVER.get(profile.name, FALLBACK_PROFILE))
+
+
+def host_scale(overheads: Overheads, profile: HostProfile) -> float:
+    """How many times as long as the profile's host this one takes, told from its launch calls alone."""
+    launches = overheads.table.get(("T4", "launch"))
+    if launches is None or profile.t4["launch"] <= 0:
+        return 1.0
+    return min(max(launches.robust()[0] / profile.t4["launch"], _SCALES[0]), _SCALES[1])
+
+
+def attribute(
+    linked: Linked,
+    instructions: TimelineInstructions,
+    reader: SignatureReader,
+    platform: Platform,
+    profile: HostProfile,
+    scale: float = 1.0,
+    *,
+    own_host: bool = False,
+) -> Attribution:
+    """Predicts a traced run on a platform and splits the error of every step; `scale` makes the host slower. With
+    `own_host` the host's times are those of the trace, and `profile` is not used."""
+    kernels = predict_kernels(linked, reader, platform.device)
+    host, shipped = (pooled_host(linked, instructions, profile.scaled(factor)) for factor in (scale, 1.0))
+    if own_host:
+        host, shipped = host.as_measured(), shipped.as_measured()
+    predicted = replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, None))
+    unscaled, complete = (
+        replace(predicted, host_seconds=pooled.replaced(instructions.host_seconds, *OVERHEAD_TYPES))
+        for pooled in (shipped, host)
+    )
+    variants = (instructions, predicted, unscaled, complete)
+    walks = [rewalk(linked, variant) for variant in variants]
+    floors = [device_work(linked, variant) for variant in variants]
+    families = (
+        (family, replace(instructions, kernel_seconds=_replaced(linked, instructions, kernels, family)))
+        for family in sorted(set(kernels.family))
+    )
+    types = (
+        (kind, replace(predicted, host_seconds=host.replaced(instructions.host_seconds, kind)))
+        for kind in OVERHEAD_TYPES
+    )
+    return Attribution(
+        platform=platform.key,
+        host_profile=OWN_HOST if own_host else profile.name,
+        host_scale=scale,
+        circular=not own_host and measured_here(profile, linked),
+        kernels=kernels,
+        host=host,
+        steps=_shares(walks, floors),
+        predicted=predicted,
+        complete=complete,
+        full=walks[-1],
+        steady=_steady(linked, complete, floors[-1]),
+        change_by_family=_changes(linked, walks[0], families),
+        change_by_type=_changes(linked, walks[1], types),
+    )
+
+
+def _steady(linked: Linked, complete: TimelineInstructions, floors: FloatArray) -> float:
+    """Seconds of a step that goes on for ever."""
+    seconds = float(steady_seconds(linked, [cycle(linked, complete)])[0])
+    return max(seconds / (len(linked.steps) if linked.marked else 1), float(np.mean(floors)))
+
+
+def _shares(walks: Sequence[Replay], floors: Sequence[FloatArray]) -> tuple[TracedShares, ...]:
+    """The stages of every step, from walks as measured, with predicted kernels, and with two hosts.
+
+    A host that runs ahead of its device does so until the queue is full: a predicted step is never shorter than the
+    work that it gives to a stream, except by as much as the measured one is.
+    """
+    seconds = [walked.walked for walked in walks]
+    ahead = np.minimum(seconds[0] / np.maximum(floors[0], 1e-12), 1.0)
+    stages = [seconds[0], *(np.maximum(s, ahead * floor) for s, floor in zip(seconds[1:], floors[1:], strict=True))]
+    return tuple(
+        TracedShares(
+            number=step.number,
+            measured=step.measured,
+            stages={"walk": float(replayed), "kernels": float(kernels), "overheads": float(full)},
+            unscaled=float(as_shipped),
+        )
+        for step, replayed, kernels, as_shipped, full in zip(walks[0].steps, *stages, strict=True)
+    )
+
+
+def _replaced(
+    linked: Linked, instructions: TimelineInstructions, kernels: TracedKernels, family: str | None
+) -> FloatArray:
+    """Kernel seconds with predicted durations, of one family or of all.
+
+    A copy that holds its host is two instructions: both are scaled. What a kernel waited for a crowded device is
+    part of its length and stays.
+    """
+    chosen = np.array([family is None or f == family for f in kernels.family], dtype=np.bool_)
+    rows, measured = kernels.row[chosen], kernels.measured[chosen]
+    change = np.zeros(len(linked.events))
+    change[rows] = kernels.predicted[chosen] - measured
+    length = np.zeros(len(linked.events))
+    length[rows] = measured
+    seconds = instructions.kernel_seconds.copy()
+    launches = np.flatnonzero((instructions.schedule.code == Code.LAUNCH) & (instructions.point >= 0))
+    events = instructions.row[launches]
+    pieces = np.bincount(events, minlength=len(linked.events))[events]
+    share = np.ones(len(launches))
+    split = (pieces > 1) & (length[events] > 0)
+    share[split] = np.minimum(seconds[launches[split]] / length[events[split]], 1.0)
+    seconds[launches] = np.maximum(seconds[launches] + share * change[events], 0.0)
+    return seconds
+
+
+def _changes(linked: Linked, base: Replay, variants: Iterable[tuple[str, TimelineInstructions]]) -> dict[str, float]:
+    """Mean change of a step, in seconds, for each variant; the largest first."""
+    before = np.mean(base.walked)
+    changes = {name: float(np.mean(rewalk(linked, variant).walked) - before) for name, variant in variants}
+    return dict(sorted(changes.items(), key=lambda item: -abs(item[1])))

@@ -1,0 +1,202 @@
+"""Two traced runs side by side: what of the step changed, and which ops, matched by name and shape, explain it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from traincast.traces.breakdown import PARTS
+from traincast.traces.events import Kind
+from traincast.traces.link import Linked
+from traincast.traces.replay.results import RankReport, TraceReport
+from traincast.utils.arrays import IntArray
+from traincast.utils.display.text import milliseconds
+from traincast.utils.errors import TraincastError
+from traincast.utils.results import Records, Result
+
+_DEEPEST = 64  # ops above a launch
+Times = dict[tuple[str, str], tuple[float, float]]
+"""(count, seconds) of a step by name and shapes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that both runs may have: how often in a step, and seconds of a step. `share` is its part of the
+    difference between the two runs: of the step for `parts`, of the kernels' or the host's time for all else; None
+    where the runs do not differ."""
+
+    name: str
+    shapes: str
+    count_before: float
+    count_after: float
+    before: float
+    after: float
+    share: float | None
+
+    @property
+    def change(self) -> float:
+        """Seconds that a step takes longer by it."""
+        return self.after - self.before
+
+    def to_dict(self) -> dict[str, Any]:
+        """Milliseconds of a step."""
+        return {
+            "name": self.name, "shapes": self.shapes, "count_before": self.count_before,
+            "count_after": self.count_after, "before_ms": 1e3 * self.before, "after_ms": 1e3 * self.after,
+            "change_ms": 1e3 * self.change, "share": self.share,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class TraceComparison(Result):
+    """Two runs by the mean steps of their slowest ranks, in seconds; the largest changes first.
+
+    `parts` add up to the step. `families` and `ops` are kernel time (which overlaps, so it need not add up to the
+    step), `ops` by the innermost op with recorded shapes; `host` is the time of top-level ops on the host.
+    """
+
+    before: RankReport
+    after: RankReport
+    step: tuple[float, float]
+    parts: tuple[Change, ...]
+    families: tuple[Change, ...]
+    ops: tuple[Change, ...]
+    host: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in milliseconds of a step."""
+        return {
+            "before": str(self.before.linked.trace.path),
+            "after": str(self.after.linked.trace.path),
+            "step_ms": {"before": 1e3 * self.step[0], "after": 1e3 * self.step[1]},
+            **self.records(),
+        }
+
+    def headline(self) -> str:
+        """Both steps and their difference."""
+        before, after = self.step
+        change = f"{milliseconds(abs(after - before))} ms {'longer' if after >= before else 'shorter'}"
+        return (
+            f"{self.after.linked.trace.path.name} against {self.before.linked.trace.path.name}: "
+            f"{milliseconds(after)} ms a step, {change} ({after / (before or 1.0) - 1:+.1%})"
+        )
+
+    def records(self) -> Records:
+        """Tables "parts", "families", "ops" and "host"."""
+        return {name: [c.to_dict() for c in getattr(self, name)] for name in ("parts", "families", "ops", "host")}
+
+
+def slowest_rank(report: TraceReport) -> RankReport:
+    """The rank with the longest median step."""
+    return max(report.ranks, key=lambda rank: rank.median_step.step)
+
+
+def compare(before: TraceReport, after: TraceReport) -> TraceComparison:
+    """What changed from one run to the other."""
+    old, new = slowest_rank(before), slowest_rank(after)
+    for rank in (old, new):
+        if not rank.steps:
+            raise TraincastError(f"'{rank.linked.trace.path}' has no step to compare")
+    pairs = {
+        "parts": (_parts(old), _parts(new)),
+        "families": (_families(old), _families(new)),
+        "ops": (_ops(old.linked), _ops(new.linked)),
+        "host": (_host(old.linked), _host(new.linked)),
+    }
+    steps = tuple(float(np.mean([step.step for step in rank.steps])) for rank in (old, new))
+    changes = {name: _changes(first, second) for name, (first, second) in pairs.items()}
+    return TraceComparison(before=old, after=new, step=(steps[0], steps[1]), **changes)
+
+
+def _changes(before: Times, after: Times) -> tuple[Change, ...]:
+    whole = sum(seconds for _, seconds in after.values()) - sum(seconds for _, seconds in before.values())
+    rows = []
+    for key in {**before, **after}:
+        (old_count, old), (new_count, new) = before.get(key, (0.0, 0.0)), after.get(key, (0.0, 0.0))
+        rows.append(
+            Change(
+                name=key[0], shapes=key[1], count_before=old_count, count_after=new_count, before=old, after=new,
+                share=(new - old) / whole if whole else None,
+            )
+        )  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: -abs(row.change)))
+
+
+def _parts(rank: RankReport) -> Times:
+    return {(name, ""): (1.0, float(np.mean([getattr(step, name) for step in rank.steps]))) for name in PARTS}
+
+
+def _families(rank: RankReport) -> Times:
+    linked = rank.linked
+    rows = _in_steps(linked, linked.device)
+    return _totals(zip(linked.families(rows).tolist(), [""] * len(rows), strict=True), linked, rows)
+
+
+def _host(linked: Linked) -> Times:
+    rows = _in_steps(linked, linked.scopes)
+    return _totals(((linked.name(row), "") for row in rows.tolist()), linked, rows)
+
+
+def _ops(linked: Linked) -> Times:
+    """Kernel time by the innermost op whose shapes were recorded, else by the innermost op, else by the kernel."""
+    rows = _in_steps(linked, linked.device)
+    op = _innermost(linked, rows)
+    described = {number: shapes_text(linked.trace.details[number]) for number in _details_of(linked, op)}
+    keys = (
+        (linked.name(at), described[int(linked.events["details"][at])]) if at >= 0 else (linked.name(row), "")
+        for row, at in zip(rows.tolist(), op.tolist(), strict=True)
+    )
+    return _totals(keys, linked, rows)
+
+
+def _details_of(linked: Linked, ops: IntArray) -> list[int]:
+    numbers: list[int] = np.unique(linked.events["details"][ops[ops >= 0]]).tolist()
+    return numbers
+
+
+def _in_steps(linked: Linked, rows: IntArray) -> IntArray:
+    chosen: IntArray = rows[linked.step[rows] >= 0]
+    return chosen
+
+
+def _innermost(linked: Linked, rows: IntArray) -> IntArray:
+    is_op = linked.events["kind"] == Kind.OP
+    described = is_op & (linked.events["details"] > 0)
+    launch = linked.launch[rows]
+    above = np.where(launch >= 0, linked.parent[np.maximum(launch, 0)], -1)
+    first, found = np.full(len(rows), -1, dtype=np.int64), np.full(len(rows), -1, dtype=np.int64)
+    for _ in range(_DEEPEST):
+        at = np.maximum(above, 0)
+        inside = above >= 0
+        first = np.where(inside & is_op[at] & (first < 0), above, first)
+        found = np.where(inside & described[at] & (found < 0), above, found)
+        above = np.where(inside & (found < 0), linked.parent[at], -1)
+        if not (above >= 0).any():
+            break
+    return np.where(found >= 0, found, first)
+
+
+def _totals(keys: Iterable[tuple[str, str]], linked: Linked, rows: IntArray) -> Times:
+    steps = len(linked.steps)
+    totals: Times = {}
+    for key, nanoseconds in zip(keys, linked.events["duration"][rows].tolist(), strict=True):
+        count, seconds = totals.get(key, (0.0, 0.0))
+        totals[key] = (count + 1 / steps, seconds + 1e-9 * nanoseconds / steps)
+    return totals
+
+
+def shapes_text(details: bytes) -> str:
+    """Recorded shapes in one line: "1024x512 512x96"; "" where there are none."""
+    try:
+        dims = msgspec.json.decode(details).get("dims") if details else None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, AttributeError):
+        return ""
+    return " ".join("x".join(map(str, dim)) for dim in dims if _is_shape(dim)) if isinstance(dims, list) else ""
+
+
+def _is_shape(dim: Any) -> bool:
+    return isinstance(dim, list) and bool(dim) and all(isinstance(size, int) for size in dim)

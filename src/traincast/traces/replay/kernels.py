@@ -1,0 +1,168 @@
+"""Predicted durations for the kernels of a timeline: its ops lowered and priced, and matched to what was measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.cost import price_calls
+from traincast.costs.kernels.registry import LoweringContext
+from traincast.costs.kernels.streaming import MEMCPY
+from traincast.hardware.catalog import device_by_name
+from traincast.hardware.device import Device
+from traincast.traces.events import Kind
+from traincast.traces.link import Linked
+from traincast.traces.profiler.ops import OpFinder, framework_version, version_context
+from traincast.traces.signatures import SignatureReader
+from traincast.utils.arrays import FloatArray, IntArray
+from traincast.utils.errors import TraincastError
+
+_TENSOR_CORES = re.compile(r"tf32|s1688", re.IGNORECASE)
+
+
+class Known(IntEnum):
+    """How a kernel's predicted duration was found, or why its measured one stands in."""
+
+    MODEL = 0  # from its op's shapes, kernel by kernel
+    OP = 1  # likewise, but lowering and trace differ in the number of kernels: the op's total is right, its split not
+    ESTIMATED = 2  # nobody has modelled the op: measured duration
+    COMMUNICATION = 3  # collectives keep their measured duration
+    NO_SHAPES = 4  # the trace does not say what the op worked on: measured duration
+    NO_OP = 5  # launched outside of any op: measured duration
+
+
+KEPT = (Known.ESTIMATED, Known.COMMUNICATION, Known.NO_SHAPES, Known.NO_OP)
+# what the time of such kernels follows on another device; that of all others follows the memory
+_BOUND_BY_ARITHMETIC = ("gemm", "conv", "attention")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TracedKernels:
+    """The kernels of a timeline with their measured and predicted durations in seconds. `KEPT` ones are equal, or on
+    another device than the trace's scaled (collectives are not): products, convolutions and attention by the rate of
+    half-precision arithmetic, all others by the bandwidth of the memory.
+
+    `row` is the event, `op` the name of the op that was lowered ("" for none), `family` that of the measured kernel.
+    """
+
+    row: IntArray
+    op: tuple[str, ...]
+    family: tuple[str, ...]
+    measured: FloatArray
+    predicted: FloatArray
+    known: IntArray
+    framework_version: str
+
+
+def predict_kernels(linked: Linked, reader: SignatureReader, device: Device) -> TracedKernels:
+    """Predicts every kernel whose op recorded its shapes; all others keep what was measured."""
+    version = framework_version(linked)
+    rows = linked.device[linked.launch[linked.device] >= 0]
+    matcher = _Matcher(linked, OpFinder(linked, reader), version_context(version), rows)
+    matcher.run()
+    measured = 1e-9 * linked.events["duration"][rows]
+    families = linked.families(rows)
+    kept = np.isin(matcher.known, [int(known) for known in KEPT if known != Known.COMMUNICATION])
+    predicted = matcher.seconds(measured, device)
+    predicted[kept] *= _device_ratio(linked.trace.device_name, device, families[kept])
+    return TracedKernels(
+        row=rows,
+        op=tuple(linked.name(op) if op >= 0 else "" for op in matcher.op.tolist()),
+        family=tuple(families.tolist()),
+        measured=measured,
+        predicted=predicted,
+        known=matcher.known,
+        framework_version=version,
+    )
+
+
+class _Matcher:
+    """Ties kernels to the op that explains them and to the calls that its lowering gives."""
+
+    def __init__(self, linked: Linked, finder: OpFinder, context: LoweringContext, rows: IntArray) -> None:
+        self.linked, self.finder, self.context, self.rows = linked, finder, context, rows
+        self.op = np.full(len(rows), -1, dtype=np.int64)
+        self.known = np.full(len(rows), int(Known.NO_OP), dtype=np.int64)
+        self.single: dict[int, KernelCall] = {}  # kernel -> its call
+        self.groups: list[tuple[list[int], list[KernelCall]]] = []  # kernels of an op -> all calls of the op
+
+    def run(self) -> None:
+        by_op: dict[int, list[int]] = {}
+        for index, (row, exchanges) in enumerate(
+            zip(self.rows.tolist(), self.linked.communicates(self.rows), strict=True)
+        ):
+            if exchanges:
+                self.known[index] = Known.COMMUNICATION
+                continue
+            anchor = self.finder.anchor(int(self.linked.launch[row]))
+            self.op[index] = anchor
+            copy = self.finder.copy(row)
+            if copy is not None:
+                self.single[index], self.known[index] = copy, Known.MODEL
+            elif anchor >= 0:
+                by_op.setdefault(anchor, []).append(index)
+        for anchor, indices in by_op.items():
+            self._match(anchor, indices)
+
+    def _match(self, anchor: int, indices: list[int]) -> None:
+        strided = all(self.linked.events["kind"][self.rows[index]] == Kind.KERNEL for index in indices)
+        # which type a product computed in is the library's choice and stands in its kernels' names
+        tf32 = any(_TENSOR_CORES.search(self.linked.name(int(self.rows[index]))) for index in indices)
+        _, items = self.finder.items(anchor, replace(self.context, tf32=tf32), strided=strided)
+        calls = [item for item in items if isinstance(item, KernelCall)]
+        if any(call.family is MEMCPY for call in calls) and strided:
+            kernels = [call for call in calls if call.family is not MEMCPY]
+            calls = kernels if len(kernels) >= len(indices) else calls
+        if not calls or any(call.estimated for call in calls):
+            self.known[indices] = Known.ESTIMATED if calls else Known.NO_SHAPES
+            return
+        if len(calls) == len(indices):
+            self.single |= dict(zip(indices, calls, strict=True))
+            known = Known.MODEL
+        else:
+            self.groups.append((indices, calls))
+            known = Known.OP
+        self.known[indices] = known
+
+    def seconds(self, measured: FloatArray, device: Device) -> FloatArray:
+        """Predicted durations; where only an op's total is predicted, it is split as the measured one was."""
+        every = list(self.single.values()) + [call for _, calls in self.groups for call in calls]
+        price = _prices(every, device)
+        predicted = measured.copy()
+        for index, call in self.single.items():
+            predicted[index] = price[call]
+        for indices, calls in self.groups:
+            total = sum(price[call] for call in calls)
+            shares = measured[indices]
+            whole = float(shares.sum())
+            predicted[indices] = total * (shares / whole if whole > 0 else 1.0 / len(indices))
+        return predicted
+
+
+def _device_ratio(name: str, device: Device, families: npt.NDArray[np.str_]) -> FloatArray:
+    """How many times as long kernels of these families take on `device` as on the one the trace names; 1 where that is
+    the same or unknown."""
+    try:
+        traced = device_by_name(name)
+    except TraincastError:
+        return np.ones(len(families))
+    arithmetic = traced.sustained("fp16") / device.sustained("fp16")
+    memory = traced.dram_bandwidth / device.dram_bandwidth
+    return np.where(np.isin(families, _BOUND_BY_ARITHMETIC), arithmetic, memory)
+
+
+def _prices(calls: list[KernelCall], device: Device) -> dict[KernelCall, float]:
+    """Device seconds of every distinct call."""
+    by_family: dict[str, list[KernelCall]] = {}
+    for call in dict.fromkeys(calls):
+        by_family.setdefault(call.family.name, []).append(call)
+    prices: dict[KernelCall, float] = {}
+    for members in by_family.values():
+        estimate, _ = price_calls(Calls.of(members[0].family, members), device)
+        prices |= dict(zip(members, estimate.seconds.tolist(), strict=True))
+    return prices

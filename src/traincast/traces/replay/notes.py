@@ -1,0 +1,149 @@
+"""What a trace cannot tell, and why a step does not replay well, in plain words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.traces.calls import processes
+from traincast.traces.intervals import Intervals
+from traincast.traces.join import other_shapes
+from traincast.traces.link import Linked
+from traincast.traces.nodes import ExecutionTrace
+from traincast.traces.replay.steps import Replay
+from traincast.utils.arrays import IntArray
+
+_OF_ANOTHER_RUN = 0.5  # share of ops found, or of shapes that differ, beyond which two files are not of one run
+_SAME_MOMENT_NS, _FEW = 1_000, 0.01  # what clocks in microseconds round, and a share of kernels that is no pattern
+_WELL = 0.03  # steps of one run differ by about as much among themselves
+
+
+def step_notes(linked: Linked) -> list[str]:
+    """How steps were told where nothing marked them."""
+    if linked.period:
+        pausing = "host" if linked.launched else "device"
+        return [
+            f"no marker of steps: they are told by the sequence of kernels, which comes again after {linked.period}, "
+            f"and begin where the {pausing} pauses longest; name a marker with `step_marker`"
+        ]
+    if linked.marker:
+        return [f"no ProfilerStep marker: steps begin at '{linked.marker[:80]}'; name another with `step_marker`"]
+    if linked.cut >= 0:
+        return [f"the profiler stopped when step {linked.cut} had begun but launched nothing: it is left out"]
+    if linked.marked:
+        return []
+    return ["no ProfilerStep marker: the whole trace counts as one step; name another with `step_marker`"]
+
+
+def device_notes(linked: Linked) -> list[str]:
+    """What is odd about the devices of a trace: none, or several."""
+    device = linked.device
+    if not len(device):
+        others = [f"{count} of category '{name}'" for name, count in linked.trace.unread]
+        known = f"; events that are not understood: {', '.join(others)}" if others else ""
+        return [
+            "the trace has no kernels, copies or memsets: a run on the CPU, a device that is not understood (MTIA), or "
+            f"a profiler without device activities. Device time and what-ifs of kernels say nothing{known}"
+        ]
+    numbers = np.unique(linked.events["device"][device])
+    merged = len(np.unique(processes(linked.trace, device)))
+    if merged > len(numbers):
+        return [
+            f"kernels of {merged} processes: 'active' means that any of them ran; give every rank of a run a file of "
+            "its own"
+        ]
+    if len(numbers) == 1:
+        return []
+    whole = max(sum(step.seconds for step in linked.steps), 1e-12)
+    inside = device[linked.step[device] >= 0]
+    shares = []
+    for number in numbers.tolist():
+        mine = inside[linked.events["device"][inside] == number]
+        busy = Intervals.union(linked.events["start"][mine], linked.end[mine]).total
+        shares.append(f"device {number} {1e-9 * busy / whole:.0%}")
+    return [f"kernels of {len(numbers)} devices: 'active' means that any of them ran ({', '.join(shares)})"]
+
+
+def launch_notes(linked: Linked) -> list[str]:
+    """What is not known of kernels whose launch is not in the trace."""
+    notes = []
+    graphs = np.flatnonzero(linked.is_graph_launch)
+    empty = int((linked.first_start[graphs] == np.iinfo(np.int64).max).sum())
+    if empty:
+        notes.append(
+            f"{empty} of {len(graphs)} launches of graphs have no kernels in the trace: what ran in them was not "
+            "recorded, and the device reads idle while it did"
+        )
+    device, every = linked.device, len(linked.device)
+    unlinked = linked.launch[device] < 0
+    if not linked.launched:
+        what = (
+            "no launch of a kernel (no runtime calls with correlations)" if len(linked.host) else "nothing of the host"
+        )
+        return [
+            *notes,
+            f"{what} is in the trace: kernels count to the step in which they ran, why the device was idle cannot be "
+            "told, and there are no what-ifs, launches or host times; record CPU activities too",
+        ]
+    notes += _clock_notes(linked)
+    lost = int((linked.follows[device] >= 0).sum())
+    before = int(unlinked.sum()) - lost
+    if before:
+        notes.append(
+            f"{before} of {every} kernels were launched before the trace began: they are on their streams from its "
+            "first moment, what follows waits for them, and they belong to no step"
+        )
+    if lost:
+        notes.append(
+            f"{lost} of {every} kernels have no launch call in the trace: each is taken to follow the one before it on "
+            "its stream, and to have been launched when it began"
+        )
+    return notes
+
+
+def _clock_notes(linked: Linked) -> list[str]:
+    """Whether kernels begin before the calls that launched them, which no device can do."""
+    rows = linked.device[linked.launch[linked.device] >= 0]
+    early = linked.events["start"][linked.launch[rows]] - linked.events["start"][rows]
+    ahead = early[early > _SAME_MOMENT_NS]
+    if len(ahead) <= _FEW * len(rows):
+        return []
+    return [
+        f"{len(ahead)} of {len(rows)} kernels begin before the call that launched them, half of these by more than "
+        f"{1e-3 * float(np.median(ahead)):.1f} us: the clocks of host and device differ by at least as much, and "
+        "reasons for idle time, launch delays and what-ifs are off with them"
+    ]
+
+
+def execution_notes(linked: Linked, execution: ExecutionTrace, node: IntArray, joined: float) -> list[str]:
+    """Why the execution trace given seems to be of another run; nothing where it fits."""
+    differ = other_shapes(linked, execution, node)
+    if joined >= _OF_ANOTHER_RUN and differ <= 1 - _OF_ANOTHER_RUN:
+        return []
+    why = f"{joined:.0%} of the ops are in it" if joined < _OF_ANOTHER_RUN else f"{differ:.0%} of its shapes differ"
+    return [f"the execution trace '{execution.path.name}' seems to be of another run ({why}): it is not used"]
+
+
+def replay_notes(linked: Linked, replayed: Replay) -> list[str]:
+    """One line for every step that the walk misses by more than 3 %: before which kernel most of it arises."""
+    notes = []
+    for index, step in enumerate(replayed.steps):
+        if abs(step.error) <= _WELL:
+            continue
+        mine = np.flatnonzero(linked.step[replayed.kernel_row] == index)
+        text = f"step {step.number} replays {step.error:+.1%} off"
+        if len(mine) < 2:
+            notes.append(f"{text}: it has no kernels that could tell why")
+            continue
+        rows = replayed.kernel_row[mine]
+        measured = 1e-9 * (linked.events["start"][rows] - replayed.origin)
+        lag = replayed.kernel_start[mine] - measured
+        jump = np.diff(lag)
+        worst = int(np.argmax(np.abs(jump)))
+        row = int(rows[worst + 1])
+        scope = linked.scope_of_kernel(row)
+        place = f" of {linked.name(scope)}" if scope >= 0 else ""
+        notes.append(
+            f"{text}; {1e3 * jump[worst]:+.2f} ms of it arise before kernel '{linked.name(row)[:60]}'{place}: "
+            "the trace does not say what it waited for"
+        )
+    return notes

@@ -1,0 +1,146 @@
+"""The critical path of a replayed timeline over host threads and streams, and what faster parts of it would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from traincast.simulator.critical import PathPart, Segment, critical_path
+from traincast.traces.link import Linked
+from traincast.traces.replay.labels import HOST, Labels
+from traincast.traces.replay.steady import cycle, steady_path, steady_seconds, whole_walk
+from traincast.traces.replay.timeline import TimelineInstructions
+from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.totals import totals
+
+SHOWN_OPS = 6
+"""So many of the ops that take most of the path are tried at twice their speed: the whole table of a page."""
+
+_TAKEN_OVER = 0.25  # gain for each share of the path; half of the time would be 0.5, had the step but one path
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PathReport:
+    """The critical path of a rank's whole timeline.
+
+    All else is said of the steps as they would go on (see `steady.py`): `steady` is their mean length in seconds,
+    `by_what` and `by_op` what the path through them is made of, as shares of it, and `faster` what a step would save,
+    as a share of itself, if that family, op or the host took half as long. `by_what` begins with what saves most.
+
+    Where half the time for what has most of the path gains less than half of what its share promises, another path
+    takes over then: `after` is what that one is made of, else empty. `critical` is the share of a step for which each
+    kind is on all paths at once, as far as its half goes: twice what that saves. With one path that is its share.
+    """
+
+    segments: tuple[PathPart, ...]
+    by_what: dict[str, float]
+    by_op: dict[str, float]
+    faster: dict[str, float]
+    steady: float
+    after: dict[str, float]
+    kinds: frozenset[str]
+
+    @property
+    def most(self) -> str:
+        """What has most of the path."""
+        return max(self.by_what, key=lambda what: self.by_what[what], default="")
+
+    @property
+    def critical(self) -> dict[str, float]:
+        """For how much of a step each kind is on all paths at once, most first; see the class."""
+        return {what: 2.0 * gain for what, gain in self.faster.items() if what in self.kinds}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shares and gains, and the path itself in microseconds from the trace's first moment."""
+        return {
+            "share_by_what": self.by_what,
+            "share_by_op": self.by_op,
+            "twice_as_fast_saves": self.faster,
+            "steady_step_ms": 1e3 * self.steady,
+            "share_by_what_after": self.after,
+            "critical_on_all_paths": self.critical,
+            "segments": [segment_dict(part) for part in self.segments],
+        }
+
+
+def segment_dict(part: PathPart) -> dict[str, Any]:
+    """A stretch of a path in microseconds, without its rank."""
+    return {
+        "what": part.what, "op": part.op, "name": part.name,
+        "start_us": round(1e6 * part.start, 3), "length_us": round(1e6 * part.seconds, 3),
+    }  # fmt: skip
+
+
+def by_gain(gains: dict[str, float], asked_for: Sequence[str], shares: Mapping[str, float]) -> dict[str, float]:
+    """Gains with those that were asked for first, each part with the largest first; of equal ones what has more of the
+    path."""
+
+    def place(name: str) -> tuple[bool, float, float]:
+        return name not in asked_for, -gains[name], -shares.get(name, 0.0)
+
+    return {name: gains[name] for name in sorted(gains, key=place)}
+
+
+def path_report(rank: int, linked: Linked, instructions: TimelineInstructions, twice: Sequence[str] = ()) -> PathReport:
+    """The path of a timeline, and the gains of what is on it and of all that is named in `twice`; nothing where no
+    launch was recorded, since then nobody knows what waited for what."""
+    if not linked.launched:
+        return _unknown(linked, twice)
+    labels = Labels(linked, instructions)
+    segments = _in_words(rank, labels, critical_path([whole_walk(instructions)]))
+    repeated = cycle(linked, instructions)
+    settled = Labels(linked, repeated)
+    shown = _shares(rank, linked, settled, repeated)
+    for name in twice:
+        if name not in labels.families and name not in labels.ops and name != HOST:
+            raise unknown("op or kernel family", name, [HOST, *labels.families, *labels.ops], "Name one of the trace.")
+    ops = [op for op in shown.by_op if op in labels.ops][:SHOWN_OPS]
+    names = list(dict.fromkeys((*twice, HOST, *labels.families, *ops)))
+    variants = chain((repeated,), map(settled.halved, names))
+    before, *after = steady_seconds(linked, variants).tolist()
+    gains = {name: 1.0 - seconds / before if before > 0 else 0.0 for name, seconds in zip(names, after, strict=True)}
+    first, share = next(iter(shown.by_what.items()), ("", 0.0))
+    taken_over = gains.get(first, share) < _TAKEN_OVER * share
+    ranked = sorted(shown.by_what, key=lambda what: (-gains.get(what, 0.0), -shown.by_what[what]))
+    steps = len(linked.steps) if linked.marked else 1
+    return PathReport(
+        segments=segments,
+        by_what={what: shown.by_what[what] for what in ranked},
+        by_op=shown.by_op,
+        faster=by_gain(gains, twice, shown.by_what),
+        steady=before / steps,
+        after=_shares(rank, linked, settled, settled.halved(first)).by_what if taken_over else {},
+        kinds=frozenset((HOST, *labels.families)),
+    )
+
+
+def _unknown(linked: Linked, twice: Sequence[str]) -> PathReport:
+    if twice:
+        raise TraincastError(f"'{linked.trace.path}' has no launches of its kernels: what-ifs ({twice[0]}) need them")
+    steady = sum(step.seconds for step in linked.steps) / len(linked.steps)
+    return PathReport(segments=(), by_what={}, by_op={}, faster={}, steady=steady, after={}, kinds=frozenset())
+
+
+def _in_words(rank: int, labels: Labels, path: Sequence[Segment]) -> tuple[PathPart, ...]:
+    return tuple(part for segment in path for part in labels.parts(rank, segment))
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """What each kind and each op has of a path, as shares of it."""
+
+    by_what: dict[str, float]
+    by_op: dict[str, float]
+
+
+def _shares(rank: int, linked: Linked, labels: Labels, instructions: TimelineInstructions) -> _Shares:
+    """What the path through these instructions is made of: those of `labels`, with whatever lengths."""
+    path = steady_path(instructions) if linked.marked else critical_path([whole_walk(instructions)])
+    segments = _in_words(rank, labels, path)
+    whole = max(sum(segment.seconds for segment in segments), 1e-12)
+    return _Shares(
+        totals((segment.what, segment.seconds / whole) for segment in segments),
+        totals((segment.op, segment.seconds / whole) for segment in segments),
+    )

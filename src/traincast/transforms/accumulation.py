@@ -1,0 +1,126 @@
+"""Gradient accumulation: several passes of forward and backward before one update, of which the last alone exchanges
+gradients (`no_sync` of DistributedDataParallel)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.program import Program
+from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.workload import Workload
+from traincast.transforms.reductions import ACCUMULATE, BROADCAST, reduction_ops
+from traincast.utils.errors import TraincastError
+
+_ZERO = "Optimizer.zero_grad#"
+_KEPT = ("aten::detach", "aten::clone")
+"""What makes a new gradient the parameter's where there was none."""
+
+
+def accumulated(step: Workload, passes: int) -> tuple[Workload, str]:
+    """The step with `passes` batches before its update; a step then has as many times the samples."""
+    if step.mode != "training":
+        raise TraincastError(f"'{step.name}' is a step of {step.mode}; gradients are accumulated in training")
+    if "accumulation" in step.meta:
+        raise TraincastError(f"'{step.name}' accumulates {step.meta['accumulation']} batches already")
+    known: dict[int, Program] = {}
+    programs = []
+    for program in step.programs:
+        key = id(program.columns)  # ranks that run the same ops share them and differ in their sizes
+        made = known[key] = known[key] if key in known else _repeated(program, passes)
+        programs.append(replace(program, symbolic=made.symbolic, names=made.names, columns=made.columns))
+    edited = replace(step, programs=tuple(programs), meta={**step.meta, "accumulation": str(passes)})
+    said = f"a step is {passes} batches of {step.batch_size} samples and one update"
+    said += ", gradients are exchanged in the last pass only" * (len(step.ranks) > 1)
+    return edited, said + "; tables that backward itself updates are updated in every pass" * _fused(step.programs[0])
+
+
+def _fused(program: Program) -> bool:
+    """Whether backward updates embedding tables: it is given their weights then."""
+    c = program.columns
+    weights = c.storage_kind[c.tensor_storage[c.input_tensor]] == StorageKind.PARAMETER
+    ops = np.unique(np.searchsorted(c.input_ptr, np.flatnonzero(weights), side="right") - 1)
+    late = ops[program.op_phase[ops] == Phase.BACKWARD]
+    return any("embedding" in program.symbolic[number].name for number in np.unique(c.op_signature[late]).tolist())
+
+
+def _repeated(program: Program, passes: int) -> Program:
+    rows = Rewrite(program)
+    backward = [i for i, scope in enumerate(rows.scopes) if scope.phase == Phase.BACKWARD]
+    if not backward:
+        raise TraincastError("the step has no backward pass whose gradients could be accumulated")
+    end = backward[-1] + 1
+    once, rest = rows.scopes[:end], rows.scopes[end:]
+    late = reduction_ops(rows, once)
+    # DDP sends buffers before the first pass only: those after it follow a pass without an exchange
+    again = [scope for scope in once if not scope.name.startswith((_ZERO, BROADCAST))]
+    copies = [_Pass(rows, again, late if number < passes - 1 else frozenset()) for number in range(1, passes)]
+    made = [copy.scopes for copy in copies]
+    for scope in rest:
+        if scope.after is not None:
+            scope.after = copies[-1].new.get(id(scope.after), scope.after)
+    rows.scopes = once
+    rows.drop(lambda op: id(op) in late)
+    for scopes in made:
+        before = rows.scopes[-1]
+        if scopes[0].thread != before.thread:
+            scopes[0].after = before
+        rows.scopes = [*rows.scopes, *scopes]
+    rows.scopes = [*rows.scopes, *rest]
+    return rows.build()
+
+
+class _Pass:
+    """One more pass: ops on tensors of its own, but for what outlives a pass; `left_out` are ops by their id."""
+
+    def __init__(self, rows: Rewrite, scopes: Sequence[ScopeRow], left_out: frozenset[int]) -> None:
+        self.rows = rows
+        self.tensor: dict[int, int] = {}
+        self.storage: dict[int, int] = {}
+        self.op: dict[int, OpRow] = {}
+        self.new: dict[int, ScopeRow] = {}
+        self.scopes: list[ScopeRow] = []
+        last: dict[int, ScopeRow] = {}
+        for scope in scopes:
+            kept = [op for op in scope.ops if id(op) not in left_out]
+            if scope.ops and not kept:
+                if scope.thread in last:  # who waits for it waits for the one before it
+                    self.new[id(scope)] = last[scope.thread]
+                continue
+            after = None if scope.after is None else self.new.get(id(scope.after))
+            copy = ScopeRow(scope.name, scope.phase, scope.thread, after=after)
+            copy.ops = [self._op(op, scope.name) for op in kept]
+            self.new[id(scope)] = last[scope.thread] = copy
+            self.scopes.append(copy)
+
+    def _op(self, op: OpRow, scope: str) -> OpRow:
+        inputs = tuple(map(self._tensor, op.inputs))
+        name = op.signature.name
+        if scope == ACCUMULATE and name in _KEPT and self.rows.storage_of(op.outputs[0]).made:
+            # there is a gradient already: the new one is added to it, and who reads it reads the sum
+            grad, spec = op.outputs[0], op.signature.outputs[0]
+            add = Signature("aten::add_", (spec, spec), (spec,), (("alpha", 1),), (("self", 1), ("other", 1)), "Tensor")
+            copy = OpRow(add, (grad, inputs[0]), (grad,), op.module, op.stream)
+            self.tensor[grad] = grad
+        else:
+            copy = OpRow(op.signature, inputs, tuple(map(self._tensor, op.outputs)), op.module, op.stream)
+            copy.forward = None if op.forward is None else self.op.get(id(op.forward))
+        self.op[id(op)] = copy
+        return copy
+
+    def _tensor(self, tensor: int) -> int:
+        """The tensor of this pass: a new one where the step made its memory."""
+        row = self.rows.storage_of(tensor)
+        if not row.made:
+            return tensor
+        if tensor not in self.tensor:
+            old = self.rows.tensors[tensor]
+            if old not in self.storage:
+                self.rows.new_tensor(row.size, StorageKind(row.kind))
+                self.storage[old] = len(self.rows.storages) - 1
+            self.rows.tensors.append(self.storage[old])
+            self.tensor[tensor] = len(self.rows.tensors) - 1
+        return self.tensor[tensor]

@@ -1,0 +1,266 @@
+"""What a compiler makes of an eager step: chains of element-wise ops and row reductions as one kernel each.
+
+Follows what TorchInductor does in the large: matrix products, convolutions, attention and lookups stay calls of their
+libraries; element-wise ops, copies, softmax, layer norms and reductions that hand each other their results over the
+same elements become one kernel, which reads what comes from outside and writes what is wanted outside. Views cost
+nothing and constants are part of the kernels that use them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from functools import cached_property
+
+from traincast.costs.kernels.call import KernelCall
+from traincast.costs.kernels.lower import lower
+from traincast.costs.kernels.operands import real_bytes
+from traincast.costs.kernels.registry import Item, LoweringContext
+from traincast.costs.kernels.rowwise import NORM, SOFTMAX
+from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
+from traincast.ir.compiled import compiled_ops, with_compiled_model
+from traincast.ir.identity import check_follows_tensors
+from traincast.ir.merge import Merged, merged
+from traincast.ir.ops import Signature, TensorSpec
+from traincast.ir.program import Program
+from traincast.ir.workload import Workload
+from traincast.utils.arrays import BoolArray
+
+FUSED = "inductor::fused"
+_SAID = (
+    "compiled: chains of element-wise ops and row reductions run as one kernel each, as TorchInductor would fuse them; "
+    "the host is given the time of an eager op for each of them, which is rather too long"
+)
+_STORED = (
+    "what the forward pass keeps for backward is what an eager step keeps: which results a compiler computes again "
+    "instead is not modelled"
+)
+_FUSING = frozenset(family.name for family in (ELEMENTWISE, COPY, SOFTMAX, REDUCTION))
+_NORMS = frozenset({"layer_forward", "batch_inference"})
+
+
+class _Role(Enum):
+    FREE = auto()  # no work on the device
+    CONSTANT = auto()  # writes what it was told
+    FUSING = auto()
+    CALL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an op can be fused: the elements it goes through, and the rows it reduces them to (0: it reduces nothing)."""
+
+    role: _Role
+    elements: int = 0
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class _FusedOps:
+    """Ops of one kernel; `closed` once an op outside has used a result."""
+
+    elements: int
+    rows: int
+    members: list[int] = field(default_factory=list)
+    closed: bool = False
+
+    def takes(self, form: _Form) -> bool:
+        """Whether an op that uses a result of the group can run inside of it."""
+        if self.closed:
+            return False
+        if form.elements == self.elements:
+            return not (form.rows and self.rows) or form.rows == self.rows
+        return self.rows > 0 and form.elements == self.rows and not form.rows
+
+
+def compiled_step(workload: Workload, context: LoweringContext) -> Workload:
+    """The workload as a compiler would run it: a step of inference whole, of training the model and its backward pass,
+    as they are captured under `torch.compile(model)`."""
+    if "compiled" in workload.meta:
+        return workload
+    check_follows_tensors(workload)
+    if workload.mode != "inference":
+        marked = tuple(with_compiled_model(program) for program in workload.programs)
+        return compiled_regions(replace(workload, programs=marked), context)
+    programs = tuple(_compiled(program, context) for program in workload.programs)
+    return replace(workload, programs=programs, meta={**workload.meta, "compiled": _SAID})
+
+
+def compiled_regions(workload: Workload, context: LoweringContext) -> Workload:
+    """The workload with what its script compiled run as a compiler would run it; the rest stays as it is."""
+    marked = [compiled_ops(program) for program in workload.programs]
+    if "compiled" in workload.meta or not any(ops.any() for ops in marked):
+        return workload
+    programs = tuple(
+        _compiled(program, context, ops & (program.columns.op_stream == 0)) if ops.any() else program
+        for program, ops in zip(workload.programs, marked, strict=True)
+    )
+    said = _SAID if workload.mode == "inference" else f"{_SAID}; {_STORED}"
+    return replace(workload, programs=programs, meta={**workload.meta, "compiled": said})
+
+
+def _compiled(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
+    """The program with all its ops compiled, or those marked in `inside`."""
+    of_ops = _forms(program, context)
+    if inside is not None:
+        call = _Form(_Role.CALL)
+        of_ops = [form if here else call for form, here in zip(of_ops, inside.tolist(), strict=True)]
+    ops = _Ops(program, of_ops)
+    groups = [ops.merged(group) for group in ops.groups() if len(group.members) > 1]
+    dropped = [op for op, form in enumerate(ops.forms) if form.role is _Role.FREE or op in ops.folded]
+    return merged(program, groups, dropped, None if inside is None else ~inside)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Fusion:
+    """What could be fused of a program: `groups` of ops of one phase that make a kernel."""
+
+    ops: _Ops
+    groups: tuple[_FusedOps, ...]
+
+    def merged(self, group: _FusedOps) -> Merged:
+        """The kernel of a group."""
+        return self.ops.merged(group)
+
+
+def fusion_of(program: Program, context: LoweringContext) -> Fusion:
+    """Chains of element-wise ops and row reductions, none across two phases of the step."""
+    ops = _Ops(program, _forms(program, context), fold=False)
+    groups = tuple(group for group in ops.groups(program.op_phase.tolist()) if len(group.members) > 1)
+    return Fusion(ops, groups)
+
+
+def _forms(program: Program, context: LoweringContext) -> list[_Form]:
+    """How each op can be fused."""
+    forms = [_form(signature, lower(signature, context)) for signature in program.signatures]
+    return [forms[s] for s in program.columns.op_signature.tolist()]
+
+
+def _form(signature: Signature, items: tuple[Item, ...]) -> _Form:
+    if not items:
+        return _Form(_Role.FREE)
+    calls = [item for item in items if isinstance(item, KernelCall)]
+    if len(calls) < len(items) or not signature.outputs or not all(_fuses(call) for call in calls):
+        return _Form(_Role.CALL)
+    written = max(spec.numel for spec in signature.outputs)
+    if not signature.inputs and calls[0].kind == "fill":
+        return _Form(_Role.CONSTANT, written)
+    first, read = calls[0], max((spec.numel for spec in signature.inputs), default=0)
+    if first.family is REDUCTION:
+        return _Form(_Role.FUSING, read, written)
+    if first.family in (SOFTMAX, NORM) and first.kind != "batch_inference":
+        return _Form(_Role.FUSING, written, int(first.values[first.family.fields.index("rows")]))
+    return _Form(_Role.FUSING, written)
+
+
+def _fuses(call: KernelCall) -> bool:
+    return call.family.name in _FUSING or (call.family is NORM and call.kind in _NORMS)
+
+
+class _Ops:
+    """The ops of a program with what they read and write."""
+
+    def __init__(self, program: Program, forms: list[_Form], *, fold: bool = True) -> None:
+        self.program, self.forms, self.fold = program, forms, fold
+        c = program.columns
+        self.storage: list[int] = c.tensor_storage.tolist()
+        spans = ((c.input_ptr.tolist(), c.input_tensor.tolist()), (c.output_ptr.tolist(), c.output_tensor.tolist()))
+        self.reads, self.writes = (
+            [flat[pointer[op] : pointer[op + 1]] for op in range(program.num_ops)] for pointer, flat in spans
+        )
+        self.readers: dict[int, list[int]] = defaultdict(list)  # by storage, ascending
+        for op, tensors in enumerate(self.reads):
+            if forms[op].role is not _Role.FREE:
+                for storage in {self.storage[t] for t in tensors}:
+                    self.readers[storage].append(op)
+
+    def groups(self, apart: Sequence[int] = ()) -> list[_FusedOps]:
+        """Which ops run together. Every group runs where its last op ran: an op joins those that made what it reads
+        as long as nothing else has used their results, and (with `apart`, a number an op) those have its number."""
+        group_of: dict[int, _FusedOps] = {}
+        writer: dict[int, int] = {}
+        groups: list[_FusedOps] = []
+        for op, form in enumerate(self.forms):
+            if form.role is _Role.FREE:
+                continue
+            sources = [writer[s] for s in map(self.storage.__getitem__, self.reads[op]) if s in writer]
+            makers = {id(group_of[w]): group_of[w] for w in sources if w in group_of}
+            near = [g for g in makers.values() if not apart or apart[g.members[-1]] == apart[op]]
+            joined = [g for g in near if form.role is _Role.FUSING and g.takes(form)]
+            for group in makers.values():
+                group.closed = group.closed or not any(group is other for other in joined)
+            if form.role is _Role.FUSING:
+                merged_group = _FusedOps(form.elements, form.rows)
+                merged_group.members = sorted([op, *(member for group in joined for member in group.members)])
+                merged_group.elements = max(merged_group.elements, *(group.elements for group in joined), 0)
+                merged_group.rows = max(merged_group.rows, *(group.rows for group in joined), 0)
+                groups = [group for group in groups if not any(group is other for other in joined)] + [merged_group]
+                group_of.update(dict.fromkeys(merged_group.members, merged_group))
+            for tensor in self.writes[op]:
+                writer[self.storage[tensor]] = op
+        return groups
+
+    @cached_property
+    def folded(self) -> frozenset[int]:
+        """Constants that only fused kernels use, which then hold them themselves."""
+        if not self.fold:
+            return frozenset()
+        return frozenset(
+            op
+            for op, form in enumerate(self.forms)
+            if form.role is _Role.CONSTANT
+            and all(
+                self.forms[user].role is _Role.FUSING
+                for tensor in self.writes[op]
+                for user in self.readers[self.storage[tensor]]
+            )
+        )
+
+    def merged(self, group: _FusedOps) -> Merged:
+        """The kernel of a group: what it reads from outside and what is wanted outside."""
+        inside = set(group.members)
+        inputs: dict[int, tuple[TensorSpec, TensorSpec]] = {}  # with symbolic and with plain sizes
+        outputs: dict[int, TensorSpec] = {}
+        known = {self.storage[tensor] for op in self.folded for tensor in self.writes[op]}
+        for op in group.members:
+            symbolic, plain = self._signatures(op)
+            for tensor, specs in zip(self.reads[op], zip(symbolic.inputs, plain.inputs, strict=True), strict=True):
+                if self.storage[tensor] not in known:
+                    inputs[tensor] = specs
+            for tensor, spec in zip(self.writes[op], symbolic.outputs, strict=True):
+                known.add(self.storage[tensor])
+                if self._wanted(self.storage[tensor], op, inside):
+                    outputs[tensor] = spec
+        reads = self._distinct({tensor: plain for tensor, (_, plain) in inputs.items()})
+        names = " ".join(self._signatures(op)[0].name.removeprefix("aten::") for op in group.members)
+        return Merged(
+            members=tuple(group.members),
+            signature=Signature(
+                FUSED, tuple([inputs[tensor][0] for tensor in reads]), tuple(outputs.values()), (("ops", names),)
+            ),
+            inputs=reads,
+            outputs=tuple(outputs),
+        )
+
+    def _signatures(self, op: int) -> tuple[Signature, Signature]:
+        number = self.program.columns.op_signature[op]
+        return self.program.symbolic[number], self.program.signatures[number]
+
+    def _wanted(self, storage: int, op: int, inside: set[int]) -> bool:
+        """Whether something after `op`, or after the step, uses what it wrote."""
+        c = self.program.columns
+        if c.storage_alloc[storage] < 0 or c.storage_free[storage] >= self.program.num_ops:
+            return True
+        return any(reader > op and reader not in inside for reader in self.readers[storage])
+
+    def _distinct(self, inputs: dict[int, TensorSpec]) -> tuple[int, ...]:
+        """The tensors read, as many of each storage as show all of it: others are the same memory in another form."""
+        room = {self.storage[tensor]: int(self.program.storage_nbytes[self.storage[tensor]]) for tensor in inputs}
+        reads = []
+        for tensor in sorted(inputs, key=lambda tensor: -real_bytes(inputs[tensor])):
+            if room[self.storage[tensor]] > 0:
+                room[self.storage[tensor]] -= real_bytes(inputs[tensor])
+                reads.append(tensor)
+        return tuple(sorted(reads))

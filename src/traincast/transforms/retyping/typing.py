@@ -1,0 +1,167 @@
+"""The types that tensors of a program get, storage by storage, and casts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
+from traincast.ir.program import Program
+from traincast.ir.rewrite import OpRow, Rewrite
+from traincast.transforms.retyping.policies import WIDE
+from traincast.transforms.size_book import SizeBook
+
+
+@dataclass(eq=False, slots=True)
+class Cast:
+    """A copy in another type: `op` makes `result` of `source`. `kept`: one copy serves the whole forward pass."""
+
+    op: OpRow
+    source: int
+    result: int
+    kept: bool = False
+
+
+class Typing:
+    """A program whose tensors change their types; `types` holds those of storages that are no longer float32."""
+
+    def __init__(self, program: Program) -> None:
+        self.rows, self.sizes = Rewrite(program), SizeBook(program.sizes)
+        self.original = list(self.rows.tensors)  # the storage of every tensor before the edit
+        self.types: dict[int, str] = {}
+        self.forms: dict[int, TensorSpec] = {}  # of tensors that were not there before
+        self.program = program
+        self._decided: set[int] = set()
+        self._saved = self._read_in_backward()
+        made = {tensor for op in self.rows.ops for tensor in op.outputs}
+        self.aliases: dict[int, list[int]] = {}  # tensors that no op makes, by their storage
+        for tensor, storage in enumerate(self.original):
+            if tensor not in made:
+                self.aliases.setdefault(storage, []).append(tensor)
+
+    def type_of(self, tensor: int, spec: TensorSpec) -> str:
+        """The type of a tensor now."""
+        return self.types.get(self.rows.tensors[tensor], WIDE) if spec.dtype == WIDE else spec.dtype
+
+    def form(self, tensor: int, spec: TensorSpec) -> TensorSpec:
+        """The form of a tensor now."""
+        if tensor in self.forms:
+            return self.forms[tensor]
+        kind = self.type_of(tensor, spec)
+        return spec if kind == spec.dtype else replace(spec, dtype=kind)
+
+    def narrow(self, storage: int, kind: str) -> None:
+        """Memory that holds numbers of this type from the start."""
+        if storage in self._decided:
+            return
+        self._decided.add(storage)
+        if kind != WIDE:
+            self.types[storage] = kind
+            row = self.rows.storages[storage]
+            row.size = self.sizes.share(row.size, 2)
+
+    def narrow_all(self, kind: str) -> None:
+        """All that is there before the step holds numbers of this type, but for single numbers such as counts."""
+        for op in self.rows.ops:
+            for tensor, spec in zip(
+                (*op.inputs, *op.outputs), (*op.signature.inputs, *op.signature.outputs), strict=True
+            ):
+                storage = self.original[tensor]
+                there = not self.rows.storages[storage].made
+                if there and spec.dtype == WIDE and spec.shape and self._moves(storage, spec):
+                    self.narrow(storage, kind)
+
+    def _moves(self, storage: int, spec: TensorSpec) -> bool:
+        """Whether `model.to` or what feeds the model would convert it."""
+        return spec.device == "cuda" or self.rows.storages[storage].kind == StorageKind.INPUT
+
+    def place(self, op: OpRow, swapped: Mapping[int, int], result: Callable[[Signature, list[str], int], str]) -> None:
+        """Gives an op its inputs, those in `swapped` replaced, and its results their types."""
+        old = op.signature
+        inputs = tuple(swapped.get(t, t) for t in op.inputs)
+        kinds = [self.forms[t].dtype if t in self.forms else self.type_of(t, spec)
+                 for t, spec in zip(inputs, old.inputs, strict=True)]  # fmt: skip
+        homes: dict[int, int] = {}
+        for before, now in zip(op.inputs, inputs, strict=True):
+            homes.setdefault(self.original[before], self.rows.tensors[now])
+        specs = tuple([self.form(t, spec) for t, spec in zip(inputs, old.inputs, strict=True)])
+        outputs = tuple(swapped.get(t, t) if t in op.inputs else t for t in op.outputs)
+        for number, (tensor, spec) in enumerate(zip(outputs, old.outputs, strict=True)):
+            if tensor in inputs:
+                continue
+            home = homes.get(self.original[tensor])
+            if home is not None:
+                self.rows.tensors[tensor] = home
+                self._view(tensor, spec, old.inputs, specs)
+            elif spec.dtype == WIDE and spec.device == "cuda":
+                self.narrow(self.rows.tensors[tensor], result(old, kinds, number))
+        made = tuple([self.form(t, spec) for t, spec in zip(outputs, old.outputs, strict=True)])
+        if inputs != op.inputs or specs != old.inputs or made != old.outputs:
+            op.inputs, op.outputs = inputs, outputs
+            op.signature = replace(old, inputs=specs, outputs=made)
+
+    def _view(self, tensor: int, spec: TensorSpec, before: tuple[TensorSpec, ...], now: tuple[TensorSpec, ...]) -> None:
+        """A view of a copy without gaps has its strides."""
+        changed = {
+            old: new
+            for one, other in zip(before, now, strict=True)
+            if one.stride != other.stride
+            for old, new in zip(one.stride, other.stride, strict=True)
+        }
+        if changed:
+            stride = tuple(changed.get(size, size) for size in spec.stride)
+            self.forms[tensor] = replace(spec, stride=stride, dtype=self.type_of(tensor, spec))
+
+    def cast(self, source: int, spec: TensorSpec, kind: str, near: OpRow) -> Cast:
+        """A copy of a tensor in another type, made where `near` runs; who puts it there is the caller."""
+        form = self.form(source, spec)
+        made = replace(form, dtype=kind, stride=self._stride(form))
+        size = self.sizes.product(made.shape, times=made.itemsize)
+        result = self.rows.new_tensor(size, StorageKind.ACTIVATION)
+        storage = len(self.rows.storages) - 1
+        self.original.append(storage)
+        self.forms[result] = made
+        self._decided.add(storage)
+        if kind != WIDE:
+            self.types[storage] = kind
+        options = (("dtype", kind), ("non_blocking", False), ("memory_format", None))
+        signature = Signature("aten::_to_copy", (form,), (made,), options, (("self", 1),))
+        return Cast(OpRow(signature, (source,), (result,), near.module, near.stream), source, result)
+
+    def _stride(self, form: TensorSpec) -> tuple[int, ...]:
+        """Copies keep the order of dimensions and have no gaps."""
+        pairs = sorted(zip(form.stride, form.shape, strict=True), key=lambda pair: self._value(pair[0]))
+        expected = 1
+        for stride, size in pairs:
+            if self._value(size) != 1 and self._value(stride) != expected:
+                break
+            expected *= self._value(size)
+        else:
+            return form.stride
+        order = sorted(range(len(form.shape)), key=lambda place: self._value(form.stride[place]))
+        return tuple(
+            self.sizes.product([form.shape[inner] for inner in order[: order.index(place)]])
+            for place in range(len(form.shape))
+        )
+
+    def _value(self, size: int) -> int:
+        return self.sizes.at(size, self.program.batch_size, self.program.seq_len)
+
+    def build(self) -> Program:
+        """The program with its new types."""
+        for storage in self._saved - self._read_in_backward():  # its backward op reads a cast now
+            row = self.rows.storages[storage]
+            if row.made and not row.lasts:
+                row.free = None
+        self.rows.program = replace(self.program, sizes=self.sizes.table())
+        return self.rows.build()
+
+    def _read_in_backward(self) -> set[int]:
+        """Memory that ops of the backward pass touch."""
+        return {
+            self.rows.tensors[tensor]
+            for scope in self.rows.scopes
+            if scope.phase == Phase.BACKWARD
+            for op in scope.ops
+            for tensor in (*op.inputs, *op.outputs)
+        }

@@ -1,0 +1,161 @@
+"""Embedding tables of a captured step, each looked up by ops of its own: found, and taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from traincast.ir.identity import check_follows_tensors
+from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.program import Program
+from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.workload import Workload
+from traincast.transforms.bags import FORWARD
+from traincast.transforms.pruning import Pruning, restacked
+from traincast.transforms.size_book import SizeBook
+from traincast.utils.errors import TraincastError
+
+LOOKUPS = (*FORWARD, "aten::embedding")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
+_SAID = "what {} gave is a constant from then on, so that no layer changes its width"
+
+
+@dataclass(eq=False, slots=True)
+class StepTable:
+    """A table: its memory, the ops that look it up, and what those are called by the module around them."""
+
+    storage: int
+    weight: TensorSpec
+    module: str
+    lookups: list[OpRow] = field(default_factory=list)
+
+
+def find_tables(rows: Rewrite, program: Program) -> list[StepTable]:
+    """Tables in the order in which the step first looks them up."""
+    found: dict[int, StepTable] = {}
+    for op in rows.ops:
+        if op.signature.name in LOOKUPS:
+            storage = rows.tensors[op.inputs[0]]
+            module = program.names[op.module]
+            table = found.setdefault(storage, StepTable(storage, op.signature.inputs[0], module))
+            table.lookups.append(op)
+    return list(found.values())
+
+
+def check_step(step: Workload) -> None:
+    """Refuses a step whose tables cannot be told apart from what else it does."""
+    if len(step.ranks) > 1:
+        raise TraincastError(
+            f"'{step.name}' runs on {len(step.ranks)} GPUs; change the tables of its step on one GPU, and give `gpus`"
+        )
+    check_follows_tensors(step)
+
+
+def check_tables(step: Workload) -> None:
+    """Refuses a step in which no op looks up a table of its own."""
+    if not {signature.name for signature in step.programs[0].symbolic} & set(LOOKUPS):
+        raise TraincastError(f"'{step.name}' has no tables; describe the model in YAML, or capture the changed one")
+
+
+def table_of(text: str, tables: Sequence[StepTable], rows: Rewrite) -> StepTable:
+    """The table of a number from 0, or of the end of its module's path."""
+    name = text.strip()
+    alike = [table for table in tables if table.module == name or table.module.endswith(f".{name}")]
+    if name.isascii() and name.isdecimal() and len(name) <= 9:
+        if int(name) < len(tables):
+            return tables[int(name)]
+    elif len(alike) == 1:
+        return alike[0]
+    values = rows.program.size_values
+    listed = ", ".join(
+        f"{number}: {table.module or 'no module'} ({' x '.join(str(values[size]) for size in table.weight.shape)})"
+        for number, table in enumerate(tables[:12])
+    )
+    more = f" and {len(tables) - 12} more" if len(tables) > 12 else ""
+    raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {listed}{more}")
+
+
+def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
+    """The step without some tables: no lookups, gradients and updates of theirs. What a lookup gave is there before
+    the step."""
+    check_tables(step)
+    program = step.programs[0]
+    rows = Rewrite(program)
+    tables = find_tables(rows, program)
+    gone = list(dict.fromkeys(table_of(text, tables, rows) for text in texts))
+    if len(gone) == len(tables):
+        raise TraincastError(f"'{step.name}' has {len(tables)} tables, and one of them must stay")
+    pruning = Pruning(rows, (op for table in gone for op in around(table, rows)))
+    for table in gone:
+        follow_table(pruning, table)
+        for lookup in table.lookups:
+            result = rows.storage_of(lookup.outputs[0])
+            result.made, result.lasts, result.kind = False, True, int(StorageKind.BUFFER)
+    pruning.unused()
+    results = {rows.tensors[lookup.outputs[0]] for table in gone for lookup in table.lookups}
+    pruning.drop(stay=results)
+    sizes = SizeBook(program.sizes)
+    restacked(rows, sizes)
+    rows.program = replace(program, sizes=sizes.table())
+    names = " and ".join(table.module or "the table" for table in gone)
+    return replace(step, programs=(rows.build(),)), _SAID.format(names)
+
+
+def around(table: StepTable, rows: Rewrite) -> list[OpRow]:
+    """The lookups of a table and the ops of their backward nodes."""
+    looked = {id(op) for op in table.lookups}
+    return [op for op in rows.ops if id(op) in looked or (op.forward is not None and id(op.forward) in looked)]
+
+
+def follow_table(pruning: Pruning, table: StepTable) -> None:
+    """What is done with the rows of a table and with their gradients goes too: it must be an update."""
+    rows = pruning.rows
+    scope_of = {id(op): scope for scope in rows.scopes for op in scope.ops}
+
+    def check(op: OpRow) -> None:
+        scope = scope_of[id(op)]
+        if scope.phase not in _UPDATES and scope.name != _ACCUMULATE:
+            raise TraincastError(
+                f"the rows of {table.module or 'its table'} or their gradients are used by {op.signature.name} too; "
+                "capture the changed model"
+            )
+
+    looked = {id(op) for op in table.lookups}
+    nodes = [op for op in around(table, rows) if id(op) not in looked]
+    pruning.forget_gradients(nodes)
+    given = {t for op in nodes for t in op.outputs}
+    pruning.follow({table.storage} | counter_of(rows, table), given, check)
+
+
+def counter_of(rows: Rewrite, table: StepTable) -> set[int]:
+    """The number of steps that an optimizer has done, kept for every parameter in the order of their updates."""
+    for scope in rows.scopes:
+        if scope.phase != Phase.OPTIMIZER:
+            continue
+        counters, updated = _counters(scope, rows), _updated(scope, rows)
+        if len(counters) == len(updated) and table.storage in updated:
+            return {counters[updated.index(table.storage)]}
+    return set()
+
+
+def _counters(scope: ScopeRow, rows: Rewrite) -> list[int]:
+    """Scalars of the optimizer's state, in order."""
+    found = dict[int, None]()
+    for op in scope.ops:
+        if op.signature.name in ("aten::add_", "aten::_foreach_add_"):
+            first = op.signature.groups[0][1]
+            for tensor, spec in zip(op.inputs[:first], op.signature.inputs[:first], strict=True):
+                if not spec.shape and not rows.storage_of(tensor).made:
+                    found[rows.tensors[tensor]] = None
+    return list(found)
+
+
+def _updated(scope: ScopeRow, rows: Rewrite) -> list[int]:
+    """Memory of parameters that an optimizer writes, in order."""
+    found = dict[int, None]()
+    for op in scope.ops:
+        for tensor in op.inputs:
+            if rows.storage_of(tensor).kind == StorageKind.PARAMETER:
+                found[rows.tensors[tensor]] = None
+    return list(found)

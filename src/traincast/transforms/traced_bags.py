@@ -1,0 +1,130 @@
+"""Bags of a traced step, one a table, as one table-batched lookup: found by their names and forms alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from traincast.ir.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.program import Program
+from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.symbolic import SizeRef
+from traincast.transforms.bags import FORWARD
+from traincast.transforms.size_book import SizeBook
+from traincast.utils.errors import TraincastError
+
+ARGUMENTS = (("weights", 1), ("table_offsets", 1), ("indices", 1), ("offsets", 1))
+LEARNING_RATE = 0.01  # of the table-batched op; its time does not depend on it
+_NODE = re.compile(r"EmbeddingBagBackward\d*$")
+_UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_PLAIN = ("aten::add_", "aten::zero_", "aten::copy_", "aten::detach")
+
+
+def batched_traced_bags(program: Program) -> Program:
+    """The program with its bags fused; gradients and plain updates of tensors of the tables' forms go."""
+    return _Traced(program).run()
+
+
+class _Traced:
+    def __init__(self, program: Program) -> None:
+        self.program, self.rows, self.sizes = program, Rewrite(program), SizeBook(program.sizes)
+        self.plain: list[int] = program.size_values.tolist()
+        self.bags = [(scope, op) for scope in self.rows.scopes for op in scope.ops if op.signature.name in FORWARD]
+        if len(self.bags) < 2:
+            raise TraincastError("it has no embedding bags of two tables or more that could be fused")
+        self.tables = [self._shape(op.signature.inputs[0]) for _, op in self.bags]
+        self.lookups = [self._shape(op.signature.inputs[1])[0] for _, op in self.bags]
+        results = {self._shape(op.signature.outputs[0]) for _, op in self.bags}
+        kinds = {op.signature.inputs[0].dtype for _, op in self.bags}
+        if len(results) > 1 or len(kinds) > 1:
+            raise TraincastError("its tables differ in width, type or bags; the table-batched op takes equal ones")
+        self.batch, self.dim = results.pop()
+
+    def run(self) -> Program:
+        """Puts the lookup where the first bag was, and its backward op where the last gradient was."""
+        rows, gone = self.rows, {id(op) for _, op in self.bags}
+        operands = self._operands()
+        first = self.bags[0][0]
+        lookup = self._scope(
+            "LookupFunction", Phase.FORWARD, first, "traincast::batched_embedding_forward", operands,
+            (self._spec((self.batch, len(self.tables), self.dim), self._kind),), ARGUMENTS, self._forms(),
+        )  # fmt: skip
+        rows.scopes.insert(rows.scopes.index(first), lookup)
+        nodes = [scope for scope in rows.scopes if _NODE.search(scope.name)]
+        if nodes:
+            gone |= {id(op) for scope in nodes for op in scope.ops} | self._updates()
+            grad = self._spec((self.batch, len(self.tables), self.dim), self._kind)
+            backward = self._scope(
+                "LookupFunctionBackward", Phase.BACKWARD, nodes[-1], "traincast::batched_embedding_backward_sgd",
+                (grad, *operands), (), (("grad", 1), *ARGUMENTS), (*self._forms(), ("learning_rate", LEARNING_RATE)),
+            )  # fmt: skip
+            rows.scopes.insert(rows.scopes.index(nodes[-1]), backward)
+        rows.drop(lambda op: id(op) in gone)
+        rows.program = replace(self.program, sizes=self.sizes.table())
+        return rows.build()
+
+    def _updates(self) -> set[int]:
+        """Ops that keep or apply gradients of tensors that have the form of a table."""
+        tables, found = set(self.tables), set()
+        for scope in self.rows.scopes:
+            for op in scope.ops if scope.phase in _UPDATES or scope.name == _ACCUMULATE else ():
+                if not any(self._shape(spec) in tables for spec in (*op.signature.inputs, *op.signature.outputs)):
+                    continue
+                if op.signature.name not in _PLAIN:
+                    raise TraincastError(
+                        f"its tables are updated by {op.signature.name}; the table-batched op updates by plain SGD"
+                    )
+                found.add(id(op))
+        return found
+
+    @property
+    def _kind(self) -> str:
+        return self.bags[0][1].signature.inputs[0].dtype
+
+    def _operands(self) -> tuple[TensorSpec, ...]:
+        """Weights of all tables in one, where each begins, and the lookups of all."""
+        indices = self.bags[0][1].signature.inputs[1].dtype
+        return (
+            self._spec((sum(rows for rows, _ in self.tables), self.dim), self._kind),
+            self._spec((len(self.tables),), "int64"),
+            self._spec((sum(self.lookups),), indices),
+            self._spec((self.batch * len(self.tables) + 1,), indices),
+        )
+
+    def _forms(self) -> tuple[tuple[str, Scalar], ...]:
+        rows = tuple(self._number(rows) for rows, _ in self.tables)
+        forms: list[tuple[str, Scalar]] = [("rows", rows), ("dims", len(rows) * (self._number(self.dim),))]
+        if len(set(self.lookups)) > 1:
+            if any(number % self.batch for number in self.lookups):
+                raise TraincastError("its bags hold no whole number of lookups a sample")
+            forms.append(("pooling", tuple(self._number(number // self.batch) for number in self.lookups)))
+        return tuple(forms)
+
+    def _scope(
+        self, name: str, phase: Phase, near: ScopeRow, op: str, inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec], groups: tuple[tuple[str, int], ...], scalars: tuple[tuple[str, Scalar], ...],
+    ) -> ScopeRow:  # fmt: skip
+        signature = Signature(op, tuple(inputs), tuple(outputs), scalars, groups)
+        stream = next((one.stream for one in near.ops), 0)
+        module = next((one.module for one in near.ops), 0)
+        row = OpRow(signature, tuple(map(self._tensor, inputs)), tuple(map(self._tensor, outputs)), module, stream)
+        return ScopeRow(name, phase, near.thread, [row])
+
+    def _tensor(self, spec: TensorSpec) -> int:
+        """As in a trace, a tensor is there for its op only."""
+        return self.rows.new_tensor(
+            self.sizes.product(spec.shape, times=DTYPE_BYTES[spec.dtype]), StorageKind.ACTIVATION
+        )
+
+    def _spec(self, shape: tuple[int, ...], kind: str) -> TensorSpec:
+        sizes = tuple(self.sizes.constant(size) for size in shape)
+        strides = tuple(self.sizes.product(sizes[place + 1 :]) for place in range(len(sizes)))
+        return TensorSpec(sizes, strides, kind)
+
+    def _number(self, value: int) -> SizeRef:
+        return SizeRef(self.sizes.constant(value))
+
+    def _shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        return tuple(self.plain[size] for size in spec.shape)

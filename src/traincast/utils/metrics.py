@@ -1,0 +1,82 @@
+"""Accuracy reported one way: n, GMAE, MAPE, median, worst, signed bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.utils.arrays import BoolArray, FloatArray
+from traincast.utils.errors import TraincastError
+from traincast.utils.quantiles import Z90
+
+_SMALLEST = 1e-4  # relative errors below 0.01 % would let one lucky hit pull a geometric mean to nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """One line of an accuracy table. Errors are percent of the measured value.
+
+    `gmae` is the geometric mean of absolute errors, `bias` the mean signed error, `worst_case` the name of the
+    point with the largest error and `worst` that error with its sign. `reference` is what others score, as text,
+    `covered` the percentage of measurements inside the 90 % interval, None where none was given.
+    """
+
+    suite: str
+    group: str
+    n: int
+    gmae: float
+    mape: float
+    median: float
+    worst: float
+    worst_case: str
+    bias: float
+    reference: str = ""
+    covered: float | None = None
+
+
+def error_row(
+    suite: str,
+    group: str,
+    predicted: npt.ArrayLike,
+    measured: npt.ArrayLike,
+    names: Sequence[str] | None = None,
+    reference: str = "",
+    inside: BoolArray | None = None,
+) -> ErrorRow:
+    """The accuracy of predictions against measurements that took no part in fitting; `inside` says of each whether
+    it lies in its 90 % interval."""
+    p = np.asarray(predicted, dtype=np.float64)
+    m = np.asarray(measured, dtype=np.float64)
+    if p.shape != m.shape or p.ndim != 1:
+        raise AssertionError(f"{suite}/{group}: need as many predictions as measurements")
+    if not len(p):
+        raise TraincastError(f"{suite}: no row of the tables is of '{group}'; give the whole tables")
+    signed = p / m - 1.0
+    absolute = np.abs(signed)
+    worst = int(np.argmax(absolute))
+    return ErrorRow(
+        suite=suite,
+        group=group,
+        n=len(p),
+        gmae=100 * float(np.exp(np.mean(np.log(np.maximum(absolute, _SMALLEST))))),
+        mape=100 * float(np.mean(absolute)),
+        median=100 * float(np.median(absolute)),
+        worst=100 * float(signed[worst]),
+        worst_case=names[worst] if names is not None else "",
+        bias=100 * float(np.mean(signed)),
+        reference=reference,
+        covered=None if inside is None else 100 * float(np.mean(inside)),
+    )
+
+
+def mean_error_percent(predicted: FloatArray, measured: FloatArray) -> float:
+    """Mean absolute error, percent of what was measured."""
+    return 100 * float(np.mean(np.abs(predicted / measured - 1)))
+
+
+def within(predicted: FloatArray, measured: FloatArray, sigma: FloatArray) -> BoolArray:
+    """Which measurements lie in the 90 % interval of a prediction with this log-sigma."""
+    return np.asarray(np.abs(np.log(predicted / measured)) <= Z90 * sigma)

@@ -1,0 +1,120 @@
+"""What every public call returns can do: plain data, data frames, a few lines of text, HTML in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from traincast.utils.errors import TraincastError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Records = dict[str, list[dict[str, Any]]]
+"""Rows by the name of their table; the columns of a row say their units (`iteration_ms`)."""
+
+Item = TypeVar("Item")
+
+_MOST_LINES = 10  # of a repr: a notebook cell or a debugger shows them without scrolling
+_MOST_BARS = 10  # of a chart in a notebook: the largest come first
+_MOST_ROWS = 20  # of a table in a notebook; `frames()` has them all
+
+
+class Result:
+    """An answer. A subclass says what it is: `to_dict`, `headline` and, where it has rows, `records`.
+
+    A dataclass among them is declared with `repr=False`, or it would hide the short `__repr__` of this class.
+    """
+
+    __slots__ = ()
+
+    def to_dict(self) -> Any:
+        """The whole answer as plain JSON values, the same document that the command line prints."""
+        raise NotImplementedError(type(self).__name__)
+
+    def headline(self) -> str:
+        """What the answer is, in a line or a few."""
+        raise NotImplementedError(type(self).__name__)
+
+    def records(self) -> Records:
+        """The rows of the answer by the name of their table; plain values."""
+        return {}
+
+    def frames(self) -> dict[str, pl.DataFrame]:
+        """The tables of `records` that have rows as data frames. Needs polars."""
+        try:
+            import polars as pl
+        except ImportError:
+            raise TraincastError("data frames need polars: pip install 'traincast[data]'") from None
+        tables = self.records().items()
+        return {name: pl.DataFrame(rows, infer_schema_length=None) for name, rows in tables if rows}
+
+    def chart(self) -> str:
+        """What a notebook shows between the headline and the tables, as HTML; bars of the first table in ms unless a
+        subclass knows better, nothing where there is none."""
+        from traincast.utils.display.html import html_bars
+
+        for name, rows in self.records().items():
+            columns = list(rows[0]) if rows else []
+            if columns[1:] == ["ms"]:
+                shown = [(str(row[columns[0]]), float(row["ms"])) for row in rows[:_MOST_BARS]]
+                return html_bars((columns[0], name), shown, unit="ms")
+        return ""
+
+    def __repr__(self) -> str:
+        lines = self.headline().splitlines()
+        left_out = [f"... {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
+        return "\n".join([f"{type(self).__name__}: {lines[0]}", *lines[1:_MOST_LINES], *left_out])
+
+    def _repr_html_(self) -> str:
+        from traincast.utils.display.html import html_lines  # only notebooks need it
+
+        tables = [_folded(name, rows) for name, rows in self.records().items() if rows]
+        return "".join([html_lines(repr(self)), self.chart(), *tables])
+
+
+class ResultList(Result, Sequence[Item]):
+    """An answer that is a sequence: a subclass says what its items are."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = tuple(items)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+def flat(row: dict[str, Any]) -> dict[str, Any]:
+    """The plain values of a row: what is itself a list or a dictionary is left out.
+
+    >>> flat({"gpus": 8, "interval_ms": [1.0, 2.0]})
+    {'gpus': 8}
+    """
+    return {name: value for name, value in row.items() if not isinstance(value, (dict, list))}
+
+
+def _folded(name: str, rows: list[dict[str, Any]]) -> str:
+    from traincast.utils.display.html import html_folded, html_table
+
+    header = list(dict.fromkeys(column for row in rows for column in row))
+    shown = rows[:_MOST_ROWS]
+    numbers = [at for at, column in enumerate(header) if any(_is_number(row.get(column)) for row in shown)]
+    more = f", the first {_MOST_ROWS} of them here" if len(rows) > len(shown) else ""
+    title = f"{name} ({len(rows)} row{'s' * (len(rows) > 1)}{more})"
+    return html_folded(title, html_table(header, [[_cell(row.get(c)) for c in header] for row in shown], right=numbers))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

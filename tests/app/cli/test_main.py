@@ -1,0 +1,213 @@
+"""Verbs, exit codes, and messages as the command line writes them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import traincast
+from traincast.app.cli import main as main_module
+from traincast.app.cli.arguments import variant_options, whole_numbers
+from traincast.app.cli.main import main
+from traincast.app.cli.options import in_options
+from traincast.app.cli.output import print_result
+from traincast.app.cli.progress import progress_bar, progress_line
+from traincast.app.cli.verbs import VERBS, options, parsers
+from traincast.utils.errors import TraincastError
+from traincast.utils.results import Result
+from traincast.utils.version import __version__
+
+OPTIONS = {"batch_size": "--batch-size", "mode": "--mode", "on": "--on", "gpus": "--gpus"}
+
+
+class Answer(Result):
+    def to_dict(self):
+        return {"iteration_ms": 1.5}
+
+    def headline(self):
+        return "1.5 ms"
+
+
+@pytest.mark.parametrize(
+    ("message", "written"),
+    [
+        ("give a `batch_size` or leave `gpus` out", "give a --batch-size or leave --gpus out"),
+        ("Add `mode='inference'`", "Add --mode inference"),
+        ("`on='here'`: not built", "--on here: not built"),
+        ("`gpus=0`; give more", "--gpus 0; give more"),
+        ("`traincast models` lists them", "`traincast models` lists them"),
+        ("leave `seq_len` out", "leave `seq_len` out"),
+        ("'batch_size' is no file", "'batch_size' is no file"),
+    ],
+)
+def test_parameters_are_written_as_options_of_the_verb(message, written):
+    assert in_options(message, OPTIONS) == written
+
+
+def test_only_the_command_line_writes_options():
+    _, made = parsers(VERBS)
+    written = {name for parser in made.values() for name in options(parser).values()}
+    package = Path(traincast.__file__).parent
+    library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
+
+    assert len(library) > 100
+    for path in library:
+        words = set(re.findall(r"--[a-z][a-z-]+", path.read_text(encoding="utf-8")))
+        assert not words & written, path
+
+
+def test_options_of_a_parser_are_its_long_names():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("workload")
+    parser.add_argument("-o", "--out")
+    parser.add_argument("--batch-size")
+
+    assert options(parser) == {"help": "--help", "out": "--out", "batch_size": "--batch-size"}
+
+
+def test_the_same_mistake_is_written_for_either_reader(capsys):
+    with pytest.raises(TraincastError, match=r"leave out `seq_len`$"):
+        traincast.predict("resnet50", on="v100", seq_len=4)
+    assert main(["predict", "resnet50", "--on", "v100", "--seq-len", "4"]) == 2
+    assert capsys.readouterr().err.endswith("leave out --seq-len\n")
+
+
+def test_only_the_verbs_wanted_are_imported():
+    sys.modules.pop("traincast.app.cli.commands.platforms", None)
+    _, made = parsers(["models"])
+
+    assert list(made) == ["models"]
+    assert "traincast.app.cli.commands.platforms" not in sys.modules
+
+
+def test_every_verb_has_a_summary_and_a_description():
+    _, made = parsers(VERBS)
+
+    assert list(made) == list(VERBS)
+    for verb, parser in made.items():
+        assert parser.description, verb
+        assert "--json" in options(parser).values()
+
+
+def test_help_lists_every_verb(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(verb in shown for verb in VERBS)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"traincast {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (TraincastError("bad `batch_size`"), 2, "traincast: bad --batch-size\n"),
+        (PermissionError(13, "Permission denied", "a.tc"), 2, "traincast: 'a.tc': Permission denied\n"),
+        (ModuleNotFoundError("", name="torch"), 2, "traincast: this needs torch: pip install 'traincast[capture]'\n"),
+        (KeyboardInterrupt(), 130, "traincast: interrupted\n"),
+    ],
+)  # fmt: skip
+def test_errors_become_one_line_and_an_exit_code(capsys, monkeypatch, raised, code, said):
+    def run(_):
+        raise raised
+
+    monkeypatch.setattr(main_module, "_parse", lambda _: argparse.Namespace(run=run, options=OPTIONS))
+
+    assert main(["predict"]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_mistake_of_our_own_is_shown_whole_to_who_looks_for_it(monkeypatch):
+    monkeypatch.setenv("TRAINCAST_DEBUG", "1")
+
+    def run(_):
+        raise ModuleNotFoundError("No module named 'traincast.nowhere'", name="traincast.nowhere")
+
+    monkeypatch.setattr(main_module, "_parse", lambda _: argparse.Namespace(run=run, options={}))
+    with pytest.raises(ModuleNotFoundError):
+        main(["predict"])
+
+
+@pytest.mark.parametrize("text", ["", "1,", "a", "-1", "1.5", "1234567890", "٣"])
+def test_what_is_no_list_of_numbers_is_refused(text):
+    with pytest.raises(TraincastError, match=f"--gpus {text}: give a whole number"):
+        whole_numbers("--gpus", text)
+
+
+def test_numbers_may_have_spaces_between():
+    assert whole_numbers("--gpus", "1, 2 ,16") == [1, 2, 16]
+
+
+def test_only_the_fields_that_a_verb_has_are_options_of_the_variant():
+    args = argparse.Namespace(workload="x", batch_size=3, seq_len=None, to="pytorch")
+
+    assert variant_options(args) == {"batch_size": 3, "seq_len": None}
+
+
+def test_a_result_is_printed_as_a_document_or_as_text(capsys):
+    print_result(Answer(), Answer.headline, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"iteration_ms": 1.5}
+    print_result(Answer(), Answer.headline, as_json=False)
+    assert capsys.readouterr().out == "1.5 ms\n"
+
+
+def test_progress_is_silent_where_nobody_watches(capsys):
+    with progress_bar("fit") as progress:
+        progress(0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_words_of_progress_stay_on_one_line_and_are_wiped(capsys, monkeypatch):
+    with progress_line("capturing x.py:f") as progress:
+        progress("batch 2")
+    assert capsys.readouterr().err == ""
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_line("capturing x.py:f") as progress:
+        progress("batch 2")
+        progress("rank " * 40)
+
+    first, second, end = capsys.readouterr().err.split("\r\x1b[K")[1:]
+    assert first == "capturing x.py:f: batch 2 (0 s)"
+    assert second == ("capturing x.py:f: " + "rank " * 40)[:78]
+    assert end == ""
+
+
+def test_progress_is_drawn_on_a_terminal_and_wiped(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress_bar("fit") as progress:
+        progress(0.5)
+
+    drawn = capsys.readouterr().err
+    assert "\rfit " + "█" * 15 + " " * 15 + "  50%" in drawn
+    assert drawn.endswith("\r\x1b[K")
+
+
+def test_a_mistake_of_ours_is_one_line_to_report_and_exit_code_70(capsys, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("nobody\nexpected this")
+
+    monkeypatch.setattr("traincast.app.cli.main._parse", broken)
+
+    assert main(["models"]) == 70
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "internal error" in said and "KeyError" in said and "test_main.py" in said
+
+
+def test_a_message_with_line_breaks_and_escapes_stays_one_printable_line(capsys):
+    assert main(["predict", "no\nsuch\x1b[31m" + "x" * 5000, "--on", "v100"]) == 2
+    said = capsys.readouterr().err.removesuffix("\n")
+    assert said.isprintable() and len(said) < 2000
+    assert "no\\nsuch\\x1b[31m" in said

@@ -1,0 +1,169 @@
+"""`traincast shard`: the page, the JSON document, exit codes and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from traincast.app.cli.main import main
+
+TABLES = """\
+tables:
+  - {name: user, rows: 2000000, dim: 64, pooling: 20, access: "zipf:1.05", optimizer: rowwise_adagrad}
+  - {name: item, rows: 500000, dim: 64, pooling: 5, optimizer: rowwise_adagrad}
+  - {name: shop, rows: 1000, dim: 32, pooling: 1, optimizer: rowwise_adagrad}
+  - {name: city, rows: 300, dim: 32, pooling: 40, optimizer: rowwise_adagrad}
+"""
+
+
+@pytest.fixture
+def tables(tmp_path):
+    path = tmp_path / "tables.yaml"
+    path.write_text(TABLES)
+    return path
+
+
+def _run(capsys, *arguments):
+    code = main(["shard", *(str(each) for each in arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def _refused(capsys, *arguments):
+    code, out, err = _run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    return err
+
+
+def _plan(ranks, world_size=2, **more):
+    names = ("user", "item", "shop", "city")
+    placed = {name: {"kind": "table_wise", "ranks": [rank]} for name, rank in zip(names, ranks, strict=True)}
+    return {"world_size": world_size, "tables": placed | more}
+
+
+def test_a_search_prints_a_page_and_writes_the_plan(capsys, tables, tmp_path):
+    out = tmp_path / "plan.json"
+    given = (tables, "--on", "dgx-a100", "--gpus", "2", "--no-torchrec")
+    code, page, _ = _run(capsys, *given, "--out", out)
+    assert code == 0
+    assert "4 tables" in page and "on 2 x NVIDIA A100" in page
+    for name in ("search", "greedy by size", "greedy by lookups", "greedy by rows", "user", "item", "shop", "city"):
+        assert name in page
+    # the plan that was written ranks first when it is given back
+    code, text, _ = _run(capsys, *given[:-1], "--candidates", out, "--json")
+    answer = json.loads(text)
+    assert code == 0
+    assert answer["plan"] == json.loads(out.read_text())
+
+
+def test_the_document_says_what_the_page_says(capsys, tables):
+    code, text, _ = _run(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--json", "--seed", "3")
+    answer = json.loads(text)
+    assert code == 0
+    assert answer["fits"] and answer["missing_gb"] == 0
+    assert len(answer["ranks"]) == 2
+    assert set(answer["plan"]["tables"]) == {"user", "item", "shop", "city"}
+    compared = {each["name"]: each for each in answer["compared"]}
+    assert all(each["iteration_ms"] >= answer["iteration_ms"] for each in compared.values())
+    assert compared["search"]["slower_percent"] == 0
+    for rank in answer["ranks"]:
+        assert rank["memory_gb"]["device"] > 0
+        assert rank["ms"]["lookup"] >= 0
+
+
+def test_candidates_are_only_ranked(capsys, tables, tmp_path):
+    file = tmp_path / "plans.json"
+    file.write_text(json.dumps({"plans": {"heaped": _plan((0, 0, 0, 0)), "spread": _plan((0, 1, 1, 1))}}))
+    code, text, _ = _run(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--candidates", file, "--json",
+                         "--batch-size", "8192")  # fmt: skip
+    answer = json.loads(text)
+    assert code == 0
+    assert [each["name"] for each in answer["compared"]] == ["spread", "heaped"]
+    assert "rank 0" in answer["compared"][1]["why"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (_plan((0, 0, 0, 0), world_size=4), "the plan is for 4 ranks, not 2"),
+        (_plan((0, 0, 0, 5)), "table 'city': table_wise on rank 5"),
+        (_plan((0, 0, 0, 0), more={"kind": "table_wise", "ranks": [0]}), "places table 'more'"),
+        ({"world_size": 2, "tables": {"user": {"kind": "row_wise", "ranks": [0, 1]}}}, "does not place table 'item'"),
+    ],
+)
+def test_a_plan_for_something_else_is_refused_by_name(capsys, tables, tmp_path, plan, message):
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(plan))
+    assert message in _refused(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--candidates", file)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{name: bad, rows: 10, dim: 0}", "table 'bad': dim 0"),
+        ("{name: bad, rows: 10, dim: 8, pooling: -1}", "table 'bad': pooling -1"),
+        ("{name: city, rows: 10, dim: 8}", "table 'city' appears 2 times"),
+        ("{name: bad, rows: 9000000000, dim: 128}", "table 'bad' needs 4,608.0 GB"),
+    ],
+)
+def test_wrong_tables_are_refused_by_name(capsys, tmp_path, entry, message):
+    path = tmp_path / "tables.yaml"
+    path.write_text(f"{TABLES}  - {entry}\n")
+    assert message in _refused(capsys, path, "--on", "dgx-a100", "--gpus", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "0"), "--gpus 0"),
+        (("--gpus", "12"), "--gpus 12 does not fill nodes of 8"),
+        (("--gpus", "2", "--batch-size", "0"), "--batch-size 0"),
+        (("--gpus", "2", "--seed", "-1"), "--seed -1"),
+        (("--gpus", "2", "--time-limit", "-1"), "--time-limit -1"),
+        (("--gpus", "2", "--time-limit", "nan"), "--time-limit nan"),
+        (("--gpus", "2", "--candidates", "nowhere.json"), "nowhere.json: cannot be read"),
+        (("--gpus", "2", "--dense", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_wrong_arguments_are_refused(capsys, tables, arguments, message):
+    assert message in _refused(capsys, tables, "--on", "dgx-a100", *arguments)
+
+
+def test_an_unknown_set_names_those_there_are(capsys):
+    assert "mlperf-dlrm" in _refused(capsys, "mlperf-dlmr", "--on", "dgx-a100", "--gpus", "2")
+
+
+def test_what_does_not_fit_is_an_answer_with_exit_code_one(capsys, tmp_path):
+    path = tmp_path / "tables.csv"
+    path.write_text("name,rows,dim\n" + "".join(f"t{i},300000000,128\n" for i in range(5)))
+    code, text, _ = _run(capsys, path, "--on", "dgx-a100", "--gpus", "4", "--no-torchrec", "--json",
+                         "--time-limit", "1")  # fmt: skip
+    answer = json.loads(text)
+    assert code == 1
+    assert not answer["fits"]
+    assert answer["missing_gb"] > 1
+
+
+def test_a_dense_part_takes_part_in_the_step(capsys, tables, tmp_path):
+    dense = tmp_path / "dense.yaml"
+    dense.write_text("bottom_mlp: [13, 512, 64]\ntop_mlp: [1024, 1024, 1]\ninteraction: cat\n")
+    times = []
+    for more in ((), ("--dense", dense)):
+        _, text, _ = _run(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--no-torchrec", "--json", *more)
+        times.append(json.loads(text)["iteration_ms"])
+    assert times[1] > 1.5 * times[0]
+    dense.write_text("bottom_mlp: [13]\ntop_mlp: 3\n")
+    assert "top_mlp 3" in _refused(capsys, tables, "--on", "dgx-a100", "--gpus", "2", "--dense", dense)
+
+
+def test_links_that_a_device_alone_does_not_state_are_said(tables, capsys):
+    given = (tables, "--no-torchrec", "--time-limit", 0, "--json")
+    _, out, _ = _run(capsys, *given, "--on", "a100-80gb", "--gpus", 2)
+    (note,) = json.loads(out)["notes"]
+    assert note.startswith("a100-80gb is one GPU; several are taken to be joined as in ")
+    for platform, gpus in (("dgx-a100", 2), ("a100-80gb", 1)):
+        _, out, _ = _run(capsys, *given, "--on", platform, "--gpus", gpus)
+        assert json.loads(out)["notes"] == []

@@ -1,0 +1,73 @@
+"""Pages of what-ifs, advice and sweeps say what those say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import traincast
+from traincast.app.pages.decided import sweep_file_page, what_if_rows
+from traincast.app.pages.sources import is_sweep, is_trace
+from traincast.app.pages.written import page_of, with_what_ifs
+from traincast.utils.errors import TraincastError
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return traincast.predict("dlrm-default", on="v100", batch_size=1024)
+
+
+def test_a_report_of_a_prediction_has_what_ifs_with_money(answer):
+    rows = what_if_rows(answer, 3.6)
+
+    page = with_what_ifs(page_of(answer, 3.6), answer, 3.6)
+    html = {section.key: section.html for section in page.sections}["money"]
+    assert [row.edits[0] for row in rows if row.change.ratio < 1]
+    assert all(row.before.iteration == pytest.approx(answer.iteration) for row in rows)
+    for row in rows:
+        assert row.edits[0] in html
+        assert f"{row.cost_after.to_dict()['dollars_per_million_samples']:,.4g}" in html
+
+
+def test_a_what_if_shows_both_steps():
+    answer = traincast.whatif("dlrm-default", on="v100", edits=["host-speed=2"], batch_size=1024)
+
+    sections = {section.key: section for section in page_of(answer).sections}
+    assert list(sections)[:2] == ["answer", "why"]
+    assert f"{1e3 * answer.before.iteration:.2f} ms" in sections["answer"].html
+    assert answer.verdict in sections["answer"].html
+    assert "timeline" in sections
+
+
+def test_advice_names_the_best_first():
+    advice = traincast.advise("dlrm-ddp", on="v100", batch_size=64)
+
+    html = page_of(advice).sections[0].html
+    best = " + ".join(advice.suggestions[0].answer.edits)
+    assert html.index(f"<td>{best}</td>") < html.index(f"<td>{' + '.join(advice.suggestions[1].answer.edits)}</td>")
+
+
+def test_a_sweep_tells_the_best_points_from_the_others(tmp_path):
+    sweep = traincast.sweep("dlrm-default", on="v100", vary={"batch-size": [256, 1024, 4096]}, price=2.0, workers=1)
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps(sweep.to_dict()))
+
+    page, read = page_of(sweep), sweep_file_page(file)
+
+    chart = page.sections[0].charts["sweep"]
+    best = [y for y in chart["series"][1]["y"] if y is not None]
+    assert len(best) == len(sweep.pareto)
+    assert len(chart["x"]) == 3
+    assert read.sections[0].html == page.sections[0].html
+    assert is_sweep(str(file)) and not is_trace(str(file))
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"axes": {}, "pareto": [1], "rows": [], "failures": []}',
+                                  '{"axes": {}, "pareto": [{}], "rows": [], "failures": []}'])  # fmt: skip
+def test_what_is_no_sweep_is_refused(text, tmp_path):
+    file = tmp_path / "sweep.json"
+    file.write_text(text)
+
+    with pytest.raises(TraincastError, match=r"sweep\.json"):
+        sweep_file_page(file)

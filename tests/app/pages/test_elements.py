@@ -1,0 +1,63 @@
+"""Pieces of HTML: exact text, and nothing of what comes in gets out unescaped."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.app.pages import elements
+from traincast.app.pages.elements import Html, safe
+
+EVIL = "<img src=x onerror=alert(1)>\"'&"
+ESCAPED = "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;"
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        elements.paragraph(EVIL), elements.paragraph("a", EVIL), elements.heading(EVIL), elements.items([EVIL]),
+        elements.facts([(EVIL, EVIL)]), elements.table((EVIL,), [(EVIL,)], caption=EVIL), elements.folded(EVIL, EVIL),
+        elements.stack([(EVIL, 1.0, EVIL)], EVIL), elements.chart(EVIL, EVIL, EVIL), elements.joined([EVIL]),
+    ],
+)  # fmt: skip
+def test_every_piece_escapes_what_it_is_given(html):
+    assert ESCAPED in html
+    assert "<img" not in html
+
+
+def test_html_is_not_escaped_twice():
+    assert safe(Html("<b>")) == "<b>"
+    assert safe(safe("<b>")) == "&lt;b&gt;"
+
+
+def test_a_table_aligns_numbers_and_can_be_scrolled_by_keyboard():
+    html = elements.table(("op", "ms"), [("mm", "1.5")], right=(1,), caption="Ops")
+
+    assert html == (
+        '<div class="wide" tabindex="0" role="region" aria-label="Ops"><table><caption>Ops</caption><thead><tr>'
+        '<th scope="col">op</th><th class="n" scope="col">ms</th></tr></thead><tbody><tr><td>mm</td>'
+        '<td class="n">1.5</td></tr></tbody></table></div>'
+    )
+
+
+def test_a_stack_divides_its_width_by_shares_and_leaves_out_what_is_nothing():
+    html = elements.stack([("computing", 3.0, "3 ms"), ("idle", 0.0, "0 ms"), ("waiting", 1.0, "1 ms")], "Step")
+
+    assert 'x="0.0" width="750.0"' in html
+    assert 'x="750.0" width="250.0"' in html
+    assert 'aria-label="Step: computing 3 ms, waiting 1 ms"' in html
+    assert "idle" not in html
+
+
+@pytest.mark.parametrize(("share", "width"), [(0.25, "25.00"), (-1.0, "0.00"), (7.0, "100.00")])
+def test_a_bar_stays_in_its_cell(share, width):
+    assert f'width="{width}"' in elements.bar(share)
+
+
+def test_nothing_needs_a_style_of_its_own():
+    pieces = elements.bar(0.5) + elements.stack([("a", 1.0, "1")], "x") + elements.table(("a",), [("b",)], caption="c")
+
+    assert "style=" not in pieces
+
+
+def test_an_empty_list_is_nothing():
+    assert elements.items([]) == ""

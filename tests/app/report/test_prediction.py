@@ -1,0 +1,55 @@
+"""The prediction page and its JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import traincast
+from traincast.app.report.prediction import prediction_text
+
+CONTRACT = {
+    "iteration_ms", "interval_ms", "device_active_ms", "device_idle_ms", "host_ms", "exposed_comm_ms", "per_family",
+    "estimated_ops", "out_of_domain_ops", "platform", "workload", "batch_size", "gpus",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return traincast.predict("dlrm-default", on="v100", batch_size=1024, clock_mhz=1297)
+
+
+def test_json_has_every_key_of_the_contract(answer):
+    document = json.loads(json.dumps(answer.to_dict(), allow_nan=False))
+
+    assert document.keys() >= CONTRACT
+    assert document["batch_size"] == 1024
+    assert document["gpus"] == 1
+    assert document["platform"] == "v100"
+
+
+def test_json_numbers_agree_with_each_other(answer):
+    document = answer.to_dict()
+
+    low, high = document["interval_ms"]
+    assert 0 < low < document["iteration_ms"] < high
+    assert document["device_active_ms"] + document["device_idle_ms"] == pytest.approx(document["iteration_ms"])
+    # one stream: families add up to the active time, sources and phases too
+    for part in ("per_family", "per_phase", "per_source"):
+        assert sum(document[part].values()) == pytest.approx(document["device_active_ms"])
+    assert sum(document["critical_path"].values()) == pytest.approx(document["iteration_ms"])
+
+
+def test_page_names_what_was_asked_and_what_it_is_made_of(answer):
+    lines = prediction_text(answer).splitlines()
+
+    assert lines[0] == "dlrm-default (training) on Tesla V100-SXM2-16GB, SM clock locked at 1297 MHz"
+    assert lines[1].startswith(f"batch 1024: {1e3 * answer.iteration:.2f} ms a step, 90 % interval ")
+    # 8 tables of a million rows of 64 fp32; the MLPs' 2.5 M weights with their gradients
+    (memory,) = [line for line in lines if line.startswith("peak memory")]
+    assert (
+        memory == "peak memory 2.10 GB of 16 GB: embedding table 2.05, activation 0.03, parameter 0.01, gradient 0.01"
+    )
+    for word in ("device active", "device idle", "host busy", "critical path", "gemm", "embedding", "peak memory"):
+        assert any(word in line for line in lines)

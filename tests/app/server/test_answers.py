@@ -1,0 +1,98 @@
+"""Questions by HTTP get the answers of the Python calls, in every form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import traincast
+from traincast.app.pages.page import SCRIPTS
+
+DLRM = {"workload": "dlrm-default", "on": "v100", "batch_size": "1024"}
+
+
+def test_the_answer_is_the_document_of_the_call(client):
+    answer = client.get("/api/answer", params=DLRM)
+
+    assert answer.status_code == 200
+    assert answer.json() == traincast.predict("dlrm-default", on="v100", batch_size=1024).to_dict()
+
+
+def test_the_page_has_sections_and_the_data_of_its_charts(client):
+    page = client.get("/api/page", params={**DLRM, "price": "2.5"}).json()
+
+    assert page["title"].startswith("dlrm-default")
+    assert '<section id="timeline"' in page["html"]
+    assert "$2.5 a GPU" in page["html"]
+    assert {"timeline", "memory", "roofline"} <= set(page["charts"])
+
+
+def test_the_report_is_a_file_to_keep(client):
+    report = client.get("/api/report", params=DLRM)
+
+    assert report.headers["content-disposition"] == 'attachment; filename="traincast-report.html"'
+    assert report.text.startswith("<!doctype html>")
+    assert report.text.count("<script>") == len(SCRIPTS)
+
+
+def test_the_trace_is_what_perfetto_reads(client):
+    trace = client.get("/api/trace", params=DLRM).json()
+
+    assert {event["ph"] for event in trace["traceEvents"]} >= {"X", "M"}
+
+
+def test_several_numbers_of_gpus_are_a_curve(client):
+    page = client.get("/api/page", params={"workload": "dlrm-ddp", "on": "dgx1-v100", "gpus": "1,2"}).json()
+
+    assert "scaling" in page["charts"]
+
+
+def test_a_layout_is_a_transformer_over_gpus(client):
+    answer = client.get("/api/answer", params={"workload": "llama3-8b", "on": "dgx-h100", "gpus": "8", "tp": "2"})
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["layout"]["tp"] == 2
+
+
+def test_edits_show_what_they_would_bring(client):
+    page = client.get("/api/page", params={**DLRM, "edits": "speed:gemm=2,host-speed=2", "price": "2"}).json()
+
+    assert "what if: host-speed=2, speed:gemm=2" in page["subtitle"]
+    assert "timeline" in page["charts"]
+
+
+@pytest.mark.parametrize("asset", ["live.js", "live.css", *SCRIPTS])
+def test_the_page_is_made_of_files_of_its_own(client, asset):
+    assert f"/assets/{asset}" in client.get("/").text
+    assert client.get(f"/assets/{asset}").status_code == 200
+
+
+def test_the_state_of_the_page_is_its_address(client):
+    html = client.get("/?workload=resnet50&on=h100&batch_size=64&tp=2").text
+
+    assert '<option value="resnet50" selected>' in html
+    assert '<option value="h100" selected>' in html
+    assert 'name="batch_size" value="64"' in html
+    assert "<details open><summary>A Transformer" in html
+
+
+def test_what_the_address_says_is_escaped(client):
+    html = client.get("/", params={"workload": '"><script>alert(1)</script>', "gpus": '"><b>'}).text
+
+    assert "<script>alert" not in html
+    assert "<b>" not in html
+
+
+def test_models_platforms_and_health_are_listed(client):
+    assert "dlrm-v2" in [row["model"] for row in client.get("/api/models").json()]
+    assert "dgx-h100" in [row["platform"] for row in client.get("/api/platforms").json()]
+    assert client.get("/api/health").json()["status"] == "ok"
+
+
+def test_the_api_describes_every_route(client):
+    described = client.get("/api/openapi.json").json()["paths"]
+    routes = {route.path.replace("{key}", "{id}") for route in client.app.routes}
+
+    assert set(described) == {path for path in routes if path.startswith("/api/")} - {"/api/openapi.json"}
+    assert json.dumps(next(iter(described))).strip('"') in client.get("/api").text

@@ -1,0 +1,158 @@
+"""Convolutions: which way is fastest, what it costs, and how that holds off the measured path."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.costs.kernels.model_checks import check_contract
+from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.conv import CONV
+from traincast.costs.kernels.conv.model import ConvModel
+from traincast.costs.kernels.model import load_state
+from traincast.costs.kernels.shipped import PROFILES, shipped_model
+from traincast.hardware import device_keys, load_device
+
+
+def conv(batch, channels, filters, size, kernel=3, stride=1, kind="forward", compute="fp32", groups=1, channels_last=0):
+    pad = kernel // 2
+    return CONV.call(
+        kind, compute, batch=batch, in_channels=channels, out_channels=filters, in_h=size, in_w=size, kernel_h=kernel,
+        kernel_w=kernel, stride_h=stride, stride_w=stride, pad_h=pad, pad_w=pad, dilation_h=1, dilation_w=1,
+        groups=groups, channels_last=channels_last,
+    )  # fmt: skip
+
+
+def seconds(device, *calls) -> np.ndarray:
+    return shipped_model("conv").predict(Calls.of(CONV, calls), device).seconds
+
+
+def many(n=300, compute="fp32") -> Calls:
+    random = np.random.default_rng(1)
+    calls = []
+    for kind in CONV.kinds:
+        for _ in range(n // 3):
+            batch, channels, filters, size = np.floor(np.exp(random.uniform(0, 6, 4)))
+            kernel = int(random.choice([1, 3, 5, 7]))
+            calls.append(
+                conv(batch, channels, filters, size + kernel, kernel, int(random.choice([1, 2])), kind, compute)
+            )
+    return Calls.of(CONV, calls)
+
+
+@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("compute", ["fp32", "tf32", "fp16", "bf16"])
+def test_contract_on_every_device_and_type(key, compute):
+    check_contract(shipped_model("conv"), many(compute=compute), load_device(key))
+
+
+@pytest.mark.parametrize("key", ["v100", "p100", "t4", "a100-40gb", "h100"])
+@pytest.mark.parametrize("kind", CONV.kinds)
+@pytest.mark.parametrize("kernel", [1, 3, 7])
+def test_four_times_the_batch_takes_longer(key, kind, kernel):
+    took = seconds(load_device(key), *(conv(4**i, 64, 128, 28, kernel, kind=kind) for i in range(6)))
+    assert (np.diff(took) > 0).all()
+
+
+@pytest.mark.parametrize("key", ["v100", "h100"])
+@pytest.mark.parametrize("kind", CONV.kinds)
+def test_a_large_convolution_comes_near_the_peak_but_not_above_what_winograd_allows(key, kind):
+    device = load_device(key)
+    flops = 2 * 256 * 512 * 512 * 9 * 56 * 56
+    reached = flops / seconds(device, conv(256, 512, 512, 56, kind=kind))[0] / device.peak("fp32")
+    assert 0.5 < reached < 4.0
+    plain = 2 * 256 * 512 * 512 * 56 * 56
+    assert 0.5 < plain / seconds(device, conv(256, 512, 512, 56, 1, kind=kind))[0] / device.peak("fp32") < 1.2
+
+
+def test_winograd_makes_a_3x3_cheaper_than_its_products_and_a_stride_takes_that_away():
+    device = load_device("v100")
+    direct, strided = seconds(device, conv(32, 256, 256, 28), conv(32, 256, 256, 56, stride=2))
+    assert direct < 0.75 * strided
+
+
+def test_a_depthwise_convolution_costs_far_less_than_a_full_one_but_more_than_its_bytes():
+    device = load_device("v100")
+    depthwise, full = seconds(device, conv(32, 256, 256, 56, groups=256), conv(32, 256, 256, 56))
+    assert depthwise < 0.5 * full
+    assert depthwise > 2 * 4 * 32 * 256 * 56 * 56 / device.dram_bandwidth
+
+
+def test_a_locked_clock_slows_a_convolution_in_proportion_at_most():
+    device = load_device("v100")
+    fast, slow = (seconds(d, conv(64, 256, 256, 28, 1))[0] for d in (device, device.at_clock(765)))
+    assert 1.3 < slow / fast < 2.05
+
+
+def test_only_measured_kinds_on_measured_chips_are_in_domain_and_others_are_less_sure():
+    model = shipped_model("conv")
+    calls = Calls.of(CONV, [conv(32, 64, 64, 56), conv(32, 64, 64, 56, 1), conv(32, 64, 64, 56, kind="backward_data")])
+    v100, h100 = (model.predict(calls, load_device(key)) for key in ("v100-pcie", "h100"))
+    assert v100.in_domain.tolist() == [True, False, False]
+    assert not h100.in_domain.any()
+    assert (h100.sigma > v100.sigma).all()
+    assert v100.sigma[1] > v100.sigma[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "measured_us"),
+    [
+        (conv(32, 3, 64, 224, 7, 2), 610), (conv(32, 64, 64, 56, 1), 98), (conv(32, 64, 64, 56), 354),
+        (conv(32, 64, 256, 56, 1), 310), (conv(32, 128, 128, 28), 306), (conv(32, 256, 256, 14), 289),
+        (conv(32, 256, 256, 28, 3, 2), 779), (conv(32, 128, 128, 28, kind="backward_weights"), 406),
+        (conv(32, 256, 1024, 14, 1), 355), (conv(32, 1024, 512, 14, 1), 704),
+        (conv(32, 1024, 256, 14, 1, kind="backward_data"), 405),
+        (conv(32, 512, 2048, 7, 1, kind="backward_weights"), 320),
+        (conv(32, 64, 256, 56, 1, kind="backward_data"), 274),
+    ],
+)  # fmt: skip
+def test_resnet_layers_agree_with_a_v100_trace_that_is_in_no_fit(call, measured_us):
+    assert 1e6 * seconds(load_device("v100-dgxs"), call)[0] == pytest.approx(measured_us, rel=0.4)
+
+
+def test_without_a_search_only_wide_implicit_products_are_slower():
+    searched, shipped = ConvModel.from_state(load_state(PROFILES / "conv")), shipped_model("conv")
+    wide = [conv(32, 256, 1024, 14, 1), conv(32, 256, 1024, 14, 1, kind="backward_data"), conv(32, 256, 256, 28, 3, 2)]
+    same = [
+        conv(32, 256, 256, 14), conv(32, 64, 256, 56, 1), conv(32, 256, 1024, 14, 1, kind="backward_weights"),
+        conv(32, 256, 1024, 14, 1, compute="fp16"),
+    ]  # fmt: skip
+    ratio = [
+        shipped.predict(Calls.of(CONV, [call]), load_device("v100")).seconds[0]
+        / searched.predict(Calls.of(CONV, [call]), load_device("v100")).seconds[0]
+        for call in (*wide, *same)
+    ]
+    assert ratio == pytest.approx([1.36] * 3 + [1.0] * 4)
+
+
+def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():
+    measured_us = {(64, 224, 64): 17909, (128, 112, 128): 9331, (256, 56, 256): 6449, (512, 28, 512): 5172}
+    for (channels, size, filters), microseconds in measured_us.items():
+        took = 1e6 * seconds(load_device("h100"), conv(512, channels, filters, size, compute="tf32"))[0]
+        assert took == pytest.approx(microseconds, rel=0.25)
+
+
+def test_accuracy_on_shapes_not_fitted(shared_data):
+    from traincast.costs.kernels.conv.evaluation import evaluate_conv
+
+    rows = {(row.suite, row.group): row for row in evaluate_conv(shared_data)}
+    suite = "conv 3x3 forward: shapes never seen"
+    assert rows[suite, "all devices, above 1.5 ms"].gmae < 5.5
+    assert rows[suite, "all devices"].gmae < 8.3
+    for kind in CONV.kinds:
+        assert rows["conv DeepBench: shapes never seen", f"{kind} fp32"].gmae < 11.0
+    assert (PROFILES / "conv.npz").stat().st_size < 1_500_000
+
+
+@pytest.mark.parametrize(
+    ("key", "compute", "saves"), [("a100-80gb", "bf16", True), ("a100-80gb", "fp32", False), ("v100", "fp16", False)]
+)
+def test_channels_last_saves_the_copies_that_turn_the_layout(key, compute, saves):
+    first, last = seconds(
+        load_device(key),
+        conv(64, 256, 256, 56, compute=compute),
+        conv(64, 256, 256, 56, compute=compute, channels_last=1),
+    )
+    turned = 2 * 2 * 2 * 64 * 256 * 56 * 56 / (0.82 * load_device(key).dram_bandwidth)  # in and out, read and written
+
+    assert first - last == pytest.approx(turned if saves else 0.0)

@@ -1,0 +1,125 @@
+"""The fitted model of embedding kernels: what it learns, where it says so, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from tests.costs.kernels.embedding.described import lookup_tables
+from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.embedding import EMBEDDING
+from traincast.costs.kernels.embedding.fitting import FITTED
+from traincast.costs.kernels.embedding.model import EmbeddingModel
+from traincast.costs.kernels.embedding.tables import uniform_tables
+from traincast.costs.kernels.embedding.traffic import Rates, embedding_seconds
+from traincast.costs.kernels.model import Measurements
+from traincast.costs.kernels.shipped import shipped_model
+from traincast.hardware import load_device
+from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
+
+
+def lookups(kind, *, batch=4096, tables=8, bag=32, rows=500_000, dim=128, ascending=False, item_bytes=4):
+    given = uniform_tables(
+        batch=batch, lookups=batch * tables * bag, rows=(float(rows),) * tables, dims=(float(dim),) * tables,
+        index_bytes=8, row_item_bytes=item_bytes, ascending=ascending,
+    )  # fmt: skip
+    return given.call(kind, "fp16" if item_bytes == 2 else "fp32")
+
+
+def predict(key, *calls):
+    return shipped_model("embedding").predict(Calls.of(EMBEDDING, calls), load_device(key))
+
+
+TRUE = Rates(
+    start_seconds=4e-6, update_start_seconds=25e-6, read_share=0.8, scattered_write_share=0.4, sorted_write_share=0.5,
+    l2_bytes_per_clock=30.0, long_row_seconds=2e-6, long_row_l2_share=0.7,
+)  # fmt: skip
+MADE = (
+    [lookups("batched_forward", bag=bag, rows=rows) for bag in (1, 8, 64) for rows in (100, 10**6)]
+    + [lookups("batched_backward_sgd", bag=bag, ascending=a) for bag in (8, 64) for a in (False, True)]
+    + [lookups("tbe_backward_sgd", tables=t, rows=rows, bag=bag) for t in (1, 16) for rows in (50, 2000)
+       for bag in (1, 64)]
+    + [lookups("tbe_backward_sgd", batch=16, tables=1, bag=1, dim=16)]
+)  # fmt: skip
+
+
+def made(calls):
+    calls, device = Calls.of(EMBEDDING, calls), load_device("v100")
+    seconds = embedding_seconds(calls, device, TRUE)
+    return Measurements(calls, [device], np.zeros(len(calls), dtype=np.int64), seconds)
+
+
+def test_a_fit_finds_the_rates_that_made_the_times():
+    found = EmbeddingModel().fit(made(MADE)).parameters_.rates
+    for name in FITTED:
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
+
+
+def test_a_rate_that_no_row_tells_stays_as_it_was():
+    """Given table-batched rows only, when fitted, then what FBGEMM's updates do is as before."""
+    start = replace(Rates(), long_row_seconds=7e-6)
+    found = EmbeddingModel(start=start).fit(made(MADE[:10])).parameters_.rates
+    for name in ("update_start_seconds", "long_row_seconds", "long_row_l2_share", "empty_block_cycles"):
+        assert getattr(found, name) == pytest.approx(getattr(start, name), rel=1e-12), name
+    assert found.read_share == pytest.approx(TRUE.read_share, rel=0.03)
+
+
+def test_one_wild_row_does_not_steer_the_fit():
+    data = made(MADE)
+    data.seconds[1] *= 4.0
+    found = EmbeddingModel().fit(data).parameters_.rates
+    assert found.read_share == pytest.approx(TRUE.read_share, rel=0.1)
+    assert found.scattered_write_share == pytest.approx(TRUE.scattered_write_share, rel=0.1)
+
+
+def test_the_shipped_rates_are_physical_and_near_those_set_by_hand():
+    rates = shipped_model("embedding").parameters_.rates
+    assert all(0 < getattr(rates, field.name) <= 1 for field in fields(Rates) if field.name.endswith("_share"))
+    for name in ("start_seconds", "read_share", "scattered_write_share", "sorted_write_share", "l2_bytes_per_clock"):
+        assert getattr(rates, name) == pytest.approx(getattr(Rates(), name), rel=0.1), name
+
+
+def test_what_was_measured_is_in_domain_on_its_chip_only():
+    update = lookups("batched_backward_sgd", bag=32)
+    for key, inside in (("v100", True), ("v100-pcie", True), ("a100-80gb", False), ("b200", False)):
+        assert predict(key, update).in_domain[0] == inside
+    wide, narrow = predict("b200", update).sigma[0], predict("v100", update).sigma[0]
+    assert wide > 0.3 > 0.1 > narrow
+
+
+@pytest.mark.parametrize(
+    "unmeasured",
+    [
+        lookups("batched_backward_sgd", item_bytes=2),
+        lookups("batched_backward_sgd", dim=512),
+        lookups("batched_backward_sgd", bag=4000),
+        lookups("tbe_backward_adam"),
+        lookups("bag_forward"),
+    ],
+    ids=["fp16", "wide rows", "long bags", "adam", "one bag"],
+)
+def test_types_sizes_and_kinds_never_measured_are_flagged_and_widened(unmeasured):
+    measured, other = (predict("v100", call) for call in (lookups("batched_backward_sgd"), unmeasured))
+    assert measured.in_domain[0] and not other.in_domain[0]
+    assert other.sigma[0] > 3 * measured.sigma[0]
+
+
+def test_skewed_tables_and_tables_in_host_memory_are_flagged_and_widened():
+    def tables(access):
+        return [
+            Table(name=f"t{i}", rows=500_000, dim=128, pooling=Pooling.constant(32), access=access) for i in range(8)
+        ]
+
+    even, skewed = (lookup_tables(tables(access), 4096) for access in (Uniform(), Zipf(1.2)))
+    kind = "batched_backward_sgd"
+    calls = [even.call(kind), skewed.call(kind), replace(even, host=1).call(kind), replace(even, host=2).call(kind)]
+    estimate = predict("v100", *calls)
+    assert estimate.in_domain.tolist() == [True, False, False, False]
+    assert estimate.sigma[0] < estimate.sigma[1] < estimate.sigma[2] == estimate.sigma[3]
+
+
+def test_short_fbgemm_kernels_are_less_certain_than_long_ones():
+    short, long = predict("v100", lookups("tbe_forward", batch=16), lookups("tbe_forward")).sigma
+    assert short > 0.28 > 0.26 > long

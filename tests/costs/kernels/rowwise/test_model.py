@@ -1,0 +1,104 @@
+"""Softmax, layer norm, batch norm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.costs.kernels.model_checks import check_contract
+from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.rowwise import NORM, SOFTMAX
+from traincast.costs.kernels.shipped import shipped_model
+from traincast.hardware import device_keys, load_device
+
+
+def calls_of(family, kind, rows, cols, compute="fp32") -> Calls:
+    values = np.stack(np.broadcast_arrays(np.asarray(rows, float), np.asarray(cols, float)), axis=-1).reshape(-1, 2)
+    return Calls.from_columns(family, [kind] * len(values), [compute] * len(values), values)
+
+
+def seconds(family, kind, rows, cols, device, compute="fp32") -> np.ndarray:
+    return shipped_model(family.name).predict(calls_of(family, kind, rows, cols, compute), device).seconds
+
+
+def everything(family) -> Calls:
+    rows, cols = np.meshgrid([1, 7, 128, 4096, 100_000], [1, 33, 768, 1024, 1025, 4096, 30_000])
+    parts = [calls_of(family, kind, rows.ravel(), cols.ravel()) for kind in family.kinds]
+    return Calls(
+        family,
+        np.concatenate([p.kind for p in parts]),
+        np.concatenate([p.compute for p in parts]),
+        np.concatenate([p.values for p in parts]),
+    )
+
+
+@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize("family", [SOFTMAX, NORM], ids=["softmax", "norm"])
+def test_contract_on_every_device(family, key):
+    check_contract(shipped_model(family.name), everything(family), load_device(key))
+
+
+@pytest.mark.parametrize("key", ["v100", "a100-40gb", "t4", "mi210", "h100"])
+@pytest.mark.parametrize(("family", "kind"), [(SOFTMAX, "forward"), (SOFTMAX, "backward"), (NORM, "layer_forward")])
+def test_eight_times_the_rows_take_longer(family, kind, key):
+    rows = 8.0 ** np.arange(1, 8)
+    for cols in (512, 1024, 3000, 8192):
+        assert (np.diff(seconds(family, kind, rows, cols, load_device(key))) > 0).all()
+
+
+@pytest.mark.parametrize("key", device_keys())
+@pytest.mark.parametrize(("family", "kind", "passes"), [(SOFTMAX, "forward", 4), (NORM, "layer_forward", 3)])
+def test_rows_far_wider_than_measured_move_each_value_at_most_once_a_pass(family, kind, passes, key):
+    device = load_device(key)
+    least = 65536 * 200_000 * 4 / device.dram_bandwidth
+    took = seconds(family, kind, 65536, 200_000, device)[0]
+    assert 1.9 * least < took < 1.9 * passes * least
+
+
+def test_softmax_s_backward_moves_half_as_much_again_and_half_precision_half_as_much():
+    device = load_device("v100")
+    forward = seconds(SOFTMAX, "forward", 65536, 512, device)[0]
+    assert seconds(SOFTMAX, "backward", 65536, 512, device)[0] == pytest.approx(1.5 * forward, rel=0.01)
+    assert seconds(SOFTMAX, "forward", 65536, 512, device, "fp16")[0] < 0.75 * forward
+
+
+@pytest.mark.parametrize(
+    ("channels", "positions", "forward_us", "backward_us"),
+    [(64, 32 * 112 * 112, 450, 920), (256, 32 * 56 * 56, 403, 672), (512, 32 * 28 * 28, 209, 346),
+     (1024, 32 * 14 * 14, 87, 189)],
+)  # fmt: skip
+def test_batch_norm_agrees_with_a_v100_trace_that_is_in_no_fit(channels, positions, forward_us, backward_us):
+    device = load_device("v100-dgxs")
+    assert 1e6 * seconds(NORM, "batch_forward", channels, positions, device)[0] == pytest.approx(forward_us, rel=0.25)
+    assert 1e6 * seconds(NORM, "batch_backward", channels, positions, device)[0] == pytest.approx(backward_us, rel=0.25)
+
+
+def test_a_block_for_every_channel_leaves_most_of_a_large_chip_idle():
+    device = load_device("mi300x")
+    few, many = (seconds(NORM, "batch_statistics", channels, 2**22 // channels, device)[0] for channels in (64, 512))
+    assert few > 3 * many
+    assert seconds(NORM, "batch_backward_own", 64, 2**16, device)[0] == pytest.approx(
+        2 * seconds(NORM, "batch_statistics", 64, 2**16, device)[0], rel=0.1
+    )
+
+
+def test_only_measured_kernels_are_in_domain():
+    model = shipped_model("norm")
+    known = model.predict(everything(NORM), load_device("v100"))
+    forward = everything(NORM).is_kind("layer_forward")
+    assert known.in_domain[forward].any()
+    assert not known.in_domain[~forward].any()
+    assert not model.predict(everything(NORM), load_device("h100")).in_domain.any()
+
+
+@pytest.mark.parametrize(("name", "inside", "outside"), [("softmax", 19.3, 13.9), ("norm", 20.1, 56.7)])
+def test_accuracy_on_shapes_splits_and_devices_not_fitted(shared_data, name, inside, outside):
+    from traincast.costs.kernels.rowwise import evaluation
+
+    rows = getattr(evaluation, f"evaluate_{name}")(shared_data)
+    for row in rows:
+        if "shapes never seen" in row.suite:
+            assert row.gmae < 4.0, row
+    by_group = {row.group: row for row in rows if "test split" in row.suite}
+    assert by_group["in distribution"].mape < inside
+    assert by_group["out of distribution"].mape < outside

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
+from traincast.costs.kernels.coverage import OpCoverage, coverage
+from traincast.costs.kernels.lower import lower, registered
+from traincast.costs.kernels.registry import Control, ControlKind
+from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
+from traincast.ir.ops import Signature
+
+
+@pytest.mark.parametrize(
+    "name", ["view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "detach", "empty_like"]
+)
+def test_views_and_allocations_are_free(name):
+    assert lowered(f"aten::{name}", {"self": tensor(64, 64)}, tensor(64, 64)) == ()
+
+
+def test_unknown_op_is_estimated_from_its_bytes():
+    (call,) = lowered("mylib::fancy", {"x": tensor(1024), "y": tensor(1024)}, tensor(1024))
+    assert call.estimated
+    assert (field(call, "bytes_read"), field(call, "bytes_written")) == (8192, 4096)
+
+
+def test_unknown_op_on_empty_tensors_still_launches():
+    (call,) = lowered("mylib::fancy", {"x": tensor(0)}, tensor(0))
+    assert call.estimated
+    assert field(call, "elements") == 1
+
+
+def test_unknown_op_of_the_host_costs_nothing():
+    assert lowered("mylib::log", {}) == ()
+    assert lowered("mylib::log", {"x": tensor(5, device="cpu")}) == ()
+
+
+def test_no_known_op_is_marked_estimated():
+    (call,) = lowered("aten::relu", {"self": tensor(8)}, tensor(8))
+    assert not call.estimated
+
+
+def test_item_copies_and_waits():
+    copy, wait = lowered("aten::_local_scalar_dense", {"self": tensor()})
+    assert (copy.kind, field(copy, "bytes"), wait) == ("d2h_pageable", 4, STREAM_SYNCHRONIZE)
+
+
+def test_control_ops():
+    assert lower(Signature("cuda::device_synchronize", (), ()), MODERN) == (Control(ControlKind.DEVICE_SYNCHRONIZE),)
+    recorded = Signature("cuda::event_record", (), (), (("event", 3), ("stream", 1)))
+    assert lower(recorded, MODERN) == (Control(ControlKind.EVENT_RECORD, event=3, stream=1),)
+
+
+def test_names_are_dispatcher_names():
+    assert all("::" in name and name == name.strip() for name in registered())
+
+
+class _Program:
+    """As much of a program as coverage reads."""
+
+    def __init__(self, signatures, op_signature):
+        import numpy as np
+
+        self.signatures = signatures
+        self.columns = type("Columns", (), {"op_signature": np.array(op_signature, dtype=np.int32)})
+
+
+def test_coverage_counts_ops_and_launches():
+    relu = Signature("aten::relu", (tensor(8),), (tensor(8),))
+    fancy = Signature("mylib::fancy", (tensor(8),), (tensor(8),))
+    view = Signature("aten::view", (tensor(8),), (tensor(8),))
+    rows = coverage(_Program((relu, fancy, view), [0, 0, 1, 2]), MODERN)
+    assert rows == [
+        OpCoverage("aten::relu", 2, True, 2),
+        OpCoverage("aten::view", 1, True, 0),
+        OpCoverage("mylib::fancy", 1, False, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "output"),
+    [
+        ("aten::mm", {"self": tensor(0, 5), "mat2": tensor(5, 6)}, tensor(0, 6)),
+        ("aten::native_layer_norm", {"input": tensor(0, 16), "weight": tensor(16), "bias": tensor(16)}, tensor(0, 16)),
+        ("aten::native_dropout", {"input": tensor(0, 16)}, tensor(0, 16)),
+    ],
+)
+def test_an_op_whose_results_are_empty_launches_nothing(name, inputs, output):
+    assert lowered(name, inputs, output, normalized_shape=(16,)) == ()
+
+
+def test_a_sum_over_nothing_still_writes_its_result():
+    zeros = {"grad_out": tensor(0, 16), "input": tensor(0, 16), "mean": tensor(0, 1), "rstd": tensor(0, 1),
+             "weight": tensor(16), "bias": tensor(16)}  # fmt: skip
+    results = [tensor(0, 16), tensor(16), tensor(16)]
+    assert kernels(lowered("aten::native_layer_norm_backward", zeros, results, normalized_shape=(16,)))

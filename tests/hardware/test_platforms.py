@@ -1,0 +1,148 @@
+"""Every platform of the command-line contract is there, and clocks do what they should."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.hardware import device_by_name, load_platform, platform_keys
+from traincast.utils.errors import TraincastError
+
+CONTRACT = (
+    *("p4", "p100", "titan-xp", "v100", "v100-pcie", "t4", "a30", "a40", "a100-40gb", "a100-80gb", "a100-40gb-pcie"),
+    *("a100-80gb-pcie", "l4", "l40s", "h100", "h100-pcie", "h200", "b200", "mi100", "mi210", "mi250", "mi300x"),
+    *("gb200", "gb300", "b300", "rtx-pro-6000", "h200-nvl", "h100-nvl", "h100-96gb", "mi325x", "mi350x", "mi355x"),
+    *("gb200-nvl72", "gb300-nvl72", "hgx-b300", "pcie-rtx-pro-6000", "pcie-l40s-no-peer", "pcie-a100-no-peer"),
+    *("dgx1-v100", "dgx2-v100", "dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200"),
+)
+
+
+def test_every_platform_of_the_contract_is_built_in():
+    assert set(CONTRACT) <= set(platform_keys())
+
+
+@pytest.mark.parametrize("key", platform_keys())
+def test_platform_figures_are_plausible(key):
+    device = load_platform(key).device
+
+    assert 4e9 < device.memory_bytes < 400e9
+    assert 1e11 < device.dram_bandwidth < 2e13
+    assert 5e12 < device.peak("fp32") < 3e14
+    assert device.sustained("fp32") <= device.peak("fp32")
+    # two flop a core and clock, give or take dual issue
+    cores = device.num_sms * device.cores_per_sm * device.boost_clock_mhz * 1e6 * 2
+    assert 0.9 < device.peak("fp32") / cores < 2.1
+
+
+@pytest.mark.parametrize(
+    ("key", "compute", "tflops"),
+    [("gb200", "bf16", 2500), ("gb300", "fp4", 15000), ("b300", "fp4", 13500), ("b200", "fp4", 9000),
+     ("mi355x", "fp8", 5033.2), ("rtx-pro-6000", "bf16", 480), ("h100-nvl", "fp8", 1670.5)],
+)  # fmt: skip
+def test_peaks_of_newer_chips(key, compute, tflops):
+    assert load_platform(key).device.peak(compute) == pytest.approx(1e12 * tflops)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("NVIDIA H800", "h800"), ("NVIDIA H20", "h20"), ("AMD Instinct MI250X / MI250", "mi250"),
+     ("AMD Instinct MI300X OAM", "mi300x"), ("AMD Instinct MI300X", "mi300x")],
+)  # fmt: skip
+def test_devices_are_found_by_every_name_that_drivers_have_for_them(name, key):
+    assert device_by_name(name).key == key
+
+
+def test_four_bits_are_no_type_of_older_chips():
+    hopper = load_platform("h100").device
+    assert "fp4" not in hopper.peak_flops
+
+
+def test_the_blackwell_card_with_gddr_is_made_for_graphics():
+    card, package = load_platform("rtx-pro-6000").device, load_platform("b200").device
+    assert (card.made_for_computing, package.made_for_computing) == (False, True)
+    # double precision at a 64th, as on every graphics card since Ampere
+    assert card.peak("fp64") == pytest.approx(120e12 / 64)
+
+
+def test_less_power_holds_a_lower_clock():
+    limited, whole = load_platform("h100-96gb").device, load_platform("h100").device
+    assert limited.peak("bf16") == pytest.approx(whole.peak("bf16"))
+    assert limited.sustained("bf16") / whole.sustained("bf16") == pytest.approx((500 / 700) ** (1 / 3), rel=1e-3)
+
+
+def test_under_load_a_chip_holds_the_clock_of_its_sheet():
+    b200, h100 = load_platform("b200").device, load_platform("h100").device
+    assert b200.under_load().sustained("bf16") == pytest.approx(2250e12 * 1450 / 1965)
+    assert b200.under_load().peak("bf16") == b200.peak("bf16")
+    assert h100.under_load() is h100  # nobody measured it
+    locked = b200.at_clock(1800)
+    assert locked.under_load() is locked
+
+
+def test_a_locked_clock_scales_compute_and_not_memory():
+    free = load_platform("v100").device
+    locked = free.at_clock(free.boost_clock_mhz / 2)
+
+    assert locked.peak("fp32") == pytest.approx(free.peak("fp32") / 2)
+    assert locked.sustained("fp16") == pytest.approx(free.peak("fp16") / 2)
+    assert locked.dram_bandwidth == free.dram_bandwidth
+
+
+def test_unknown_names_suggest_the_nearest():
+    with pytest.raises(TraincastError, match="a100-80gb"):
+        load_platform("a100-80g")
+    with pytest.raises(TraincastError, match="Tesla V100"):
+        device_by_name("Tesla V100-SXM2-12GB")
+
+
+@pytest.mark.parametrize("clock", [99.0, 1700.0])
+def test_a_clock_the_chip_cannot_hold_is_refused(clock):
+    with pytest.raises(TraincastError, match=r"out of range for v100; give 100 to 1683 MHz"):
+        load_platform("v100").at_clock(clock)
+
+
+def test_a_compute_type_the_chip_lacks_runs_at_the_rate_of_fp32():
+    device = load_platform("p100").device
+    assert "bf16" not in device.peak_flops
+    assert device.peak("bf16") == device.peak("fp32")
+
+
+def test_a_name_of_the_driver_finds_its_device():
+    assert device_by_name("Tesla V100-SXM2-16GB").key == "v100"
+
+
+def test_this_machine_cannot_be_measured_yet():
+    with pytest.raises(TraincastError, match="call predict_here"):
+        load_platform("here")
+
+
+class TestFiles:
+    """A user's own platform file."""
+
+    NODE = 'device = "{}"\ngpus_per_node = 4\nlink_gbs = 300\nnetwork_gbs_per_gpu = 12.5\n'
+
+    def write(self, folder, text):
+        (folder / "node.toml").write_text(text)
+        return str(folder / "node.toml")
+
+    def test_a_node_of_a_built_in_device(self, tmp_path):
+        platform = load_platform(self.write(tmp_path, self.NODE.format("a100-80gb")))
+        assert (platform.key, platform.device.key, platform.gpus_per_node) == ("node", "a100-80gb", 4)
+        assert platform.assumed == ""
+
+    def test_a_node_of_a_device_that_is_not_there(self, tmp_path):
+        with pytest.raises(TraincastError, match=r"device file '.*mine.toml' does not exist"):
+            load_platform(self.write(tmp_path, self.NODE.format("mine.toml")))
+        with pytest.raises(TraincastError, match=r"unknown device 'a100-80'\. Did you mean a100-80gb"):
+            load_platform(self.write(tmp_path, self.NODE.format("a100-80")))
+
+    @pytest.mark.parametrize(("text", "message"), [("a = ", "not valid TOML"), ("\xff", "not UTF-8 text")])
+    def test_what_is_no_toml(self, tmp_path, text, message):
+        path = tmp_path / "node.toml"
+        path.write_bytes(text.encode("latin-1"))
+        with pytest.raises(TraincastError, match=message):
+            load_platform(str(path))
+
+    def test_a_file_too_large_to_be_a_description(self, tmp_path):
+        path = self.write(tmp_path, "#" * (1 << 20) + "\n")
+        with pytest.raises(TraincastError, match=r"node\.toml"):
+            load_platform(path)

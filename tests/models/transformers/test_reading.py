@@ -1,0 +1,117 @@
+"""Descriptions: built in, from YAML, from Hugging Face configurations; their parameters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from traincast.models.transformers.reading import built_in_names, described, is_described, load_transformer
+from traincast.models.transformers.sizes import active_parameters, model_flops, parameters
+from traincast.utils.errors import TraincastError
+
+# parameters as their authors count them: model cards and papers
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "mixtral-8x7b": 46_702_792_704,
+    "mistral-7b": 7_241_732_096,
+    "qwen3-8b": 8_190_735_360,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    assert parameters(load_transformer(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "active"),
+    [
+        ("deepseek-v3", 671.0, 37.0),
+        ("qwen3-235b-a22b", 235.0, 22.0),
+        ("gpt-oss-120b", 116.8, 5.1),
+        ("deepseek-v2", 236.0, 21.0),
+    ],
+)
+def test_mixtures_use_few_of_their_parameters(name: str, whole: float, active: float) -> None:
+    model = load_transformer(name)
+    assert parameters(model) == pytest.approx(1e9 * whole, rel=0.005)
+    assert active_parameters(model) == pytest.approx(1e9 * active, rel=0.03)
+
+
+def test_every_built_in_name_is_described() -> None:
+    assert len(built_in_names()) >= 28
+    assert all(is_described(name) for name in built_in_names())
+    assert not is_described("dlrm-default")
+
+
+def test_flops_are_six_a_weight_and_token_plus_attention() -> None:
+    model = load_transformer("llama3-8b")
+    # published: 8B at 8,192 tokens is 6 * 7.5e9 + 6 * 32 layers * 4096 * 8192 a token
+    assert model_flops(model, 1, 8192) / 8192 == pytest.approx(6 * 7_504_924_672 + 6 * 32 * 4096 * 8192, rel=1e-9)
+
+
+def test_yaml_and_hugging_face_describe_the_same(tmp_path) -> None:
+    short = tmp_path / "tiny.yaml"
+    short.write_text("layers: 2\nhidden: 64\nheads: 4\nkv_heads: 2\nffn: 128\nvocab: 100\nseq_len: 32\n")
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 32,
+        "hidden_act": "silu", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_transformer(str(short)) == load_transformer(str(folder / "config.json"))
+
+
+def test_hugging_face_mixtures_and_latent_attention(tmp_path) -> None:
+    config = {
+        "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048, "vocab_size": 129280,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "first_k_dense_replace": 3,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "max_position_embeddings": 4096, "hidden_act": "silu", "tie_word_embeddings": False, "moe_layer_freq": 1,
+    }  # fmt: skip
+    path = tmp_path / "v3.json"
+    path.write_text(json.dumps(config))
+    assert parameters(load_transformer(str(path))) == pytest.approx(
+        parameters(load_transformer("deepseek-v3")), rel=0.006
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 0}, "'layers' is 0; give a whole number from 1"),
+        ({"hidden": 65}, "'hidden' 65 is no multiple of 'heads' 4"),
+        ({"kv_heads": 3}, "'heads' 4 is no multiple of 'kv_heads' 3"),
+        ({"norm": "batch"}, "'norm' is 'batch'; choose from rms, layer"),
+        ({"tied": 1}, "'tied' is 1; give true or false"),
+        ({"width": 3}, "unknown field 'width'"),
+        ({"experts": {"count": 4, "top_k": 8, "ffn": 8}}, "each token goes to 8 of 4 experts"),
+        ({"experts": {"count": 4}}, "'experts' has no 'top_k'"),
+        ({"latent": 3}, "'latent' is 3; give a table"),
+    ],
+)
+def test_wrong_descriptions_are_refused_by_name(change, message: str) -> None:
+    with pytest.raises(TraincastError, match="model 'tiny'") as caught:
+        described("tiny", {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, **change})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_family_and_a_missing_field_are_refused(tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(TraincastError, match="model_type 'mamba' is not known"):
+        load_transformer(str(path))
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
+    with pytest.raises(TraincastError, match="'layers' is missing"):
+        load_transformer(str(path))
+    with pytest.raises(TraincastError, match=r"unknown Transformer 'llama3-9b'\. Did you mean llama3-8b"):
+        load_transformer("llama3-9b")

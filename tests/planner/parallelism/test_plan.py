@@ -1,0 +1,105 @@
+"""Plans: the fastest layout that fits, the same every time, and what others cost."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+import traincast
+from traincast.app.cli.main import main
+from traincast.hardware.platform import load_platform
+from traincast.models.transformers.reading import described, load_transformer
+from traincast.planner.parallelism.candidates import Wanted, candidates, state_bytes
+from traincast.planner.parallelism.plan import make_plan
+from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.predict import predict_training
+from traincast.utils.parallel.where import Workers
+
+SMALL = described("small", {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
+NODE = load_platform("dgx-h100")
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return traincast.plan("llama3-70b", on="dgx-h100", gpus=256, global_batch=512, price=2.0, tokens=15e12)
+
+
+def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
+    model = load_transformer("llama3-70b")
+    wanted = Wanted(gpus=256, global_batch=512, seq_len=8192, precision="bf16", per_node=8)
+    layouts = list(candidates(model, NODE.device, wanted))
+    chosen = random.Random(18).sample(layouts, 200)
+    answers = [predict_training(model, NODE, layout) for layout in chosen]
+    fastest = min(answer.iteration for answer in answers if answer.fits)
+    assert planned.best[0].iteration <= fastest
+    assert planned.scored == len(layouts) and len(planned.best) == 10
+
+
+def test_any_number_of_processes_gives_the_same_plan() -> None:
+    wanted = Wanted(gpus=64, global_batch=128, seq_len=2048, precision="bf16", per_node=8)
+    alone, together = (make_plan(SMALL, NODE, wanted, workers=Workers(processes=number)) for number in (1, 2))
+    assert alone.to_dict() == together.to_dict()
+    assert alone.best[0].layout == together.best[0].layout
+
+
+def test_the_best_come_first_and_fit(planned) -> None:
+    times = [answer.iteration for answer in planned.best]
+    assert times == sorted(times)
+    assert all(answer.fits for answer in planned.best)
+    assert planned.row(0)["slower_by"] == "" and planned.row(9)["slower_by"].endswith("ms")
+
+
+def test_money_and_days_follow_from_tokens_a_second(planned) -> None:
+    row, answer = planned.row(0), planned.best[0]
+    assert row["days"] == pytest.approx(15e12 / (256 * answer.tokens_per_second) / 86400)
+    # 1e9 tokens at r tokens a second and GPU are 1e9 / r GPU-seconds
+    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / answer.tokens_per_second / 3600)
+
+
+def test_a_plan_is_the_same_every_time() -> None:
+    first, second = (traincast.plan(SMALL, on="dgx-h100", gpus=4) for _ in range(2))
+    assert first.to_dict() == second.to_dict()
+
+
+def test_a_plan_is_what_predict_says_of_its_layout() -> None:
+    answer = traincast.plan(SMALL, on="dgx-h100", gpus=4).best[0]
+    again = traincast.predict_training(SMALL, on="dgx-h100", layout=answer.layout)
+    assert again.iteration == answer.iteration and again.needed == answer.needed
+
+
+def test_states_that_cannot_fit_are_never_scored() -> None:
+    model = load_transformer("llama3-405b")
+    alone = completed(Layout(gpus=8, global_batch=8), model)
+    assert state_bytes(model, alone) > 80e9
+    wanted = Wanted(gpus=8, global_batch=8, seq_len=8192, precision="bf16", per_node=8)
+    assert all(state_bytes(model, layout) <= 80e9 for layout in candidates(model, NODE.device, wanted))
+
+
+def test_the_command_line_prints_a_table_and_a_document(capsys) -> None:
+    assert (
+        main(["plan", "mpt-125m", "--on", "dgx-h100", "--gpus", "4", "--tokens-per-step", "32768", "--price", "2"]) == 0
+    )
+    text = capsys.readouterr().out
+    assert "layouts scored" in text and "$/1e9 tokens" in text and "slower by" in text
+    assert main(["plan", "mpt-125m", "--on", "dgx-h100", "--gpus", "4", "--global-batch", "16", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["gpus"] == 4 and document["rows"][0]["dollars_per_billion_tokens"] is None
+    assert document["global_batch"] == 16
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plan llama3-405b --on dgx-h100 --gpus 8", "give more GPUs"),
+        ("plan mpt-7b --on dgx-h100 --gpus 0", "gpus 0 is out of range"),
+        ("plan mpt-7b --on dgx-h100 --gpus 8 --price -1", "price -1 is out of range"),
+        ("plan mpt-7b --on dgx-h100 --gpus 8 --global-batch 8 --tokens-per-step 9", "give one of them"),
+        ("plan nothing --on dgx-h100 --gpus 8", "unknown Transformer 'nothing'"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(capsys, line: str, message: str) -> None:
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

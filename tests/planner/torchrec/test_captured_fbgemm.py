@@ -1,0 +1,64 @@
+"""FBGEMM's ops on one GPU: what is recorded forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.planner.torchrec.conftest import NEEDS_TORCHREC
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.capturing.test_cuda_choices import cuda, ops_of
+
+pytestmark = NEEDS_TORCHREC
+
+
+def test_a_gradient_passes_the_padding_of_jagged_tensors():
+    import fbgemm_gpu  # noqa: F401
+
+    def run():
+        rows, ends = cuda(6, 4, grad=True), torch.tensor([0, 2, 6], device="cuda")
+        torch.ops.fbgemm.jagged_to_padded_dense(rows, [ends], [4], 0.0).sum().backward()
+        assert rows.grad.shape == (6, 4)
+
+    assert [op.name for op in ops_of(run) if op.name.startswith("fbgemm::")] == [
+        "fbgemm::jagged_to_padded_dense_forward",
+        "fbgemm::jagged_to_padded_dense_backward",
+    ]
+
+
+def test_tables_without_a_fused_optimizer_get_a_gradient_as_large_as_they_are():
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import DenseTableBatchedEmbeddingBagsCodegen
+
+    def run():
+        tables = DenseTableBatchedEmbeddingBagsCodegen([(10, 4), (20, 4)], use_cpu=False)
+        indices, offsets = torch.tensor([1, 2, 3], device="cuda"), torch.tensor([0, 1, 2, 2, 3], device="cuda")
+        tables(indices, offsets).sum().backward()
+        assert tables.weights.grad.shape == (120,)
+
+    lookup, update = [op for op in ops_of(run) if "embedding" in op.name]
+    assert lookup.name == "fbgemm::dense_embedding_codegen_forward_unweighted_cuda"
+    assert lookup.outputs[0].spec.shape == (2, 8)
+    assert update.name == "fbgemm::split_embedding_backward_codegen_dense_unweighted_exact_cuda"
+    assert update.outputs[0].spec.shape == (120,)
+
+
+def test_a_lookup_says_the_heights_of_its_tables_and_no_host_waits_for_them():
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    def run():
+        specs = [(rows, 4, EmbeddingLocation.DEVICE, ComputeDevice.CUDA) for rows in (10, 30)]
+        tables = SplitTableBatchedEmbeddingBagsCodegen(specs, feature_table_map=[0, 1, 1], device=torch.device("cuda"))
+        indices, offsets = torch.tensor([1, 2, 3], device="cuda"), torch.arange(4, device="cuda")
+        tables(indices, offsets).sum().backward()
+
+    ops = ops_of(run)
+    lookup = next(op for op in ops if op.name.startswith("fbgemm::split_embedding_codegen_forward"))
+    assert lookup.signature.scalar("rows") == (10, 30, 30)
+    assert ops[ops.index(lookup) - 1].name != "aten::_to_copy"

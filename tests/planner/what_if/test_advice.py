@@ -1,0 +1,73 @@
+"""Advice and sensitivities."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+import traincast
+from traincast.app.report.whatif import advice_text, sensitivity_text
+from traincast.planner.what_if.advice import _risk
+from traincast.planner.what_if.edits.registry import parse_edits
+
+
+@pytest.fixture(scope="module")
+def advice():
+    return traincast.advise("dlrm-ddp", on="v100", price=2.0)
+
+
+def test_the_largest_gain_comes_first_and_pairs_beat_their_parts(advice):
+    gains = [one.gain for one in advice.suggestions]
+    assert gains == sorted(gains, reverse=True)
+    alone = {one.answer.edits[0]: one.gain for one in advice.suggestions if len(one.answer.edits) == 1}
+    pairs = [one for one in advice.suggestions if len(one.answer.edits) == 2]
+    assert pairs
+    assert all(one.gain > max(alone[edit] for edit in one.answer.edits) for one in pairs)
+
+
+def test_the_best_three_are_explained_and_the_others_named(advice):
+    assert [bool(one.why) for one in advice.suggestions[:4]] == [True, True, True, False]
+    assert "host falls from" in advice.suggestions[0].why  # a small DLRM on a fast GPU waits for its host
+    assert "in one op already" in advice.refused["fuse-embedding-bags"]
+    assert "dtype=tf32" in advice.useless  # a V100 has no such units
+    text = advice_text(advice)
+    assert "accuracy" in text and "$" in text
+    json.dumps(advice.to_dict(), allow_nan=False)
+
+
+def test_a_gain_has_an_interval_that_says_whether_it_is_certain(advice):
+    for one in advice.suggestions:
+        low, high = one.to_dict()["gain_interval"]
+        assert low < one.gain < high
+        assert one.certain == (low > 0 or high < 0)
+
+
+def test_elasticities_of_a_step_add_up():
+    # given a step whose kernels and host make up all of its time
+    answer = traincast.sensitivity("dlrm-default", on="v100")
+
+    # then a machine that is faster by 1 % in all of it is faster by 1 %, but for copies over PCIe and fixed costs
+    e = answer.elasticities
+    whole = -e["memory bandwidth"] - e["SM clock"] + e["host overheads"]
+    assert 0.8 < whole < 1.05
+    assert "link bandwidth" not in e
+    assert abs(e["launch cost"]) <= abs(e["host overheads"])
+    assert "elasticity" in sensitivity_text(answer)
+
+
+def test_measurements_narrow_the_interval_the_best_first():
+    answer = traincast.sensitivity("dlrm-default", on="v100")
+    left = list(answer.measurements.values())
+    assert left == sorted(left)
+    assert all(0 < width <= answer.half_width * (1 + 1e-12) for width in left)
+    low, high = answer.step.interval
+    assert math.isclose(answer.half_width, high / answer.step.iteration - 1, rel_tol=1e-9)
+    assert low > 0
+
+
+def test_risks_are_those_of_the_values_and_said_once():
+    wanted = parse_edits(["batch-size=x2", "dtype=bf16", "plan=search"])
+    assert _risk(wanted) == "accuracy: another batch, numbers of 7 bits; tables must be moved"
+    assert "scaled" in _risk(parse_edits(["dtype=fp16"])) and "scaled" not in _risk(parse_edits(["dtype=tf32"]))

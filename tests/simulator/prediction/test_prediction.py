@@ -1,0 +1,89 @@
+"""Predictions of whole steps: what must hold whatever the models say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import traincast
+from traincast.hardware import platform_keys
+from traincast.models.catalog import list_models
+from traincast.utils.quantiles import Z90
+
+MODELS = [info.name for info in list_models()]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_built_in_is_predicted_on_every_platform(model):
+    workload = traincast.load(model)
+    for platform in platform_keys():
+        answer = traincast.predict(workload, on=platform)
+        assert 0 < answer.device_active <= answer.iteration * (1 + 1e-9)
+        assert answer.interval[0] < answer.iteration < answer.interval[1]
+        if model.startswith("dlrm"):
+            assert answer.estimated_ops == ()
+        assert answer.estimated_seconds < 0.02 * answer.device_active
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", ["tf32", "fp16", "bf16"])
+def test_lower_precision_is_not_slower_on_the_device(model, dtype):
+    full = traincast.predict(model, on="a100-80gb", mode="inference")
+    less = traincast.predict(model, on="a100-80gb", mode="inference", dtype=dtype)
+
+    assert less.device_active < 1.02 * full.device_active
+
+
+def test_more_samples_take_longer_on_the_device():
+    active = [
+        traincast.predict("dlrm-mlperf", on="v100", batch_size=batch).device_active for batch in (512, 2048, 8192)
+    ]
+    assert active == sorted(active)
+
+
+def test_a_lower_clock_is_slower():
+    fast, slow = (traincast.predict("resnet50", on="v100", clock_mhz=clock).iteration for clock in (1530, 765))
+    assert 1.3 < slow / fast <= 2.0
+
+
+def test_inference_is_a_part_of_training():
+    training = traincast.predict("bert-large", on="a100-80gb", optimizer="none")
+    inference = traincast.predict("bert-large", on="a100-80gb", mode="inference")
+
+    assert 2 < training.device_active / inference.device_active < 4
+
+
+def test_without_the_optimizer_the_step_is_shorter():
+    whole = traincast.predict("bert-large", on="a100-80gb")
+    without = traincast.predict("bert-large", on="a100-80gb", optimizer="none")
+
+    assert "optimizer" in whole.by_phase
+    assert "optimizer" not in without.by_phase
+    assert without.iteration < whole.iteration
+
+
+def test_host_bound_steps_follow_the_host():
+    answer = traincast.predict("dlrm-ddp", on="h100", batch_size=128)
+
+    assert answer.device_idle > answer.device_active
+    assert answer.iteration == pytest.approx(answer.host, rel=0.25)
+
+
+def test_steps_that_run_into_each_other_are_device_bound_when_the_device_is_slower():
+    answer = traincast.predict("gpt2-large", on="p100")
+
+    assert answer.device_idle < 0.01 * answer.iteration
+
+
+def test_an_interval_is_made_of_named_terms():
+    one = traincast.predict("dlrm-mlperf", on="a100-80gb", batch_size=512)
+    several = traincast.predict("dlrm-mlperf", on="dgx-a100", gpus=2, batch_size=512)
+
+    assert list(one.interval_terms) == ["kernels_and_host", "software_release"]
+    assert list(several.interval_terms) == ["kernels_and_host", "software_release", "system_setup"]
+    assert (one.interval_terms["software_release"], several.interval_terms["system_setup"]) == (0.04, 0.12)
+    for answer in (one, several):
+        spread = math.hypot(*answer.interval_terms.values())
+        assert answer.interval[1] / answer.iteration == pytest.approx(math.exp(Z90 * spread))
+        assert answer.to_dict()["interval_terms"] == answer.interval_terms

@@ -1,0 +1,66 @@
+"""Scaling curves: what stays the same, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulator.rank_programs import RankProgram, workload
+from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.scenario.scaling import MAX_COUNTS, predict_scaling
+from traincast.simulator.scenario.variant import Variant
+from traincast.utils.errors import TraincastError
+
+
+def question(name="vgg13", **variant):
+    return Question(workload=name, on="dgx-a100", variant=Variant(**variant))
+
+
+def test_weak_scaling_keeps_the_batch_of_a_gpu():
+    curve = predict_scaling(question(batch_size=4), [8, 1, 8, 16])
+
+    assert [(p.gpus, p.nodes, p.global_batch) for p in curve.points] == [(1, 1, 4), (8, 1, 32), (16, 2, 64)]
+    assert [p.answer.workload.batch_size for p in curve.points] == [4, 4, 4]
+    assert curve.points[0].efficiency == 1
+    assert all(p.throughput == p.global_batch / p.answer.iteration for p in curve.points)
+    last = curve.points[-1]
+    assert last.efficiency == pytest.approx(curve.points[0].answer.iteration / last.answer.iteration)
+
+
+def test_strong_scaling_divides_the_batch_of_all():
+    curve = predict_scaling(question(batch_size=8), [2, 4], "strong")
+
+    assert [(p.global_batch, p.answer.workload.batch_size) for p in curve.points] == [(8, 4), (8, 2)]
+
+
+def test_without_a_batch_size_it_is_the_model_s_own():
+    (point,) = predict_scaling(question(), [1]).points
+
+    assert point.global_batch == predict(question()).workload.batch_size
+
+
+def test_a_dlrm_s_own_batch_is_that_of_its_description():
+    (point,) = predict_scaling(question("dlrm-default"), [2]).points
+
+    assert point.answer.workload.batch_size == point.global_batch // 2
+    assert any("hybrid parallel" in said for said in point.answer.warnings)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kind", "said"),
+    [
+        ([], "weak", "numbers of GPUs must be 1 or more"),
+        ([4, 0], "weak", "numbers of GPUs must be 1 or more, not 4, 0"),
+        (range(1, MAX_COUNTS + 2), "weak", f"{MAX_COUNTS + 1} numbers of GPUs are too many; give at most {MAX_COUNTS}"),
+        ([1], "weakly", "scaling 'weakly' is unknown; choose weak or strong"),
+        ([3], "strong", "a batch of 4 cannot be divided among 3 GPUs .*give a `batch_size` that is a multiple of 3"),
+    ],
+)
+def test_impossible_curves_are_refused(gpus, kind, said):
+    with pytest.raises(TraincastError, match=said):
+        predict_scaling(question(batch_size=4), gpus, kind)
+
+
+def test_a_step_of_several_gpus_has_no_curve():
+    step = workload(RankProgram().compute(64), RankProgram().compute(64))
+    with pytest.raises(TraincastError, match="was made for 2 GPUs; a curve needs one made for one GPU"):
+        predict_scaling(Question(workload=step, on="dgx-a100"), [1, 2])

@@ -1,0 +1,137 @@
+"""The walk over ranks against its definition, and what must hold for every run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.simulator.instructions import crew_of, join, launch
+from tests.simulator.naive import NaiveWalk
+from tests.simulator.test_walk_properties import instruction, seconds, stream, thread
+from traincast.simulator.critical import critical_path
+from traincast.simulator.ranks import Meetings, walk_ranks
+from traincast.simulator.schedule import Code
+
+RANKS = 3
+any_instruction = st.one_of(instruction, st.builds(join, thread, thread))
+group = st.sets(st.integers(0, RANKS - 1), min_size=1).map(sorted)
+local = st.tuples(st.integers(0, RANKS - 1), any_instruction)
+collective = st.tuples(group, st.builds(launch, seconds, stream, seconds, thread))
+# what happens, in an order in which it can happen: a rank does something, or a group meets
+runs = st.lists(st.one_of(local, collective), min_size=1, max_size=40)
+gaps = st.sampled_from([0.0, 2.0])
+
+
+def programs_of(run):
+    """One program a rank, and the meetings: the first rank of a group says how long the exchange takes."""
+    ranks, meetings = [[] for _ in range(RANKS)], []
+    for who, what in run:
+        if isinstance(who, int):
+            ranks[who].append(what)
+        else:
+            meetings.append(([(rank, len(ranks[rank])) for rank in who], what.kernel))
+            for rank in who:
+                ranks[rank].append(what)
+    return [program or [launch(0.0)] for program in ranks], meetings
+
+
+def as_meetings(meetings, place=lambda rank: (rank, 0)):
+    entries = [(m, *place(rank), i) for m, (places, _) in enumerate(meetings) for rank, i in places]
+    table = np.array(entries, dtype=np.int64).reshape(-1, 4)
+    return Meetings(*table.T, np.array([length for _, length in meetings]))
+
+
+def walk_apart(ranks, meetings, gap=0.0):
+    """Every rank a crew of its own."""
+    return walk_ranks([crew_of(program) for program in ranks], as_meetings(meetings), gap=gap)
+
+
+def moments(trace):
+    return [getattr(trace, name).tolist() for name in ("host_issue", "host_after", "kernel_start", "kernel_end")]
+
+
+def naive_moments(naive, rank):
+    program = naive.ranks[rank]
+    launches = [i for i, own in enumerate(program) if own.code is Code.LAUNCH]
+    every = range(len(program))
+    return [
+        [naive.host_issue(rank, i) for i in every],
+        [naive.host_after(rank, i) for i in every],
+        [naive.kernel_start(rank, i) for i in launches],
+        [naive.kernel_end(rank, i) for i in launches],
+    ]
+
+
+@given(runs, gaps)
+@settings(max_examples=300, deadline=None)
+def test_the_walk_is_its_definition(run, gap):
+    ranks, meetings = programs_of(run)
+
+    walks = walk_apart(ranks, meetings, gap)
+
+    naive = NaiveWalk(ranks, meetings, gap)
+    for rank in range(RANKS):
+        assert moments(walks[rank].times(0)) == naive_moments(naive, rank)
+
+
+@given(
+    st.lists(st.tuples(any_instruction, st.sampled_from([None, (0, 1, 2), (0, 2)])), min_size=1, max_size=30),
+    gaps,
+    st.data(),
+)
+@settings(max_examples=200, deadline=None)
+def test_ranks_side_by_side_are_ranks_apart(shared, gap, data):
+    # Given ranks with the same instructions and durations of their own, some of which meet, the others alone
+    ranks = [[replace(i, host=data.draw(seconds), kernel=data.draw(seconds)) for i, _ in shared] for _ in range(RANKS)]
+    meetings = []
+    for i, (own, members) in enumerate(shared):
+        if members and own.code is Code.LAUNCH:
+            meetings.append(([(rank, i) for rank in members], own.kernel))
+            meetings += [([(rank, i)], own.kernel) for rank in range(RANKS) if rank not in members]
+
+    together = walk_ranks([crew_of(*ranks)], as_meetings(meetings, lambda rank: (0, rank)), gap=gap)
+    apart = walk_apart(ranks, meetings, gap)
+
+    for rank in range(RANKS):
+        assert moments(together[0].times(rank)) == moments(apart[rank].times(0))
+
+
+@given(runs, st.permutations(range(RANKS)))
+@settings(max_examples=100, deadline=None)
+def test_renaming_ranks_renames_the_answers(run, names):
+    ranks, meetings = programs_of(run)
+    renamed = [ranks[names.index(rank)] for rank in range(RANKS)]
+    moved = [([(names[rank], i) for rank, i in places], length) for places, length in meetings]
+
+    before, after = walk_apart(ranks, meetings), walk_apart(renamed, moved)
+
+    for rank in range(RANKS):
+        assert moments(before[rank].times(0)) == moments(after[names[rank]].times(0))
+
+
+@given(runs, st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_slower_host_never_makes_any_rank_faster(run, data):
+    ranks, meetings = programs_of(run)
+    slower = [[replace(i, host=i.host + data.draw(st.integers(0, 3))) for i in program] for program in ranks]
+
+    before, after = walk_apart(ranks, meetings), walk_apart(slower, meetings)
+
+    for rank in range(RANKS):
+        assert after[rank].latest()[0] >= before[rank].latest()[0]
+
+
+@given(runs, gaps)
+@settings(max_examples=200, deadline=None)
+def test_the_path_over_ranks_has_no_hole_and_spans_the_run(run, gap):
+    ranks, meetings = programs_of(run)
+    walks = walk_apart(ranks, meetings, gap)
+
+    segments = critical_path(walks, as_meetings(meetings))
+
+    assert sum(s.seconds for s in segments) == max(walk.latest()[0] for walk in walks)
+    for before, after in zip(segments, segments[1:], strict=False):
+        assert before.end == after.start

@@ -1,0 +1,58 @@
+"""Steps replayed as CUDA graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincast.ir.cuda_graph import LAUNCH, NODE
+from traincast.ir.ops import Phase
+from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.workloads import load
+from traincast.transforms.cuda_graph import graphed_step
+
+
+def names(program, phase):
+    return [
+        program.names[name]
+        for name, number in zip(program.columns.scope_name, program.columns.scope_phase, strict=True)
+        if number == phase
+    ]
+
+
+def test_a_step_without_waits_is_one_graph_and_one_launch():
+    question = Question(workload="bert-large", on="a100-80gb", variant=Variant(batch_size=1, seq_len=128))
+    eager = predict(question)
+    answer = predict(Question(workload="bert-large", on="a100-80gb", variant=question.variant, cuda_graph=True))
+
+    assert any("replayed as 1 CUDA graph," in warning for warning in answer.warnings)
+    assert answer.host < 0.05 * eager.host
+    assert answer.device_active == pytest.approx(eager.device_active, rel=0.05)
+    assert answer.device_active <= answer.iteration < eager.iteration
+
+
+def test_inputs_are_copied_before_the_graph():
+    workload, _ = graphed_step(load("dlrm-mlperf", Variant(batch_size=64)))
+    (program,) = workload.programs
+    assert not any(name.startswith((LAUNCH, NODE)) for name in names(program, Phase.INPUT))
+    assert any(name.startswith(NODE) for name in names(program, Phase.BACKWARD))
+
+
+def test_what_breaks_a_graph_is_named_and_runs_between_two():
+    # Given a DLRM of the papers, whose interaction indexes with tensors of the host
+    workload, said = graphed_step(load("dlrm-default", Variant(batch_size=512)))
+
+    assert "replayed as 6 CUDA graphs" in said
+    assert "the host waits in aten::_index_put_impl_, aten::_to_copy, aten::index" in said
+    (program,) = workload.programs
+    scopes = [program.names[number] for number in program.columns.scope_name]
+    assert sum(name.startswith(LAUNCH) for name in scopes) == 6
+
+
+def test_ranks_keep_sharing_what_they_share():
+    from traincast.hardware.platform import load_platform
+    from traincast.simulator.scenario.workloads import load_on
+
+    step, _ = load_on("dlrm-ddp", load_platform("dgx-a100"), Variant(batch_size=64), gpus=4)
+    graphed, _ = graphed_step(step)
+    assert len({id(p.columns) for p in graphed.programs}) == len({id(p.columns) for p in step.programs})
