@@ -16,12 +16,12 @@ import numpy.typing as npt
 from traincast.utils.arrays import FloatArray
 
 SingleArray = npt.NDArray[np.float32]
-_BINS = 64  # values told apart per feature; 128 are no better (docs/evidence/conv.md)
+_BINS = 64  # values told apart per feature; 128 are no better (docs/evidence/kernels.md)
 _CHUNK = 8192  # rows at once: their features stay in the CPU's cache
-_KNEE = 0.15  # log error beyond which one row pulls no harder; 0.08 is no better (docs/evidence/conv.md)
+_KNEE = 0.15  # log error beyond which one row pulls no harder; 0.08 is no better (docs/evidence/kernels.md)
 _SHRINK_ROWS = 3.0  # a leaf with this weight of rows moves half way to their mean
 _ROW_SHARE = 0.6  # of the rows, drawn anew for every tree
-_FEATURE_SHARE = 0.5  # drawn anew for every tree; a quarter is no better (docs/evidence/conv.md)
+_FEATURE_SHARE = 0.5  # drawn anew for every tree; a quarter is no better (docs/evidence/kernels.md)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from traincast.utils.metrics import ErrorRow, error_row
 FILE = "kernels/moe_mixed.parquet"
 SOURCE = "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)"
 # seconds of starts, and how many times the rows of tokens pass DRAM beside the products: sorted by expert, activated,
-# weighted, put back. Pooled over H100, H200, B200, GB200; see docs/evidence/gemm.md
+# weighted, put back. Pooled over H100, H200, B200, GB200; see docs/evidence/kernels.md
 _STARTS = 25.6e-6
 _PASSES = 3.6
 _PRODUCTS = 0.88  # of the time of batched products of these sizes: one launch, tiles of all experts side by side

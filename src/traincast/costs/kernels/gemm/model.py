@@ -22,7 +22,7 @@ from traincast.utils.arrays import BoolArray, FloatArray
 _CHUNK = 4096  # calls at once: features stay in the CPU's cache
 _BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
 _BORROWED = 0.2  # log-sigma where a batch or a compute type borrows the correction of another
-_SESSION = 0.04  # log-sigma of one card between two runs: drivers, temperature; see docs/evidence/gemm.md
+_SESSION = 0.04  # log-sigma of one card between two runs: drivers, temperature; see docs/evidence/kernels.md
 _FITTED_TYPES = {
     "simt": ("fp32",), "half": ("bf16", "fp16"), "fp8": ("fp8",), "fp8_block": ("fp8_block",), "fp8_graphics": ("fp8",),
     "fp4": ("fp4",), "amd": ("fp32",),

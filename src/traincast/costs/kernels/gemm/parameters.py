@@ -28,7 +28,7 @@ _UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a c
 # the cores, in tiles of 32 x 32 of one block of four warps each, and does not split their contraction
 _SMALL_TILE = 32.0
 # Share of an SM's rate that such a block reaches alone: one warp a scheduler, which waits for its own loads. Set with
-# the DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/programs.md
+# the DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/dlrm.md
 _LONE_BLOCK = 0.4
 _VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
 _UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data

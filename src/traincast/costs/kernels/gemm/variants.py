@@ -14,7 +14,7 @@ from traincast.utils.arrays import FloatArray
 ACCUMULATING = ("accumulate", "looped_accumulate")
 LOOPED = ("looped", "looped_accumulate")
 _GRADIENT_BYTES = 8.0  # of an element that is read and written in fp32
-_HIDDEN = 0.6  # share of the shorter of product and gradient traffic that hides: B200, see docs/evidence/gemm.md
+_HIDDEN = 0.6  # share of the shorter of product and gradient traffic that hides: B200, see docs/evidence/kernels.md
 _VARIANT_SIGMA = 0.12  # log-sigma of these rules, from the rows of kernels/b200_efficiency that set them
 
 

@@ -1,4 +1,4 @@
-"""docs/extend/add-a-verb.md, carried out."""
+"""docs/extend/add-a-command.md, carried out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from tests.docs.following import ROOT, follow, run_in
 
-PAGE = "add-a-verb.md"
+PAGE = "add-a-command.md"
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("verb")
+    folder = tmp_path_factory.mktemp("command")
     follow(PAGE, folder)
     return folder
 
@@ -27,7 +27,7 @@ def test_the_page_touches_two_files(tmp_path):
     assert follow(PAGE, tmp_path) == ["traincast/app/cli/commands/describe.py", "traincast/app/cli/verbs.py"]
 
 
-def test_the_new_verb_answers_as_the_page_prints(package):
+def test_the_new_command_answers_as_the_page_prints(package):
     command, answer = re.search(
         r"```console\n\$ traincast (.*?)\n(.*?)```",
         (ROOT / "docs/extend" / PAGE).read_text(encoding="utf-8"),
@@ -37,7 +37,7 @@ def test_the_new_verb_answers_as_the_page_prints(package):
     assert traincast(package, *command.split()) == answer + "exit 0\n"
 
 
-def test_the_new_verb_has_json_and_options_in_its_mistakes(package):
+def test_the_new_command_has_json_and_options_in_its_mistakes(package):
     document = json.loads(traincast(package, "describe", "resnet50", "--json").replace("exit 0\n", ""))
     assert (document["workload"], document["rebatchable"]) == ("resnet50", True)
 
@@ -49,7 +49,7 @@ def test_the_new_verb_has_json_and_options_in_its_mistakes(package):
     assert run_in(package, code) == ("2 traincast: workload 'resnet50' has no sequence length; leave out --seq-len\n\n")
 
 
-def test_the_new_verb_is_completed_and_listed(package):
+def test_the_new_command_is_completed_and_listed(package):
     assert "describe) words='-h --help --batch-size --seq-len --json dlrm-default" in traincast(
         package, "completion", "bash"
     )
