@@ -110,7 +110,7 @@ KNOWN = {
     "traincast.simulator.blocks",
     "traincast.app.api",
     "traincast.app.cli.main",
-    "traincast.models.zoo",
+    "traincast_evaluation.zoo",
 }
 
 
@@ -121,7 +121,7 @@ def test_imports_are_seen_at_any_depth_lazy_and_in_strings(tmp_path):
         "if TYPE_CHECKING:\n    from traincast.simulator.blocks import Block\n"
         "def later():\n    from traincast.app import api\n    "
         "import_module('traincast.app.cli.main')\n    import torch.fx\n"
-        "    import_module(f'traincast.models.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"
+        "    import_module(f'traincast_evaluation.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"
     )
 
     names = imported(path, KNOWN)

@@ -13,7 +13,7 @@ PAGE = "add-a-model.md"
 BUILD = """
 from pathlib import Path
 from traincast.models import catalog
-from traincast.models.zoo.build import files
+from traincast_evaluation.zoo.build import files
 for module in (catalog, files):
     module.DATA, module.INDEX = Path("built"), Path("built/catalog.json")
 """

@@ -4,6 +4,7 @@ A group is read when something of it is first asked for: a prediction of a built
 
 - `traincast.commands`: an `AddedCommand` by the name of the command,
 - `traincast.fit`: `shipped`, the module that rebuilds the shipped profiles for `traincast fit`,
+- `traincast.definitions`: `steps`, the module that writes steps of built-in models in PyTorch,
 - `traincast.pages`: `evaluation`, the module that draws reports of evaluations.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 from traincast.utils.errors import TraincastError
 
 COMMANDS, FIT, PAGES = "traincast.commands", "traincast.fit", "traincast.pages"
+DEFINITIONS = "traincast.definitions"
 """Groups of entry points."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.calibration.trials.catalog import sharding_trials
 from traincast.simulator.scenario.predict import Question
 from traincast_evaluation.suites.cases import Case, Outcome
 from traincast_evaluation.suites.choices import choice_notes, choices, fixed_choice_right
 from traincast_evaluation.suites.here import by_task
+from traincast_evaluation.trials.catalog import sharding_trials
 
 
 def outcome(predicted, measured, spread=1.0, name="step"):

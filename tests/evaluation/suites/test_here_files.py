@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from traincast.calibration.trials.catalog import one_process_trials
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.here_files import Measured, Predicted, Record
+from traincast_evaluation.trials.catalog import one_process_trials
 
 TRIALS = one_process_trials(dlrms=1)[:2]
 ONE = Measured(step=(2.0, 4.0), reference=(1.0, 1.0), busy=(1.0, 3.0), reference_busy=(2.0, 2.0), isolated=1.5)

@@ -20,10 +20,10 @@ from traincast.calibration import campaign as question
 from traincast.calibration.bench import parts
 from traincast.calibration.bench.plans import plan
 from traincast.calibration.fit import fit_profile
-from traincast.calibration.trials.catalog import CNN, Trial, one_process_trials
 from traincast.costs.cpu.profile import save_profile
 from traincast_evaluation.suites import here, trial_runs
 from traincast_evaluation.suites.trial_runs import ISOLATED
+from traincast_evaluation.trials.catalog import CNN, Trial, one_process_trials
 
 SLICE = [one_process_trials(dlrms=3)[4], Trial(group=CNN, name="plain-mini", batch_size=2)]
 TOGETHER = [Trial(group=CNN, name="plain-mini", batch_size=2, ranks=2)]

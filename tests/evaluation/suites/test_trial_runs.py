@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.calibration.trials.catalog import Trial, one_process_trials, two_rank_trials
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.report import cases_text
 from traincast_evaluation.suites import trial_runs
 from traincast_evaluation.suites.here_files import Predicted
 from traincast_evaluation.suites.trial_runs import ISOLATED, Runs, group_of
+from traincast_evaluation.trials.catalog import Trial, one_process_trials, two_rank_trials
 
 TRIALS = [*one_process_trials(dlrms=1)[:3], *two_rank_trials(dlrms=1)[:1]]
 

@@ -120,8 +120,8 @@ def _platform(node: str, device: str) -> Platform:
 @cache
 def _captured(program: _Program, precision: str, batch: int, *, update: bool) -> Workload:
     from traincast.capturing import capture_step
-    from traincast.models.zoo.build.examples import example_step
-    from traincast.models.zoo.define.examples.detection_ops import DETECTION_COSTS
+    from traincast_evaluation.zoo.build.examples import example_step
+    from traincast_evaluation.zoo.define.examples.detection_ops import DETECTION_COSTS
 
     workload = capture_step(
         example_step(program.model, precision, update=update), batch_size=batch, name=program.model, rebatch=False,

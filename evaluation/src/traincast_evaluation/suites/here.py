@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.calibration.trials.catalog import (
+from traincast.utils.errors import TraincastError
+from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.suites.cases import LeftOut, Outcome
+from traincast_evaluation.suites.choices import Choice, choice_notes, choices
+from traincast_evaluation.suites.trial_runs import ISOLATED, Runs
+from traincast_evaluation.trials.catalog import (
     RANDOM,
     Trial,
     one_process_trials,
@@ -16,12 +21,7 @@ from traincast.calibration.trials.catalog import (
     sharding_trials,
     two_rank_trials,
 )
-from traincast.calibration.trials.plans import BALANCED
-from traincast.utils.errors import TraincastError
-from traincast.utils.metrics import ErrorRow, error_row
-from traincast_evaluation.suites.cases import LeftOut, Outcome
-from traincast_evaluation.suites.choices import Choice, choice_notes, choices
-from traincast_evaluation.suites.trial_runs import ISOLATED, Runs
+from traincast_evaluation.trials.plans import BALANCED
 
 Progress = Callable[[float], None]
 _MOST_MINUTES = 24 * 60.0

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from traincast.calibration.trials.catalog import Trial
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import parse_json, read_text, shown_path
 from traincast.utils.files.writing import write_json
+from traincast_evaluation.trials.catalog import Trial
 
 
 @dataclass(frozen=True, slots=True)

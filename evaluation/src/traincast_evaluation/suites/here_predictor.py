@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.calibration.trials.catalog import Trial
-from traincast.calibration.trials.workloads import trial_workload
 from traincast.costs.cpu.profile import Profile
 from traincast.simulator.cpu.ranks import predict_ranks
 from traincast.simulator.cpu.step import predict_serial
 from traincast_evaluation.suites.here_files import Predicted
+from traincast_evaluation.trials.catalog import Trial
+from traincast_evaluation.trials.workloads import trial_workload
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,8 +79,8 @@ def _divided(row: Row) -> Question:
 def _captured(strategy: str, gpus: int, batch: int, length: int) -> Workload:
     """GPT-2 large with its layers divided over GPUs ("tp"), or one after the other ("pp", one micro-batch)."""
     from traincast.capturing import capture_distributed
-    from traincast.models.zoo.build.parallel_gpt import pipeline_step, tensor_parallel_step
-    from traincast.models.zoo.define.gpt2 import GPT2_LARGE
+    from traincast_evaluation.zoo.build.parallel_gpt import pipeline_step, tensor_parallel_step
+    from traincast_evaluation.zoo.define.gpt2 import GPT2_LARGE
 
     make = tensor_parallel_step if strategy == "tp" else pipeline_step
     return capture_distributed(

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from traincast.calibration.bench.ranks import run_ranks
-from traincast.calibration.trials.catalog import Trial
 from traincast.costs.cpu.samples import CALM
 from traincast.simulator.scenario.predict import Question
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome
 from traincast_evaluation.suites.here_files import Measured, Predicted, Record
+from traincast_evaluation.trials.catalog import Trial
 
 Progress = Callable[[float], None]
 Predict = Callable[[Trial], Predicted]
 _STEP_SECONDS = 1.5  # spent on the repetitions of one step, at each visit
 _FEWEST_CALM = 3  # repetitions
-RANK_MODULE = "traincast.calibration.trials.rank"
+RANK_MODULE = "traincast_evaluation.trials.rank"
 """What a rank runs."""
 ISOLATED = "isolated ops summed"
 """The baseline: every op alone, in a warm cache, added up."""
