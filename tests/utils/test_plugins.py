@@ -19,7 +19,7 @@ def offered(monkeypatch):
         read.append(group)
         return [EntryPoint("square", "math:sqrt", group)] if group == "traincast.test" else []
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     plugins.find_plugins.cache_clear()
     yield read
     plugins.find_plugins.cache_clear()

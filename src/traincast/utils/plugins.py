@@ -5,6 +5,7 @@ A group is read when something of it is first asked for: a prediction of a built
 - `traincast.commands`: an `AddedCommand` by the name of the command,
 - `traincast.fit`: `shipped`, the module that rebuilds the shipped profiles for `traincast fit`,
 - `traincast.definitions`: `steps`, the module that writes steps of built-in models in PyTorch,
+- `traincast.programs`: `published`, the function that gives published programs by name,
 - `traincast.pages`: `evaluation`, the module that draws reports of evaluations.
 """
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.utils.errors import TraincastError
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 COMMANDS, FIT, PAGES = "traincast.commands", "traincast.fit", "traincast.pages"
-DEFINITIONS = "traincast.definitions"
+DEFINITIONS, PROGRAMS = "traincast.definitions", "traincast.programs"
 """Groups of entry points."""
 
 
@@ -33,6 +36,8 @@ class AddedCommand:
 @cache
 def find_plugins(group: str) -> dict[str, EntryPoint]:
     """The entry points of a group by name; nothing of them is imported."""
+    from importlib.metadata import entry_points  # takes longer to import than a prediction
+
     return {point.name: point for point in entry_points(group=group)}
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import load_platform
-from traincast.models.published.catalog import published_programs
 from traincast.simulator.scenario.predict import Question
 from traincast.simulator.scenario.published import tensorflow_host
 from traincast.simulator.scenario.variant import Variant
+from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, cases_of
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from traincast.hardware.catalog import device_by_name
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.workload import Workload
-from traincast.models.published.catalog import published_programs
 from traincast.simulator.scenario.predict import Question
 from traincast.simulator.scenario.variant import Variant
 from traincast.utils.errors import TraincastError, unknown
+from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.machines import machine_of
 from traincast_evaluation.suites.published import Row, cases_of

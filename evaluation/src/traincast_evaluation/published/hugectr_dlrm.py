@@ -9,12 +9,12 @@ from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.layers.rank_tape import RankTape
 from traincast.models.layers.tape import Ref
-from traincast.models.published.hugectr_dense import DIM
-from traincast.models.published.hugectr_dlrm_nodes import NodesStep
-from traincast.models.published.hugectr_hybrid import HybridRows, hybrid_rows
-from traincast.models.published.hugectr_rows import EMBEDDING, RowsStep
-from traincast.models.published.nvidia_dlrm import SKEW
-from traincast.models.published.run import Run
+from traincast_evaluation.published.hugectr_dense import DIM
+from traincast_evaluation.published.hugectr_dlrm_nodes import NodesStep
+from traincast_evaluation.published.hugectr_hybrid import HybridRows, hybrid_rows
+from traincast_evaluation.published.hugectr_rows import EMBEDDING, RowsStep
+from traincast_evaluation.published.nvidia_dlrm import SKEW
+from traincast_evaluation.published.run import Run
 
 
 def write_dlrm(run: Run, *, hybrid: bool, overlap: bool, early: bool) -> tuple[list[Program], tuple[int, ...]]:

@@ -7,10 +7,10 @@ import yaml
 
 from traincast.ir import Phase, StorageKind
 from traincast.ir.validate import validate_workload
-from traincast.models.published.catalog import published_programs
-from traincast.models.published.distributed_embeddings_tables import EqualTables, place
-from traincast.models.published.nvidia_dlrm import deal, rows_per_table
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.published.catalog import published_programs
+from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, place
+from traincast_evaluation.published.nvidia_dlrm import deal, rows_per_table
 
 PROGRAMS = published_programs()
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from traincast.models.embeddings import Table
 from traincast.models.embeddings.access import row_classes
-from traincast.models.published.run import Run
+from traincast_evaluation.published.run import Run
 
 _DUPLICATES = 0.03  # on one node: the most that a row may be wanted twice by one GPU's samples (HybridEmbeddingParam)
 # on several nodes: bandwidths of all-reduce and all-to-all, and their ratio's efficiency (HybridEmbeddingParam)

@@ -8,10 +8,10 @@ from traincast.ir.validate import validate_workload
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
-from traincast.models.published.catalog import published_programs
-from traincast.models.published.hugectr_hybrid import frequent_count, hybrid_rows
-from traincast.models.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
-from traincast.models.published.run import Run
+from traincast_evaluation.published.catalog import published_programs
+from traincast_evaluation.published.hugectr_hybrid import frequent_count, hybrid_rows
+from traincast_evaluation.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
+from traincast_evaluation.published.run import Run
 
 PROGRAMS = published_programs()
 ROWS, HOTNESS = (40_000_000, 1000, 40_000_000, 40_000_000), (100, 1, 27, 12)

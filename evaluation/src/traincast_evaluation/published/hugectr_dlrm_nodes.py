@@ -10,8 +10,8 @@ from __future__ import annotations
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.models.layers.tape import Communicator, Ref
-from traincast.models.published.hugectr_dense import DIM
-from traincast.models.published.hugectr_rows import EMBEDDING, RowsStep
+from traincast_evaluation.published.hugectr_dense import DIM
+from traincast_evaluation.published.hugectr_rows import EMBEDDING, RowsStep
 
 _SIDE = 7  # stream of lookups of frequent rows, while others are on their way
 _ROWS_GROUP = (1 << 20) + 2  # numbers of the exchanges' own flags: rows do not wait for sums

@@ -16,10 +16,10 @@ import numpy as np
 from traincast.ir.cuda_graph import with_graphs
 from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
-from traincast.models.published.hugectr_dcn import write_dcn
-from traincast.models.published.hugectr_dense import BOTTOM, CROSS_LAYERS, CROSS_RANK, DIM, DOT_WIDTH, TOP, VECTORS
-from traincast.models.published.hugectr_dlrm import write_dlrm
-from traincast.models.published.run import Run, mlp_parameters
+from traincast_evaluation.published.hugectr_dcn import write_dcn
+from traincast_evaluation.published.hugectr_dense import BOTTOM, CROSS_LAYERS, CROSS_RANK, DIM, DOT_WIDTH, TOP, VECTORS
+from traincast_evaluation.published.hugectr_dlrm import write_dlrm
+from traincast_evaluation.published.run import Run, mlp_parameters
 
 
 def write(sizes: Mapping[str, Any], run: Run) -> Workload:

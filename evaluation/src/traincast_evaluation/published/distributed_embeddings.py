@@ -21,10 +21,10 @@ from traincast.models.embeddings import Pooling, Table
 from traincast.models.embeddings.load import Part, hottest_row, part_load
 from traincast.models.layers.rank_tape import RankTape
 from traincast.models.layers.tape import Ref, Scalars
-from traincast.models.published.distributed_embeddings_tables import EqualTables, Slice, place
-from traincast.models.published.fused_layers import FusedMlp, FusedStep
-from traincast.models.published.run import Run, mlp_parameters
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, Slice, place
+from traincast_evaluation.published.fused_layers import FusedMlp, FusedStep
+from traincast_evaluation.published.run import Run, mlp_parameters
 
 
 def write(sizes: Mapping[str, Any], run: Run) -> Workload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.layers.rank_tape import RankTape
 from traincast.models.layers.tape import Communicator, Ref
-from traincast.models.published.fused_layers import FusedStep
+from traincast_evaluation.published.fused_layers import FusedStep
 
 DIM, VECTORS = 128, 27
 BOTTOM = (16, 512, 256, DIM)  # 13 features, padded to whole vectors of 16 bytes

@@ -9,8 +9,8 @@ from traincast.models.embeddings import Table
 from traincast.models.embeddings.load import Part, total_load
 from traincast.models.layers.rank_tape import RankTape
 from traincast.models.layers.tape import Ref, Scalars
-from traincast.models.published.hugectr_dense import DIM, DenseStep
-from traincast.models.published.hugectr_hybrid import HybridRows
+from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
+from traincast_evaluation.published.hugectr_hybrid import HybridRows
 
 EMBEDDING = 6
 """The stream of embeddings, beside those of the communicators."""

@@ -21,9 +21,9 @@ from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.layers.rank_tape import RankTape
 from traincast.models.layers.tape import Ref, Scalars
 from traincast.models.placement import Placement, Plan, ShardingKind
-from traincast.models.published.fused_layers import FusedStep
-from traincast.models.published.run import Run, mlp_parameters
 from traincast.models.sharded_dlrm.layout import Batch, Layout, lay_out
+from traincast_evaluation.published.fused_layers import FusedStep
+from traincast_evaluation.published.run import Run, mlp_parameters
 
 DIM = 128
 BOTTOM = (13, 512, 256, DIM)

@@ -18,10 +18,10 @@ from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.embeddings.load import Part, total_load
 from traincast.models.layers.rank_tape import RankTape
 from traincast.models.layers.tape import Communicator, Ref, Scalars
-from traincast.models.published.hugectr_dense import DIM, DenseStep
-from traincast.models.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
-from traincast.models.published.nvidia_dlrm import SKEW
-from traincast.models.published.run import Run
+from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
+from traincast_evaluation.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
+from traincast_evaluation.published.nvidia_dlrm import SKEW
+from traincast_evaluation.published.run import Run
 
 _EMBEDDING, _KEYS = 6, 7  # streams, beside those of the communicators
 _KEYS_GROUP = (1 << 20) + 1  # number of a communicator of its own

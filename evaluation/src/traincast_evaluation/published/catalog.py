@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from traincast.ir.workload import MAX_BATCH, Workload
-from traincast.models.published import distributed_embeddings, hugectr, nvidia_dlrm
-from traincast.models.published.run import Run
 from traincast.models.sharded_dlrm.step import check_ranks
 from traincast.utils.errors import TraincastError, unknown
+from traincast_evaluation.published import distributed_embeddings, hugectr, nvidia_dlrm
+from traincast_evaluation.published.run import Run
 
 _FILE = Path(__file__).parent / "programs.toml"
 _RIGID = "the sizes of a published program are written for one batch size; build it anew for another one"
