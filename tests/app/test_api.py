@@ -155,7 +155,7 @@ def read_once(built_in, monkeypatch):
 
 
 def test_models_are_those_of_the_command_line(capsys, read_once):
-    result = traincast.models()
+    result = traincast.list_models()
 
     assert isinstance(result, ModelList)
     assert plain(result) == document(capsys, "models")
@@ -166,7 +166,7 @@ def test_models_are_those_of_the_command_line(capsys, read_once):
 
 
 def test_coverage_is_that_of_the_command_line(capsys, read_once):
-    result = traincast.models().coverage()
+    result = traincast.list_models().coverage()
 
     assert plain(result) == document(capsys, "models", "--coverage")
     assert repr(result).startswith(f"CoverageList: {len(result)} ops of models, ")
@@ -174,7 +174,7 @@ def test_coverage_is_that_of_the_command_line(capsys, read_once):
 
 
 def test_platforms_are_those_of_the_command_line(capsys):
-    result = traincast.platforms()
+    result = traincast.list_platforms()
 
     assert isinstance(result, PlatformList)
     assert plain(result) == document(capsys, "platforms")
@@ -271,7 +271,9 @@ def test_keywords_are_the_fields_of_a_variant():
 
 def test_every_verb_is_a_call_and_no_module_has_its_name():
     calls = {*traincast.__all__} - {"__version__"}
-    other_names = {"fit": "fit_store", "report": "write_report"}
+    other_names = {
+        "fit": "fit_store", "report": "write_report", "models": "list_models", "platforms": "list_platforms"
+    }  # fmt: skip
     of_the_terminal = {"completion", "serve"}
     assert {other_names.get(verb, verb) for verb in VERBS} - of_the_terminal <= calls
     for name in calls:

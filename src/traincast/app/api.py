@@ -300,14 +300,14 @@ def write_report(
     return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
 
 
-def models() -> ModelList:
-    """The built-in models; `models().coverage()` says how each of their ops is lowered to kernels."""
+def list_models() -> ModelList:
+    """The built-in models; `list_models().coverage()` says how each of their ops is lowered to kernels."""
     from traincast.simulator.scenario.models import built_in_models
 
     return built_in_models()
 
 
-def platforms() -> PlatformList:
+def list_platforms() -> PlatformList:
     """The built-in GPUs and nodes, with the figures predictions use."""
     from traincast.simulator.scenario.platforms import built_in_platforms
 

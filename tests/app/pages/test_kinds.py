@@ -154,4 +154,4 @@ def test_what_does_not_go_together_is_refused(arguments, said, tmp_path, capsys)
 
 def test_only_traces_are_compared():
     with pytest.raises(TraincastError, match="`against` compares traced runs; give a trace"):
-        page_of(traincast.platforms(), against=object())
+        page_of(traincast.list_platforms(), against=object())
