@@ -94,7 +94,7 @@ class ParametricModel(KernelModel, Generic[Learned]):
 def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:
     """Writes `path`.npz (numbers) and `path`.json (sources, licence, rows, errors); the same bytes every time.
 
-    The date comes later, from what is shipped: see `traincast.calibration.fitting.dates`.
+    The date comes later, from what is shipped: `traincast fit` gives it.
     """
     import zipfile
 

@@ -7,11 +7,11 @@ import csv
 import numpy as np
 import pytest
 
-from traincast.calibration.fitting.pieces import PIECES
 from traincast.costs.kernels.embedding.measured import STUDY_FILE, TRACES_FILE, empty_block_cycles, read_embedding
 from traincast.costs.kernels.embedding.training import TRAINING, judged_spreads, spreads
 from traincast.costs.kernels.shipped import PROFILES
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.fitting.pieces import PIECES
 
 pytest.importorskip("polars")
 
