@@ -1,47 +1,78 @@
 #!/usr/bin/env python
-"""Writes docs/reference/command-line.md: every verb with its options, from the command line itself."""
+"""Writes docs/reference/command-line.md: every command with its options, from the command line itself.
+
+Options that several commands take with the same meaning stand once, in a table of their own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import textwrap
+from collections import Counter
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from traincast.app.cli.verbs import VERBS
+from traincast.app.cli.verbs import known_verbs
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
 """Characters of a line of prose."""
+SEVERAL = 3
+"""Commands that take an option with the same meaning, from which on it stands in the table of shared options."""
 INTRODUCTION = """# Command line
 
-Written by `python scripts/write_command_line.py`. Every verb also has `--help` and `--json` (one JSON document on
-stdout instead of text), and a [call in Python](index.md) with the same words.
+Written by `python scripts/write_command_line.py`. Every command also has `--help` and `--json` (one JSON document on
+stdout instead of text), and a [call in Python](index.md) with the same words. `evaluate` and the pieces of `fit`
+come with the second distribution, `traincast-evaluation`.
 
 | exit code | meaning |
 |---|---|
 | 0 | all is well |
-| 1 | the answer is no: no plan fits, or an error is above `--max-mape` |
+| 1 | the result is no: no plan fits, or an error is above `--max-mape` |
 | 2 | the input is wrong; one line on stderr says what, and what to do |
 | 70 | a defect of Traincast; one line on stderr says what to report |
 | 130 | interrupted |
 """
 
 
-def verb_section(verb: str) -> str:
-    """What a verb does, how it is called, and its options as a table."""
-    module = import_module(f"traincast.app.cli.commands.{verb}")
-    parser = argparse.ArgumentParser(prog=f"traincast {verb}", add_help=False)
-    module.add_arguments(parser)
-    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+@cache
+def command_actions(command: str) -> tuple[argparse.Action, ...]:
+    """The arguments of a command that its help shows."""
+    parser = argparse.ArgumentParser(prog=f"traincast {command}", add_help=False)
+    import_module(known_verbs()[command].module).add_arguments(parser)
+    return tuple(action for action in parser._actions if action.help != argparse.SUPPRESS)
+
+
+@cache
+def shared_rows() -> tuple[str, ...]:
+    """Rows of options that several commands take with the same meaning."""
+    counts = Counter(_row(action) for command in known_verbs() for action in command_actions(command))
+    return tuple(row for row, count in counts.items() if count >= SEVERAL and row.startswith("| `-"))
+
+
+def shared_section() -> str:
+    """The table of options that several commands take."""
+    text = f"Options that {SEVERAL} or more commands take with the same meaning; each command lists which."
+    return "\n".join(["## Shared options", "", text, "", "| | meaning |", "|---|---|", *shared_rows(), ""])
+
+
+def command_section(command: str) -> str:
+    """What a command does, how it is called, and its options as a table; shared ones by name only."""
+    shown = command_actions(command)
     needed = [action for action in shown if action.required or not action.option_strings]
-    usage = " ".join(["traincast", verb, *(_call(action) for action in sorted(needed, key=_is_option))])
+    usage = " ".join(["traincast", command, *(_call(action) for action in sorted(needed, key=_is_option))])
     if len(usage) > WIDTH:  # the table has the choices
-        usage = " ".join(["traincast", verb, *(action.dest.upper() for action in needed)])
-    lines = [f"## {verb}", "", f"`{usage}`", "", _prose(module.__doc__ or "")]
-    if shown:
-        lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in shown)]
+        usage = " ".join(["traincast", command, *(action.dest.upper() for action in needed)])
+    lines = [f"## {command}", "", f"`{usage}`", "", _prose(import_module(known_verbs()[command].module).__doc__ or "")]
+    shared = [action for action in shown if _row(action) in shared_rows()]
+    own = [action for action in shown if action not in shared]
+    if own:
+        lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in own)]
+    if shared:
+        names = ", ".join(f"`{action.option_strings[-1]}`" for action in shared)
+        lines += ["", *textwrap.wrap(f"Shared: {names}.", WIDTH, break_long_words=False, break_on_hyphens=False)]
     return "\n".join([*lines, ""])
 
 
@@ -85,7 +116,7 @@ def _prose(text: str) -> str:
 
 def page_text() -> str:
     """The page."""
-    return "\n".join([INTRODUCTION, *(verb_section(verb) for verb in VERBS)])
+    return "\n".join([INTRODUCTION, shared_section(), *(command_section(command) for command in known_verbs())])
 
 
 if __name__ == "__main__":
