@@ -1,9 +1,9 @@
 """Captures and predicts every set-up of tests/corpus and says how each came out.
 
-`python scripts/try_corpus.py` prints a line each; `--out FILE.md` writes a table of them (docs/evidence/capturing.md has
-its sums), `--only WORDS` takes those whose name has the words (given several times: any of them), `--against-cpu` also
-compares ops and peak memory with real runs on this CPU, `--one-size` leaves out whether they can
-be resized, which takes most of the time. What is not installed is skipped.
+`python scripts/try_corpus.py` prints a line each; `--out FILE.md` writes a table of them
+(docs/evidence/capturing.md has its sums), `--only WORDS` takes those whose name has the words (given several times: any
+of them), `--against-cpu` also compares ops and peak memory with real runs on this CPU, `--one-size` leaves out whether
+they can be resized, which takes most of the time. What is not installed is skipped.
 Exit code 1 if a set-up fails that should not.
 """
 
@@ -25,8 +25,9 @@ from tests.corpus.setups import Setup  # noqa: E402
 
 INTRODUCTION = """# What has been captured
 
-Written by `python scripts/try_corpus.py --out FILE.md`. Models and training set-ups that people run, with the real classes of the libraries named, few and narrow layers, each captured and predicted on
-an A100. *Works* means just that; *one size* that it cannot be resized, and why (not tried with `--one-size`).
+Written by `python scripts/try_corpus.py --out FILE.md`. Models and training set-ups that people run, with the real
+classes of the libraries named, few and narrow layers, each captured and predicted on an A100.
+*Works* means just that; *one size* that it cannot be resized, and why (not tried with `--one-size`).
 *Equal to a CPU* (with `--against-cpu`) gives what a real run of the same step on a CPU shows: whether ops,
 shapes and types are the same in the same order, and the captured peak of memory as a percentage of the real one
 without scratch space inside ops; where they differ, why. The real run does as a GPU does where PyTorch chooses by

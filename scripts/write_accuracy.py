@@ -40,7 +40,7 @@ figures for Switch at 2048 tokens).""",
 Every row from its published configuration; [DLRM](dlrm.md#several-gpus) says which programs stand behind them and what
 was corrected after their errors had been seen. `replay` simulates the eight traced ranks of a DLRM together.""",
     "distributed-embeddings": """\
-TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([DLRM](dlrm.md#several-gpus)).""",
+TensorFlow with Horovod on DGX A100, Adagrad, from published table specifications ([DLRM](dlrm.md#several-gpus)).""",
     "captured": """\
 Programs in the style of NVIDIA's DeepLearningExamples, captured when the suite runs (needs torch). Rows marked as held
 back took no part while programs were first changed; [capturing](capturing.md) says which were corrected later, and

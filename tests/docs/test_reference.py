@@ -47,7 +47,10 @@ OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width"}
 def test_pages_name_only_commands_and_options_that_exist():
     script = runpy.run_path(str(ROOT / "scripts" / "write_command_line.py"))
     options = {
-        name for command in known_verbs() for action in script["command_actions"](command) for name in action.option_strings
+        name
+        for command in known_verbs()
+        for action in script["command_actions"](command)
+        for name in action.option_strings
     }
     unknown = set()
     for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
