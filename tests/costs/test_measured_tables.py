@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from traincast.costs.measured_tables import (
+from traincast_evaluation.measured_tables import (
     check_positive,
     check_possible,
     devices_in,
@@ -13,6 +12,7 @@ from traincast.costs.measured_tables import (
     read_medians,
     read_table,
 )
+
 from traincast.utils.errors import TraincastError
 
 polars = pytest.importorskip("polars")

@@ -8,6 +8,8 @@ import random
 import shutil
 
 import pytest
+from traincast_evaluation.kernels.attention.measurements import read_attention
+from traincast_evaluation.kernels.gemm.measurements import read_gemm
 
 from tests.calibration.evaluation.folders import CNN, DLE, DLRM, EMBEDDINGS, FOUR_GPUS, MLPERF, TRANSFORMER, write_rows
 from traincast.app.cli.commands import evaluate as verb
@@ -17,8 +19,6 @@ from traincast.calibration.evaluation.default_program import GROUP
 from traincast.calibration.evaluation.suites import SUITES, Evaluation
 from traincast.calibration.fitting import collectives_data
 from traincast.costs import measured_tables as tables
-from traincast.costs.kernels.attention.training import read_attention
-from traincast.costs.kernels.gemm.measured import read_gemm
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.fit import save_state
 
 from traincast.calibration.fitting import pieces
 from traincast.calibration.fitting.dates import date_profiles, fitting_date
-from traincast.costs.kernels.model import save_state
 from traincast.utils.errors import TraincastError
 
 FIRST, LATER = "946684800", "1700000000"  # 2000-01-01 and 2023-11-14

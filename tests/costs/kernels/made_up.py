@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from traincast_evaluation.kernels.fit import FamilyTraining, device_spreads, unseen_spread
+from traincast_evaluation.kernels.samples import Samples
 
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.model import KernelModel
-from traincast.costs.kernels.samples import Samples
 from traincast.costs.kernels.streaming import MEMCPY
-from traincast.costs.kernels.training import FamilyTraining, device_spreads, unseen_spread
 from traincast.hardware import load_device
 
 KEYS = ("v100-pcie", "v100", "t4")  # two cards with one chip, and another

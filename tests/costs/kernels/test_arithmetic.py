@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.costs.kernels.arithmetic import counted_flops
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.streaming import MEMCPY
+from traincast.costs.kernels.work import counted_flops
 
 
 def flops(family, kind, **sizes):

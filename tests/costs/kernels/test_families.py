@@ -8,11 +8,10 @@ from importlib import import_module
 
 import pytest
 
-from traincast.costs.kernels.families import BY_NAME, RECORDS
+from traincast.costs.kernels.families import BY_NAME, PROFILES, RECORDS, shipped_model
 from traincast.costs.kernels.lower import registered
 from traincast.costs.kernels.model import KernelModel
 from traincast.costs.kernels.registry import LOWERINGS
-from traincast.costs.kernels.shipped import PROFILES, shipped_model
 
 pytestmark = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.family.name)
 

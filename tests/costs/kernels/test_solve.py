@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from traincast.costs.kernels.solve import nonnegative, relative_fit, spread_90
+from traincast_evaluation.kernels.solve import nonnegative, relative_fit, spread_90
 
 
 def test_non_negative_least_squares_agrees_with_scipy():

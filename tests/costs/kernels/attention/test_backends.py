@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.attention.backends import backend
+from traincast.costs.kernels.attention.lowering import backend
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.hardware import load_device

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.attention.evaluate import evaluate_attention
+from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
 
 from tests.costs.kernels.attention.test_model import attention, predict
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.attention.backward import BACKWARD_FEATURES, backward_features
-from traincast.costs.kernels.attention.evaluation import evaluate_attention
-from traincast.costs.kernels.attention.physics import exponential_rate, kernel_of
-from traincast.costs.kernels.attention.trained import read_encoder, read_trained
+from traincast.costs.kernels.attention.physics import BACKWARD_FEATURES, backward_features, exponential_rate, kernel_of
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import load_device
 
 

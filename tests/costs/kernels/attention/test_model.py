@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.samples import Measurements
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.attention.model import AttentionModel
 from traincast.costs.kernels.attention.physics import FEATURES, KERNELS, kernel_features, kernel_of
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.model import Measurements
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import device_keys, load_device
 
 
@@ -125,7 +125,7 @@ def test_backward_full_and_fp32_attention_cost_more_and_are_out_of_domain():
 
 
 def test_accuracy_on_shapes_not_fitted(shared_data):
-    from traincast.costs.kernels.attention.evaluation import evaluate_attention
+    from traincast_evaluation.kernels.attention.evaluate import evaluate_attention
 
     for row in evaluate_attention(shared_data):
         if "shapes never seen" in row.suite:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from traincast_evaluation.kernels.attention.fit import TRAINING
+from traincast_evaluation.kernels.attention.measurements import read_attention
 
-from traincast.costs.kernels.attention.training import TRAINING, read_attention
 from traincast.utils.errors import TraincastError
 
 polars = pytest.importorskip("polars")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from traincast_evaluation.kernels.conv.fit import with_host_parts
+from traincast_evaluation.kernels.conv.measurements import ConvSamples
 
 from tests.costs.kernels.conv.test_model import conv
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.conv.host_delay import with_host_parts
-from traincast.costs.kernels.conv.measured import ConvSamples
 from traincast.costs.kernels.conv.model import ConvModel
+from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
-from traincast.costs.kernels.shipped import PROFILES
 from traincast.hardware import load_device
 
 

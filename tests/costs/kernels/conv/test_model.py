@@ -9,8 +9,8 @@ from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.conv.model import ConvModel
+from traincast.costs.kernels.families import PROFILES, shipped_model
 from traincast.costs.kernels.model import load_state
-from traincast.costs.kernels.shipped import PROFILES, shipped_model
 from traincast.hardware import device_keys, load_device
 
 
@@ -133,7 +133,7 @@ def test_vgg_layers_in_tf32_agree_with_the_h100_trace_they_were_written_for():
 
 
 def test_accuracy_on_shapes_not_fitted(shared_data):
-    from traincast.costs.kernels.conv.evaluation import evaluate_conv
+    from traincast_evaluation.kernels.conv.evaluate import evaluate_conv
 
     rows = {(row.suite, row.group): row for row in evaluate_conv(shared_data)}
     suite = "conv 3x3 forward: shapes never seen"

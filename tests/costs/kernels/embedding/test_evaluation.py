@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.embedding.evaluation import HELD_BACK, evaluate_embedding
+from traincast_evaluation.kernels.embedding.evaluate import HELD_BACK, evaluate_embedding
 
 
 def test_held_out_embedding_kernels_above_fifty_microseconds_are_within_ten_percent(shared_data):

@@ -10,7 +10,7 @@ from tests.costs.kernels.signatures import field, kernels, lowered, tensor
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.embeddings.load import FIELDS, Part, total_load

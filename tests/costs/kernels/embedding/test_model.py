@@ -6,16 +6,16 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.embedding.fit import FITTED
+from traincast_evaluation.kernels.samples import Measurements
 
 from tests.costs.kernels.embedding.described import lookup_tables
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.fitting import FITTED
 from traincast.costs.kernels.embedding.model import EmbeddingModel
+from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
 from traincast.costs.kernels.embedding.tables import uniform_tables
-from traincast.costs.kernels.embedding.traffic import Rates, embedding_seconds
-from traincast.costs.kernels.model import Measurements
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 

@@ -6,11 +6,16 @@ import csv
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.embedding.fit import TRAINING, judged_spreads, spreads
+from traincast_evaluation.kernels.embedding.measurements import (
+    STUDY_FILE,
+    TRACES_FILE,
+    empty_block_cycles,
+    read_embedding,
+)
 
 from traincast.calibration.fitting.pieces import PIECES
-from traincast.costs.kernels.embedding.measured import STUDY_FILE, TRACES_FILE, empty_block_cycles, read_embedding
-from traincast.costs.kernels.embedding.training import TRAINING, judged_spreads, spreads
-from traincast.costs.kernels.shipped import PROFILES
+from traincast.costs.kernels.families import PROFILES
 from traincast.utils.errors import TraincastError
 
 pytest.importorskip("polars")

@@ -6,19 +6,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from traincast.costs.kernels.embedding.fitting import FITTED_TO_WHOLE, fitted_to_whole
-from traincast.costs.kernels.embedding.public_lookups import (
+from traincast_evaluation.kernels.embedding.fit import FITTED_TO_WHOLE, fitted_to_whole
+from traincast_evaluation.kernels.embedding.lookups import (
     ATEN_FILE,
     FBGEMM_FILE,
     FOLDER,
     UGACHE_FILE,
+    WholeLookup,
+    WholeLookups,
+    held_back,
     read_whole_lookups,
+    uses_links,
 )
+
+from traincast.costs.kernels.embedding.model import WATCHES, Watches
+from traincast.costs.kernels.embedding.physics import Rates
 from traincast.costs.kernels.embedding.tables import fill_call, uniform_tables, unknown_longest_bag
-from traincast.costs.kernels.embedding.traffic import Rates
-from traincast.costs.kernels.embedding.watches import WATCHES, Watches
-from traincast.costs.kernels.embedding.whole import WholeLookup, WholeLookups, held_back, uses_links
 from traincast.costs.kernels.registry import Control, ControlKind
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError

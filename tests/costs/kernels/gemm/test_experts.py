@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.gemm.other_sources import ExpertLayer, evaluate_experts
 
-from traincast.costs.kernels.gemm.experts import ExpertLayer, evaluate_experts
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import load_device
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from traincast.costs.kernels.gemm.residual_training import as_timed
+from traincast_evaluation.kernels.samples import Measurements
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import PROFILES, shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.engine import ENGINES, Problem, describe, peak_rate
 from traincast.costs.kernels.gemm.model import GemmModel, clock_spread
-from traincast.costs.kernels.gemm.residual_training import as_timed
-from traincast.costs.kernels.model import Measurements, load_state
-from traincast.costs.kernels.shipped import PROFILES, shipped_model
+from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe, peak_rate
+from traincast.costs.kernels.model import load_state
 from traincast.hardware import device_keys, load_device
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.gemm.network import Examples, Schedule, train
 
+from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import EngineFit, GemmModel
-from traincast.costs.kernels.gemm.residual_training import Examples, Schedule, train
 from traincast.costs.kernels.model import load_state
-from traincast.costs.kernels.shipped import PROFILES
 from traincast.hardware import load_device
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.gemm.fit import fit_gemm, fittable
+from traincast_evaluation.kernels.gemm.measurements import read_gemm
 
-from traincast.costs.kernels.gemm.measured import read_gemm
-from traincast.costs.kernels.gemm.training import fit_gemm, fittable
 from traincast.utils.errors import TraincastError
 
 pl = pytest.importorskip("polars")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.gemm.other_sources import evaluate_gemm_training, read_experts, read_products
 
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.trained import evaluate_gemm_training, read_experts, read_products
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.hardware import load_device
 
 

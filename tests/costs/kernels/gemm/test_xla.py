@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from traincast_evaluation.kernels.gemm.other_sources import evaluate_gemm_xla, read_xla
 
 from traincast.costs.kernels.call import COMPUTE_TYPES
-from traincast.costs.kernels.gemm.xla import evaluate_gemm_xla, read_xla
 
 
 def test_rows_that_cannot_be_true_are_left_out(shared_data):

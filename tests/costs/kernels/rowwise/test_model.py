@@ -7,8 +7,8 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import shipped_model
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.hardware import device_keys, load_device
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import PROFILES, shipped_model
 from traincast.costs.kernels.model import load_state
-from traincast.costs.kernels.shipped import PROFILES, shipped_model
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.hardware import device_keys, load_device
 
@@ -160,7 +160,7 @@ def test_a_pinned_copy_runs_at_its_pcie_generation(key, low, high):
 
 
 def test_the_held_out_fifth_is_within_the_issue_s_limits(shared_data):
-    from traincast.costs.kernels.streaming.evaluation import evaluate_elementwise
+    from traincast_evaluation.kernels.streaming.evaluate import evaluate_elementwise
 
     rows = evaluate_elementwise(shared_data)
     for row in rows:

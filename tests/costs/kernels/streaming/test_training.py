@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from traincast_evaluation.kernels.streaming.fit import TRAINING
 
-from traincast.costs.kernels.streaming.training import TRAINING
 from traincast.utils.errors import TraincastError
 
 polars = pytest.importorskip("polars")

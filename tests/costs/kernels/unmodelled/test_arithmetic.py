@@ -9,7 +9,7 @@ import pytest
 from tests.costs.kernels.signatures import field, lowered, signature, tensor
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
-from traincast.costs.kernels.unmodelled.arithmetic import arithmetic, contraction
+from traincast.costs.kernels.unmodelled import arithmetic, contraction
 from traincast.hardware import load_device
 
 M, N, K, STACK = 96, 160, 224, 7
