@@ -9,21 +9,26 @@ import sys
 from pathlib import Path
 
 import traincast
+import traincast_evaluation
 
-PACKAGE = Path(traincast.__file__).parent
+PACKAGES = [Path(str(package.__file__)).parent for package in (traincast, traincast_evaluation)]
 ROOT = Path(__file__).resolve().parent.parent.parent
 # <!-- file: src/traincast/room/file.py --> makes a file; ", into NAME" adds to the end of the table NAME (or "at the
 # front" of it), ", after the imports" adds an import
-_STEP = re.compile(r"<!-- file: src/(\S+?\.py)(?:, (.*?))? -->\n```python\n(.*?)```\n", re.DOTALL)
+_STEP = re.compile(r"<!-- file: (?:evaluation/)?src/(\S+?\.py)(?:, (.*?))? -->\n```python\n(.*?)```\n", re.DOTALL)
 
 
 def follow(page: str, folder: Path) -> list[str]:
-    """Makes a copy of the package in `folder` with the steps of a page carried out; gives the files that they touch."""
+    """Copies the packages to `folder` with the steps of a page carried out; gives the files that they touch."""
     steps = _STEP.findall((ROOT / "docs" / "extend" / page).read_text(encoding="utf-8"))
-    _link(PACKAGE, folder / "traincast", {PACKAGE.parent / path for path, _, _ in steps})
+    sources = {package.name: package.parent for package in PACKAGES}
+    touched = {sources[path.split("/")[0]] / path for path, _, _ in steps}
+    for package in PACKAGES:
+        _link(package, folder / package.name, touched)
     for path, where, code in steps:
         target = folder / path
-        text = (target if target.exists() else PACKAGE.parent / path).read_text(encoding="utf-8") if where else ""
+        source = sources[path.split("/")[0]] / path
+        text = (target if target.exists() else source).read_text(encoding="utf-8") if where else ""
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_added(text, where, code), encoding="utf-8")
     return sorted({path for path, _, _ in steps})

@@ -8,8 +8,6 @@ import random
 import shutil
 
 import pytest
-from traincast_evaluation.kernels.attention.measurements import read_attention
-from traincast_evaluation.kernels.gemm.measurements import read_gemm
 
 from tests.calibration.evaluation.folders import CNN, DLE, DLRM, EMBEDDINGS, FOUR_GPUS, MLPERF, TRANSFORMER, write_rows
 from traincast.app.cli.commands import evaluate as verb
@@ -18,9 +16,11 @@ from traincast.calibration.evaluation import multi_gpu
 from traincast.calibration.evaluation.default_program import GROUP
 from traincast.calibration.evaluation.suites import SUITES, Evaluation
 from traincast.calibration.fitting import collectives_data
-from traincast.costs import measured_tables as tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
+from traincast_evaluation import measured_tables as tables
+from traincast_evaluation.kernels.attention.measurements import read_attention
+from traincast_evaluation.kernels.gemm.measurements import read_gemm
 
 polars = pytest.importorskip("polars")
 

@@ -231,9 +231,9 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
             "interval_coverage_held_out": float(np.mean(inside)),
             "interval_coverage_rows": int(judged.sum()),
             "devices": sorted({device.key for device in samples.devices}),
-            # in the words of the shipped profile (today `kernels.embedding.measured`)
+            # in the words of the shipped profile (today `embedding.measurements` and `embedding.lookups`)
             "seed": "kernels: none, rows are set apart by shape, rank and step, see traincast.fit.embedding_data; "
-            "whole lookups: a third of the configurations, see traincast.costs.kernels.embedding.whole.held_back",
+            "whole lookups: a third of the configurations, see traincast.kernels.embedding.whole.held_back",
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from traincast_evaluation.kernels.solve import nonnegative, relative_fit, spread_90
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from traincast_evaluation.kernels.conv.boosting import boost
 
 from traincast.costs.kernels.conv.residual import Boosting
+from traincast_evaluation.kernels.conv.boosting import boost
 
 
 def test_boosted_trees_learn_a_step_extrapolate_flat_and_survive_their_state():

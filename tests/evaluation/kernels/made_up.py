@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from traincast_evaluation.kernels.fit import FamilyTraining, device_spreads, unseen_spread
-from traincast_evaluation.kernels.samples import Samples
 
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.model import KernelModel
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.hardware import load_device
+from traincast_evaluation.kernels.fit import FamilyTraining, device_spreads, unseen_spread
+from traincast_evaluation.kernels.samples import Samples
 
 KEYS = ("v100-pcie", "v100", "t4")  # two cards with one chip, and another
 
@@ -65,9 +65,6 @@ class RateModel(KernelModel):
 
     def __init__(self, rates):
         self.rates = rates
-
-    def fit(self, data):
-        raise NotImplementedError
 
     def predict(self, calls, device):
         seconds = calls["bytes"] / (self.rates.share * device.dram_bandwidth)

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traincast_evaluation.kernels.gemm.fit import TRAINED, without_later_devices
-from traincast_evaluation.kernels.gemm.network import with_device
 
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.families import shipped_model
@@ -15,6 +13,8 @@ from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.model import engine_seconds
 from traincast.costs.kernels.gemm.physics import ENGINES, engine_of
 from traincast.hardware import load_device
+from traincast_evaluation.kernels.gemm.fit import TRAINED, without_later_devices
+from traincast_evaluation.kernels.gemm.network import with_device
 
 LATER = ("b300", "gb200", "gb300", "rtx-pro-6000")
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from traincast_evaluation.kernels.gemm.fit import fit_gemm, fittable
-from traincast_evaluation.kernels.gemm.measurements import read_gemm
 
+from tests.costs.kernels.gemm.test_model import products, random_sizes
+from traincast.costs.kernels.gemm.model import GemmModel
+from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe
+from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.kernels.gemm.fit import fit_engines, fit_gemm, fittable
+from traincast_evaluation.kernels.gemm.measurements import Stopwatch, as_timed, read_gemm
+from traincast_evaluation.kernels.samples import Measurements
 
 pl = pytest.importorskip("polars")
 
@@ -72,3 +77,27 @@ def test_columns_first_tables_change_the_places_of_their_operands(shared_data):
     fp32 = rows.calls.is_compute("fp32")
     assert sorted(rows.calls["n"][fp32]) == sorted(frame["m"].to_list())
     assert rows.calls["trans_b"][fp32].sum() == frame["trans_a"].sum()
+
+
+def test_a_stopwatch_shows_the_floor_for_short_kernels_and_the_sum_for_long_ones():
+    floor, offset = np.array([5e-5]), np.array([2e-5])
+    assert as_timed(np.array([1e-6]), floor, offset)[0] == pytest.approx(5e-5, rel=0.01)
+    assert as_timed(np.array([1e-2]), floor, offset)[0] == pytest.approx(1.002e-2, rel=1e-3)
+
+
+def synthetic(n=300):
+    v100 = load_device("v100-pcie")
+    calls = products(random_sizes(n, seed=5, most=4096))
+    physical, _ = describe(ENGINES["simt"], Problem.of(calls, v100, "fp32", 4.0))
+    return Measurements(calls, [v100], np.zeros(n, dtype=np.int64), 1.5 * physical)
+
+
+def test_fit_recovers_a_constant_factor_and_is_deterministic():
+    data = synthetic()
+    first, second = (GemmModel(fit_engines(data, Stopwatch.none(len(data.seconds)))[0]) for _ in range(2))
+    for name, array in first.state().items():
+        assert array.tobytes() == second.state()[name].tobytes(), name
+    fresh = products(random_sizes(200, seed=9, most=4096))
+    physical, _ = describe(ENGINES["simt"], Problem.of(fresh, data.devices[0], "fp32", 4.0))
+    ratio = first.predict(fresh, data.devices[0]).seconds / (1.5 * physical)
+    assert np.median(np.abs(ratio - 1)) < 0.05

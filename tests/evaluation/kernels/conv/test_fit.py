@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from traincast_evaluation.kernels.conv.fit import with_host_parts
-from traincast_evaluation.kernels.conv.measurements import ConvSamples
 
 from tests.costs.kernels.conv.test_model import conv
 from traincast.costs.kernels.call import Calls
@@ -15,6 +13,8 @@ from traincast.costs.kernels.conv.model import ConvModel
 from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.hardware import load_device
+from traincast_evaluation.kernels.conv.fit import with_host_parts
+from traincast_evaluation.kernels.conv.measurements import ConvSamples
 
 
 def test_the_host_s_delay_is_found_where_it_may_be_seen_and_typical_elsewhere():

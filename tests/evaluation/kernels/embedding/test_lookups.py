@@ -6,6 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
+from traincast.costs.kernels.embedding.model import WATCHES, Watches
+from traincast.costs.kernels.embedding.physics import Rates
+from traincast.costs.kernels.embedding.tables import fill_call, uniform_tables, unknown_longest_bag
+from traincast.costs.kernels.registry import Control, ControlKind
+from traincast.hardware import load_device
+from traincast.utils.errors import TraincastError
 from traincast_evaluation.kernels.embedding.fit import FITTED_TO_WHOLE, fitted_to_whole
 from traincast_evaluation.kernels.embedding.lookups import (
     ATEN_FILE,
@@ -18,13 +25,6 @@ from traincast_evaluation.kernels.embedding.lookups import (
     read_whole_lookups,
     uses_links,
 )
-
-from traincast.costs.kernels.embedding.model import WATCHES, Watches
-from traincast.costs.kernels.embedding.physics import Rates
-from traincast.costs.kernels.embedding.tables import fill_call, uniform_tables, unknown_longest_bag
-from traincast.costs.kernels.registry import Control, ControlKind
-from traincast.hardware import load_device
-from traincast.utils.errors import TraincastError
 
 H100 = load_device("h100")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.costs.kernels.made_up import RateModel, Rates, made_up_samples
+from tests.evaluation.kernels.made_up import RateModel, Rates, made_up_samples
 
 
 def test_a_selection_keeps_the_list_of_devices_and_all_columns():

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
+
+from tests.evaluation.kernels.made_up import KEYS, RateModel, Rates, RateTraining, made_up_samples
 from traincast_evaluation.kernels.evaluate import device_rows, samples_row, unseen_chip_rows
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, device_spreads, leave_one_chip_out, silent, unseen_spread
-
-from tests.costs.kernels.made_up import KEYS, RateModel, Rates, RateTraining, made_up_samples
 
 
 def test_no_fit_sees_a_held_out_sample_nor_one_that_the_host_hides(tmp_path):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from traincast_evaluation.kernels.streaming.fit import TRAINING
 
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.kernels.streaming.fit import TRAINING
 
 polars = pytest.importorskip("polars")
 

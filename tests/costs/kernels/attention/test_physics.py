@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traincast_evaluation.kernels.attention.evaluate import evaluate_attention
-from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
 
 from tests.costs.kernels.attention.test_model import attention, predict
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.attention.physics import BACKWARD_FEATURES, backward_features, exponential_rate, kernel_of
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import load_device
 
 
@@ -60,22 +57,3 @@ def test_a_generation_decides_kernel_and_exponentials():
     assert exponential_rate(b300) == 2 * exponential_rate(replace(b300, compute_capability=10.0))
     assert exponential_rate(load_device("rtx-pro-6000")) == 16e6 * load_device("rtx-pro-6000").effective_clock_mhz
     assert exponential_rate(b200) == 16e6 * 1965
-
-
-def test_rows_of_training_runs_and_of_encoders(shared_data):
-    trained, encoder = read_trained(shared_data), read_encoder(shared_data)
-    assert len(trained) == 64
-    assert trained.calls.is_kind("backward").sum() == 32
-    assert (encoder.calls["causal"] == 0).all()
-    assert {device.key for device in encoder.devices} >= {"b200", "b300", "gb200", "gb300", "h100", "rtx-pro-6000"}
-    model = shipped_model("attention")
-    backward = trained.take(trained.calls.is_kind("backward"))
-    shown, _ = backward.predicted(model.predict)
-    assert np.median(np.abs(shown / backward.seconds - 1)) < 0.05
-
-
-def test_evaluation_has_training_runs_and_encoders_that_nothing_was_fitted_to(shared_data):
-    rows = {(row.suite, row.group): row for row in evaluate_attention(shared_data)}
-    assert rows["attention in training runs", "b200 forward, never fitted"].gmae <= 10
-    suite = "attention forward, no mask, above 100 us"
-    assert max(rows[suite, key].gmae for key in ("h100", "h200", "b200", "gb200", "gb300")) <= 12

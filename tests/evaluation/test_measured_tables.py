@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from traincast.utils.errors import TraincastError
 from traincast_evaluation.measured_tables import (
     check_positive,
     check_possible,
@@ -12,8 +14,6 @@ from traincast_evaluation.measured_tables import (
     read_medians,
     read_table,
 )
-
-from traincast.utils.errors import TraincastError
 
 polars = pytest.importorskip("polars")
 
