@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.costs.kernels.embedding.test_model import lookups
-from traincast.calibration.fitting.pieces import PIECES
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
 from traincast.costs.kernels.families import PROFILES
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.fitting.pieces import PIECES
 from traincast_evaluation.kernels.embedding.fit import FITTED, TRAINING, fit_embedding, judged_spreads, spreads
 from traincast_evaluation.kernels.embedding.measurements import (
     STUDY_FILE,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.calibration.evaluation.dlrm_timeline import evaluate_dlrm_timeline
 from traincast_evaluation.kernels.gemm.evaluate import evaluate_gemm, known_kernels
 from traincast_evaluation.kernels.gemm.measurements import kernels_run, read_gemm
 from traincast_evaluation.kernels.gemm.other_sources import evaluate_gemm_timeline
+from traincast_evaluation.suites.dlrm_timeline import evaluate_dlrm_timeline
 
 pytest.importorskip("polars")
 
