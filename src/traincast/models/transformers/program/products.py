@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import Ref
 from traincast.models.transformers.program.graph import Gradients, Graph
 
 _NARROW = "float8_e4m3fn"
