@@ -38,11 +38,17 @@ come with the second distribution, `traincast-evaluation`.
 
 
 @cache
-def command_actions(command: str) -> tuple[argparse.Action, ...]:
+def command_parser(command: str) -> argparse.ArgumentParser:
+    """The parser of a command, with its help as description."""
+    module = import_module(known_verbs()[command].module)
+    parser = argparse.ArgumentParser(prog=f"traincast {command}", add_help=False, description=module.__doc__)
+    module.add_arguments(parser)
+    return parser
+
+
+def command_actions(command: str) -> list[argparse.Action]:
     """The arguments of a command that its help shows."""
-    parser = argparse.ArgumentParser(prog=f"traincast {command}", add_help=False)
-    import_module(known_verbs()[command].module).add_arguments(parser)
-    return tuple(action for action in parser._actions if action.help != argparse.SUPPRESS)
+    return [action for action in command_parser(command)._actions if action.help != argparse.SUPPRESS]
 
 
 @cache
@@ -65,7 +71,7 @@ def command_section(command: str) -> str:
     usage = " ".join(["traincast", command, *(_call(action) for action in sorted(needed, key=_is_option))])
     if len(usage) > WIDTH:  # the table has the choices
         usage = " ".join(["traincast", command, *(action.dest.upper() for action in needed)])
-    lines = [f"## {command}", "", f"`{usage}`", "", _prose(import_module(known_verbs()[command].module).__doc__ or "")]
+    lines = [f"## {command}", "", f"`{usage}`", "", _prose(command_parser(command).description or "")]
     shared = [action for action in shown if _row(action) in shared_rows()]
     own = [action for action in shown if action not in shared]
     if own:

@@ -6,6 +6,7 @@ import re
 import runpy
 
 import traincast
+import traincast_evaluation
 from tests.docs.pages import DOCS, ROOT
 from traincast.app.cli.verbs import known_verbs
 
@@ -23,6 +24,7 @@ def test_api_page_has_every_call():
     shown = set(re.findall(r"(?m)^::: traincast\.(\w+)$", page))
 
     assert {name for name in traincast.__all__ if name != "__version__"} <= shown
+    assert set(traincast_evaluation.__all__) == set(re.findall(r"(?m)^::: traincast_evaluation\.(\w+)$", page))
 
 
 def test_every_option_stands_on_the_command_line_page():

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traincast.costs.kernels.model import save_state
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting import pieces
 from traincast_evaluation.fitting.dates import date_profiles, fitting_date
+from traincast_evaluation.kernels.fit import save_state
 
 FIRST, LATER = "946684800", "1700000000"  # 2000-01-01 and 2023-11-14
 

@@ -11,13 +11,13 @@ import pytest
 
 from tests.evaluation.suites.folders import CNN, DLE, DLRM, EMBEDDINGS, FOUR_GPUS, MLPERF, TRANSFORMER, write_rows
 from traincast.app.cli.main import main
-from traincast.costs import measured_tables as tables
-from traincast.costs.kernels.attention.training import read_attention
-from traincast.costs.kernels.gemm.measured import read_gemm
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
+from traincast_evaluation import measured_tables as tables
 from traincast_evaluation.commands import evaluate as verb
 from traincast_evaluation.fitting import collectives_data
+from traincast_evaluation.kernels.attention.measurements import read_attention
+from traincast_evaluation.kernels.gemm.measurements import read_gemm
 from traincast_evaluation.suites import multi_gpu
 from traincast_evaluation.suites.default_program import GROUP
 from traincast_evaluation.suites.registry import SUITES, Evaluation

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from traincast.costs.collectives.calls import bus_factor
 from traincast.costs.kernels.collective import COLLECTIVE
-from traincast.costs.measured_tables import MeasuredTable, held_out, read_table, refuse
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError, shown, unknown
+from traincast_evaluation.measured_tables import MeasuredTable, held_out, read_table, refuse
 
 FOLDER = "collectives"
 SINGLE = f"{FOLDER}/nccl_single_node.parquet"

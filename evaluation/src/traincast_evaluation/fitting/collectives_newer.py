@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.costs.measured_tables import read_table
 from traincast_evaluation.fitting.collectives_data import FOLDER, REDUCING, Points, points_of, same_text
+from traincast_evaluation.measured_tables import read_table
 
 BLACKWELL = f"{FOLDER}/nccl_blackwell.parquet"
 DOMAINS = f"{FOLDER}/xla_collectives.parquet"

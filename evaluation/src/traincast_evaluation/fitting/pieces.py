@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from traincast.costs.kernels.families import RECORDS
-from traincast.costs.kernels.record import Progress, Training
 from traincast.utils.errors import unknown
 from traincast.utils.files.writing import write_together
 from traincast_evaluation.fitting.dates import date_profiles
+from traincast_evaluation.kernels.families import MEASURED
+from traincast_evaluation.kernels.fit import Progress, Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def _here(module: str, function: str) -> Callable[[], Training]:
 
 
 PIECES = {
-    **{record.profile: ProfileFit("costs/kernels/profiles", record.train) for record in RECORDS if record.training},
+    **{measured.profile: ProfileFit("costs/kernels/profiles", measured.fit_function) for measured in MEASURED},
     "collectives": ProfileFit("costs/collectives/profiles", _here("collectives", "fit_collectives")),
     "host": ProfileFit("costs/host/data", _here("host", "fit_host")),
     "host-traces": ProfileFit("costs/host/data", _here("host_traces", "fit_host_from_traces")),

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.costs.measured_tables import read_table
 from traincast.simulator.scenario.predict import Question, predict
 from traincast.simulator.scenario.variant import Variant
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.measured_tables import read_table
 
 _SUITE = "dlrm_kernel_timeline_v100"
 _FILE = f"kernels/{_SUITE}.parquet"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from traincast.costs.kernels.families import RECORDS
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.record import Evaluation
 from traincast.utils.metrics import ErrorRow
+from traincast_evaluation.kernels.evaluate import Evaluation
+from traincast_evaluation.kernels.families import MEASURED
 from traincast_evaluation.suites.dlrm_timeline import evaluate_dlrm_timeline
 
 
@@ -24,7 +24,7 @@ def evaluate_kernels(data: Path, progress: Callable[[float], None] = lambda _: N
 
 def _parts() -> Iterator[Evaluation]:
     """The suites of every family; kernels of whole DLRM steps stand behind GEMM, of which they mostly are."""
-    for record in RECORDS:
-        yield from record.evaluate()
-        if record.family is GEMM:
+    for measured in MEASURED:
+        yield from measured.evaluation_functions()
+        if measured.family is GEMM:
             yield evaluate_dlrm_timeline

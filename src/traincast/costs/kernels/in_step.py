@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from traincast.costs.in_step import HALF, NARROW, InStep
-from traincast.costs.kernels.arithmetic import counted_flops
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.gemm import GEMM
+from traincast.costs.kernels.work import counted_flops
 from traincast.hardware.device import Device
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TRITON, TUNED
 from traincast.utils.arrays import FloatArray

@@ -8,16 +8,16 @@ from importlib import import_module
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.families import RECORDS
-from traincast.costs.kernels.given.lowering import lower_given
-from traincast.costs.kernels.lowering.fallback import estimate_unknown
+from traincast.costs.kernels.given import lower_given
 from traincast.costs.kernels.registry import LOWERINGS, Item, LoweringContext
+from traincast.costs.kernels.unmodelled import estimate_unknown
 from traincast.ir.ops import Signature
 from traincast.ir.variants import VARIANT
 from traincast.utils.errors import TraincastError, shown
 
 _LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
 _SHOWN_TENSORS = 6
-_WITHOUT_FAMILY = ("traincast.costs.kernels.lowering.views", "traincast.costs.kernels.lowering.control")
+_WITHOUT_FAMILY = ("traincast.costs.kernels.control",)
 
 
 @cache

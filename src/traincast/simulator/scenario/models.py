@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from traincast.costs.kernels.coverage import OpCoverage, coverage
+from traincast.costs.kernels.lowered import OpCoverage, coverage
 from traincast.costs.kernels.registry import lowering_context
 from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models

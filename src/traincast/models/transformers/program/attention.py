@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.ir.variants import BATCHED, FLASH2, RING, TRITON
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import LatentAttention, Transformer
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import dropout, norm, rotary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.variants import GROUPED, GROUPED_NARROW
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import add, gated, pointwise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.variants import MODULE_SCOPE, VARIANT
-from traincast.models.layers.tape import Arguments, Ref, Scalars, Tape
+from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.style import Style
 
 Gradients = Sequence[Ref | None]
@@ -31,7 +31,7 @@ class Graph:
     what the nodes so far keep for the backward pass.
     """
 
-    def __init__(self, tape: Tape, style: Style, *, training: bool = True) -> None:
+    def __init__(self, tape: StepBuilder, style: Style, *, training: bool = True) -> None:
         self.tape, self.style, self.training = tape, style, training
         self.weights: list[Ref] = []
         self.gradients: list[Ref] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.variants import ROWWISE, TUNED
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.graph import Gradients, Graph
 
 _NARROW = "float8_e4m3fn"
