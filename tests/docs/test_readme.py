@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import runpy
@@ -12,7 +11,6 @@ import sys
 import pytest
 
 from tests.docs.pages import DOCS, ROOT, blocks_of, shell_environment
-from traincast.app.cli.main import main
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _LONGEST = 65
@@ -85,14 +83,6 @@ def test_figures_are_those_of_the_evidence():
     assert len(figures()) == 7
     for what, n, gmae, mape in figures():
         assert any(all(re.search(rf"\b{re.escape(x)}\b", text) for x in (n, gmae, mape)) for text in pages), what
-
-
-@pytest.mark.parametrize(("suite", "row"), [("dlrm", 0), ("cnn", 1)])
-def test_figures_are_what_the_suites_give(suite, row, shared_data, capsys):
-    assert main(["evaluate", suite, "--data", str(shared_data), "--json"]) == 0
-
-    over_all = json.loads(capsys.readouterr().out)["summary"][0]
-    assert [f"{over_all['n']}", f"{over_all['gmae']:.2f}", f"{over_all['mape']:.2f}"] == figures()[row][1:]
 
 
 def test_readme_is_short_and_names_no_machine():
