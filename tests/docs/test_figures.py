@@ -39,7 +39,9 @@ def test_every_suite_is_compared_or_left_to_the_script(script):
 
 
 def test_cells_follow_from_the_titles_of_their_columns(script):
-    page = "| what | n | GMAE | worst | others |\n|---|---|---|---|---|\n| steps | 1 | 9 | 9 | 7.1 |\n| rest | 2 | 3 | | |"
+    page = (
+        "| what | n | GMAE | worst | others |\n|---|---|---|---|---|\n| steps | 1 | 9 | 9 | 7.1 |\n| rest | 2 | 3 | | |"
+    )
     row = {"group": "all", "n": 12, "gmae": 4.359, "worst": 20.54}
 
     filled = script["page_with_figures"](page, {"steps": "all"}, {"summary": [row]})
