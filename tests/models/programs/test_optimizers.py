@@ -43,7 +43,7 @@ def signatures(program):
 def test_the_update_is_what_a_capture_of_pytorch_records(optimizer, together):
     torch = pytest.importorskip("torch")
     from traincast.capturing import capture_step
-    from traincast.models.zoo.build.steps import OPTIMIZERS as CLASSES
+    from traincast_evaluation.zoo.build.steps import OPTIMIZERS as CLASSES
 
     def make(_):
         parameters = [torch.nn.Parameter(torch.empty(shape, device="cuda")) for shape in SHAPES]

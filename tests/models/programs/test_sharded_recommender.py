@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.models.zoo.captured import connected, storages
+from tests.evaluation.zoo.captured import connected, storages
 from traincast.hardware.platform import load_platform
 from traincast.ir.program import peak_memory
 from traincast.models.catalog import load_model
