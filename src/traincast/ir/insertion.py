@@ -91,11 +91,11 @@ class Insertion(ProgramBuilder):
         places = np.arange(len(before))
         return parts, op_scope, np.lexsort((places, places < old, before))
 
-    def _join_signatures(self) -> IntArray:
+    def _join_signatures(self) -> Int32Array:
         """The numbers of new signatures among all, which `symbolic` then are."""
         known: dict[Signature, int] = {}
         if self._signatures.of:
             known = {signature: index for index, signature in enumerate(self.program.symbolic)}
         numbers = [known.setdefault(signature, len(known)) for signature in self._signatures.of]
         self.symbolic = tuple(known) or self.program.symbolic
-        return np.array(numbers, dtype=np.int64)
+        return np.array(numbers, dtype=np.int32)
