@@ -12,7 +12,7 @@ import numpy as np
 from traincast.calibration.evaluation.cases import Case
 from traincast.costs.in_step import InStep, in_step_from
 from traincast.planner.parallelism.ask import TrainingQuestion
-from traincast.simulator.parallelism.predict import predict_training
+from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.utils.errors import TraincastError
 
 _STEPS = (0.16, 0.08, 0.04, 0.02)  # of a number's logarithm: tried up and down until neither helps, then the next
@@ -95,8 +95,8 @@ def log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
     question = case.question
     assert isinstance(question, TrainingQuestion)
-    answer = predict_training(question.transformer(), question.platform(), question.layout, constants=constants)
-    return math.log(1e3 * answer.iteration / case.measured_ms)
+    seconds, _ = estimate_seconds(question.transformer(), question.platform(), question.layout, in_step=constants)
+    return math.log(1e3 * seconds / case.measured_ms)
 
 
 def source_of(case: Case) -> str:
