@@ -116,10 +116,11 @@ def extend_periodically(longer: Prediction, shorter: Prediction, times: float) -
     ratio = more("iteration") / longer.iteration
     low, high = longer.interval
     plain = ("iteration", "device_active", "device_idle", "host", "exposed_comm", "estimated_seconds")
+    extended: dict[str, Any] = {name: more(name) for name in plain}
+    extended |= {name: more_of(name) for name in ("by_family", "by_phase", "by_source")}
     return replace(
         longer,
-        **{name: more(name) for name in plain},
-        **{name: more_of(name) for name in ("by_family", "by_phase", "by_source")},
+        **extended,
         interval=(low * ratio, high * ratio),
         kernel_errors={call: ratio * seconds for call, seconds in longer.kernel_errors.items()},
         outside=tuple(replace(item, seconds=ratio * item.seconds) for item in longer.outside),

@@ -9,8 +9,8 @@ from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.variants import BETWEEN_STAGES, VARIANT
+from traincast.models.layers.builder import Communicator, Scalars, StepBuilder
 from traincast.models.layers.optimizers import step_one_by_one, with_state
-from traincast.models.layers.tape import Communicator, Scalars, Tape
 from traincast.models.transformers.program.communication import write_collective
 from traincast.models.transformers.program.step import write_adam
 from traincast.simulator.parallelism.groups import (
@@ -177,7 +177,7 @@ class Snippets:
         part = chunk * stages + self.stage + step
         return part % stages if stages > 1 and 0 <= part < stages * self.layout.vp else None
 
-    def _message(self, tape: Tape, name: str, source: int, target: int, communicator: int, stream: int) -> None:
+    def _message(self, tape: StepBuilder, name: str, source: int, target: int, communicator: int, stream: int) -> None:
         layout = self.layout
         rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)
         ranks = (self.groups.first_rank(source), self.groups.first_rank(target))
@@ -188,17 +188,19 @@ class Snippets:
         ]  # fmt: skip
         tape.op(f"c10d::{name}", [("tensors", ref)], [ref], scalars, stream=stream)
 
-    def _tape(self, scope: str, kind: str) -> Tape:
+    def _tape(self, scope: str, kind: str) -> StepBuilder:
         layout = self.layout
-        tape = Tape(layout.micro_batch, builder=ProgramBuilder(batch_size=layout.micro_batch, seq_len=layout.seq_len))
+        tape = StepBuilder(
+            layout.micro_batch, target=ProgramBuilder(batch_size=layout.micro_batch, seq_len=layout.seq_len)
+        )
         phases = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "update": Phase.OPTIMIZER}
         tape.scope(scope, phases[kind])
         return tape
 
 
-def _record(tape: Tape, event: int, stream: int) -> None:
+def _record(tape: StepBuilder, event: int, stream: int) -> None:
     tape.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
 
 
-def _wait(tape: Tape, event: int, stream: int) -> None:
+def _wait(tape: StepBuilder, event: int, stream: int) -> None:
     tape.op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from traincast.ir.collectives import COLLECTIVES
 from traincast.ir.variants import EXPOSED, UNIFORM, VARIANT
-from traincast.models.layers.tape import Communicator, Ref, Scalars, Tape
+from traincast.models.layers.builder import Communicator, Ref, Scalars, StepBuilder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Region:
 
 
 def write_collective(
-    tape: Tape,
+    tape: StepBuilder,
     kind: str,
     group: Communicator,
     nbytes: float,
@@ -68,7 +68,9 @@ def write_collective(
     tape.op(f"c10d::{record.ops[0]}", [("tensors", ref)], [ref], scalars, stream=stream, module=module)
 
 
-def begin_collective(tape: Tape, kind: str, group: Communicator, nbytes: float, ref: Ref, *, module: str = "") -> int:
+def begin_collective(
+    tape: StepBuilder, kind: str, group: Communicator, nbytes: float, ref: Ref, *, module: str = ""
+) -> int:
     """A collective on its communicator's stream (numbered as the communicator), after what the compute stream has so
     far; gives the event of its end."""
     stream = group.number

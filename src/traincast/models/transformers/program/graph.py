@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.ir.variants import MODULE_SCOPE, VARIANT
-from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE, VARIANT
 from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.communication import (
@@ -41,12 +39,14 @@ class Graph:
     what the nodes so far keep for the backward pass.
     """
 
-<<<<<<< HEAD
-    def __init__(self, tape: StepBuilder, style: Style, *, training: bool = True) -> None:
-        self.tape, self.style, self.training = tape, style, training
-=======
     def __init__(
-        self, tape: Tape, style: Style, *, training: bool = True, groups: LayerGroups = ALONE, split: bool = False
+        self,
+        tape: StepBuilder,
+        style: Style,
+        *,
+        training: bool = True,
+        groups: LayerGroups = ALONE,
+        split: bool = False,
     ) -> None:
         """`groups` are those that layers communicate in; `split`: gradients of weights come after all others, as
         zero-bubble schedules want them."""
@@ -56,7 +56,6 @@ class Graph:
         self.split = split
         self._late: list[Callable[[], None]] = []
         self._pending: list[int] = []
->>>>>>> engine
         self.weights: list[Ref] = []
         self.gradients: list[Ref] = []
         self._gradient_of: dict[int, Ref] = {}
@@ -182,7 +181,7 @@ class Graph:
 
     def write_late(self) -> int:
         """Writes the gradients of weights that were put off; gives the op they begin at."""
-        first = self.tape.builder.num_ops
+        first = self.tape.target.num_ops
         if self._late:
             self.scope("WeightGradients", Phase.BACKWARD)
         for write in self._late:

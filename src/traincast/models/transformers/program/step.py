@@ -110,7 +110,7 @@ def _tape(batch: int, seq_len: int) -> StepBuilder:
 
 def _finished(graph: Graph, result: Ref) -> Piece:
     graph.settle()
-    saved, backward = graph.saved_bytes, graph.tape.builder.num_ops
+    saved, backward = graph.saved_bytes, graph.tape.target.num_ops
     graph.run_backward(result, graph.given(*result.shape))
     late = graph.write_late()
     return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late)
