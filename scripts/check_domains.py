@@ -31,8 +31,8 @@ from traincast_evaluation.kernels.gemm.fit import EXTENDED, compare, engine_rows
 from traincast_evaluation.kernels.gemm.measurements import BLACKWELL_FILE, GemmSamples, read_gemm
 from traincast_evaluation.kernels.rowwise.fit import SOFTMAX_TRAINING
 from traincast_evaluation.kernels.samples import Samples
-from traincast_evaluation.kernels.solve import spread_90
 from traincast_evaluation.kernels.streaming.fit import TRAINING as STREAMS
+from traincast_evaluation.solve import spread_90
 
 BEFORE = 0.25  # log-sigma that was added before it was calibrated
 MOST = 200  # rows of a group that count, so that no table outvotes the others

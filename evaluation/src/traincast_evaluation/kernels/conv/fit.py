@@ -40,8 +40,8 @@ from traincast_evaluation.kernels.conv.boosting import boost
 from traincast_evaluation.kernels.conv.measurements import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvSamples, read_convolutions
 from traincast_evaluation.kernels.fit import ModelTraining, Predictor, unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import relative_fit, spread_90
 from traincast_evaluation.measured_tables import held_out
+from traincast_evaluation.solve import relative_fit, spread_90
 
 # set by hand: they only say which way is fastest in the first round
 _START = np.array([1.5, 1.0, 0.6, 2.0, 1.2, 0.6, 2.0, 1.0, 1.2, 1.35, 0.6, 3.0, 1.1, 2.0, 3.0, 5.0])

@@ -16,7 +16,7 @@ from traincast.utils.metrics import ErrorRow, error_row, within
 from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judged_spreads
 from traincast_evaluation.kernels.embedding.lookups import WholeLookup, WholeLookups, uses_links
 from traincast_evaluation.kernels.embedding.measurements import read_embedding
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 HELD_BACK = "whole lookups: held out by configuration"
 """A third of the configurations of the public lookup tables, by a seeded hash of their columns."""

@@ -43,7 +43,7 @@ from traincast_evaluation.kernels.embedding.measurements import (
 )
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 FITTED = (
     "start_seconds", "update_start_seconds", "read_share", "scattered_write_share", "sorted_write_share",

@@ -43,7 +43,7 @@ from traincast_evaluation.kernels.gemm.measurements import (
 )
 from traincast_evaluation.kernels.gemm.network import Examples, Schedule, train, with_device
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 # bounds on what `Engine.visits` asks for; set by hand
 _FEWEST_PASSES, _MOST_PASSES = 30, 300

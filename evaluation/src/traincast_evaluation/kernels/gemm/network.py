@@ -22,7 +22,7 @@ from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet,
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast_evaluation.kernels.gemm.measurements import EDGE, as_timed
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 _ROUNDS, _STEP = 200, 0.3  # of Adam on eight numbers; every start ends at the same error
 _KNEE = 0.05  # log errors beyond this count linearly

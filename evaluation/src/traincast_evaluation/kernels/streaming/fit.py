@@ -19,9 +19,9 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining, device_spreads, leave_one_chip_out
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import relative_fit
 from traincast_evaluation.kernels.streaming.measurements import FILES, SOURCE, VectorSamples, read_vectors
 from traincast_evaluation.measured_tables import held_out
+from traincast_evaluation.solve import relative_fit
 
 _BYTES_PER_CLOCK = (10.0, 13.0, 16.0, 20.0, 24.0, 32.0)  # of an SM from its L2, tried; 64 is the width of its port
 _L2_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the L2 that one kernel's data can occupy, tried
