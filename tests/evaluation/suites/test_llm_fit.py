@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from traincast.costs.in_step import SHIPPED, in_step_from, shipped_tables
 from traincast.models.transformers.reading import described
 from traincast.planner.parallelism.ask import TrainingQuestion
-from traincast.simulator.parallelism.constants import SHARED, constants_of, shipped_tables
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import predict_training
 from traincast_evaluation.suites.cases import Case
 from traincast_evaluation.suites.llm_fit import ConstantsFit, answerable, halves, log_error
 
 SMALL = described("small", {"layers": 2, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
-TRUTH = replace(SHARED, sustained={**SHARED.sustained, "hopper 16": 1.7}, meeting_us=160.0)
+TRUTH = replace(SHIPPED, sustained={**SHIPPED.sustained, "hopper 16": 1.7}, stall_us=160.0)
 
 
 def question(tp: int, micro: int) -> TrainingQuestion:
@@ -37,40 +37,40 @@ def cases() -> list[Case]:
 
 
 def test_numbers_that_made_the_steps_are_found_again(cases) -> None:
-    fit = ConstantsFit(cases, SHARED, ("hopper 16", "meeting_us", "rowwise"))
+    fit = ConstantsFit(cases, SHIPPED, ("hopper 16", "stall_us", "rowwise"))
     after = fit.run(rounds=4)
     assert after.sustained["hopper 16"] == pytest.approx(1.7, rel=0.02)
-    assert after.meeting_us == pytest.approx(160.0, rel=0.2)
-    assert after.rowwise == SHARED.rowwise  # nothing depends on it
+    assert after.stall_us == pytest.approx(160.0, rel=0.2)
+    assert after.rowwise == SHIPPED.rowwise  # nothing depends on it
     assert fit._touched["rowwise"] == []
-    (row,) = halves(cases, SHARED, after)
+    (row,) = halves(cases, SHIPPED, after)
     assert row.source == "made" and row.fitted_after < 1.0 < row.fitted_before
     assert row.held_after < 1.0 < row.held_before
-    assert ConstantsFit(cases, SHARED, ("hopper 16", "meeting_us", "rowwise")).run(rounds=4) == after
+    assert ConstantsFit(cases, SHIPPED, ("hopper 16", "stall_us", "rowwise")).run(rounds=4) == after
 
 
 def test_only_the_fitted_half_is_looked_at(cases) -> None:
     spoiled = [case if case.fitted else replace(case, measured_ms=99 * case.measured_ms) for case in cases]
-    plain, same = (ConstantsFit(some, SHARED, ("hopper 16",)).run(rounds=1) for some in (cases, spoiled))
+    plain, same = (ConstantsFit(some, SHIPPED, ("hopper 16",)).run(rounds=1) for some in (cases, spoiled))
     assert plain == same
 
 
 def test_a_number_stays_above_what_can_be() -> None:
     asked = TrainingQuestion(model=SMALL, on="dgx-a100", layout=Layout(gpus=1, micro_batch=4, attention="unfused"))
     case = Case(name="x", group="made", question=asked, measured_ms=0.01, fitted=True)
-    assert ConstantsFit([case], SHARED, ("batched",)).run(rounds=1).batched >= 0.5
+    assert ConstantsFit([case], SHIPPED, ("batched",)).run(rounds=1).batched >= 0.5
 
 
 def test_cases_that_are_refused_do_not_count(cases) -> None:
     bad = replace(cases[0], question=question(3, 4))
-    assert answerable([*cases[:2], bad], SHARED) == cases[:2]
+    assert answerable([*cases[:2], bad], SHIPPED) == cases[:2]
     assert log_error(cases[0], TRUTH) == 0.0
 
 
 def test_every_shipped_number_is_named_once_and_read_back() -> None:
     tables = shipped_tables()
     assert not set(tables["fitted"]) & set(tables["measured"])
-    assert SHARED.named() == tables["fitted"] | tables["measured"]
-    assert constants_of(SHARED.named()) == SHARED
-    assert all(math.isfinite(value) and value > 0 for value in SHARED.named().values())
+    assert SHIPPED.by_name() == tables["fitted"] | tables["measured"]
+    assert in_step_from(SHIPPED.by_name()) == SHIPPED
+    assert all(math.isfinite(value) and value > 0 for value in SHIPPED.by_name().values())
     assert {"fitted", "measured", "rows"} == set(tables["provenance"])

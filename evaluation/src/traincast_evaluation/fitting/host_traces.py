@@ -9,10 +9,9 @@ from typing import Any
 
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
-from traincast.traces.overheads.build import build_host_profile
-from traincast.traces.overheads.combine import filled_from
 from traincast.traces.overheads.extraction import Overheads, measure_overheads, profiler_cost
 from traincast_evaluation.fitting.host import host_tables
+from traincast_evaluation.fitting.host_profile import build_host_profile, filled_from
 
 # profile -> (trace files, where they come from, what ran)
 PROFILES: dict[str, tuple[tuple[str, ...], str, str]] = {

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from traincast.traces.kineto import read_kineto
 from traincast.traces.link import link
-from traincast.traces.overheads.build import build_host_profile
 from traincast.traces.overheads.extraction import measure_overheads
+from traincast_evaluation.fitting.host_profile import build_host_profile
 
 TRACES = (
     tuple(f"param_dlrm_8xv100/kineto_rank{rank}.json.gz" for rank in range(8)),

@@ -13,14 +13,13 @@ from functools import cache
 from math import ceil
 from typing import Any
 
+from traincast.ir.builder import share_templates
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
 from traincast.models.embeddings import Pooling, Table
 from traincast.models.embeddings.load import Part, hottest_row, part_load
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.distributed_embeddings_tables import EqualTables, Slice, place
 from traincast_evaluation.published.fused_layers import FusedMlp, FusedStep
@@ -43,7 +42,7 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     programs = []
     for number in range(len(keys)):
         rank = ranks.index(number)
-        tape = RankTape(run.global_batch // run.gpus, rank, run.gpus, run.gpus)
+        tape = RankBuilder(run.global_batch // run.gpus, rank, run.gpus, run.gpus)
         programs.append(_Step(tape, sizes, placed[rank], columns).program())
     return Workload(
         name="distributed-embeddings",
@@ -93,9 +92,9 @@ class _Step(FusedStep):
     """One rank's step in the order it runs."""
 
     def __init__(
-        self, tape: RankTape, sizes: Mapping[str, Any], held: Sequence[Slice], columns: Sequence[Sequence[int]]
+        self, tape: RankBuilder, sizes: Mapping[str, Any], held: Sequence[Slice], columns: Sequence[Sequence[int]]
     ) -> None:
-        super().__init__(tape, "float32", batch=tape.builder.batch_size)
+        super().__init__(tape, "float32", batch=tape.batch_size)
         self.stride, self.dense_features = sizes["interact_stride"], sizes["dense_features"]
         self.columns = columns
         self.whole = self.local * tape.world_size

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 
 
 @dataclass(slots=True)
@@ -26,7 +25,9 @@ class FusedStep:
     products' epilogues (HugeCTR); else they are a kernel after each (Apex).
     """
 
-    def __init__(self, tape: RankTape, dtype: str, *, batch: int, casts: bool = False, epilogue: bool = False) -> None:
+    def __init__(
+        self, tape: RankBuilder, dtype: str, *, batch: int, casts: bool = False, epilogue: bool = False
+    ) -> None:
         self.tape, self.dtype, self.local, self.casts, self.epilogue = tape, dtype, batch, casts, epilogue
 
     def op(self, name: str, arguments: Sequence[tuple[str, Ref]], result: Ref | None, scalars: Scalars = ()) -> Ref:

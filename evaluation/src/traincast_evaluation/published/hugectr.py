@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from traincast.ir.builder import share_templates
 from traincast.ir.cuda_graph import with_graphs
-from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
 from traincast_evaluation.published.hugectr_dcn import write_dcn
 from traincast_evaluation.published.hugectr_dense import BOTTOM, CROSS_LAYERS, CROSS_RANK, DIM, DOT_WIDTH, TOP, VECTORS

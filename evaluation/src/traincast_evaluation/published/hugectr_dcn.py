@@ -16,8 +16,7 @@ from traincast.ir.program import Program
 from traincast.models.dlrm.cross_config import DLRM_V2
 from traincast.models.embeddings import Pooling, Table, Zipf
 from traincast.models.embeddings.load import Part, total_load
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Communicator, Ref, Scalars
+from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
 from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
 from traincast_evaluation.published.hugectr_plan import adagrad_bytes, capacity_bytes, plan_tables
 from traincast_evaluation.published.nvidia_dlrm import SKEW
@@ -81,7 +80,7 @@ def write_dcn(run: Run) -> tuple[list[Program], tuple[int, ...]]:
     programs: list[Program] = []
     for number in range(len(keys)):
         rank, like = ranks.index(number), programs[0] if programs else None
-        tape = RankTape(run.global_batch // run.gpus, rank, run.gpus, run.gpus_per_node, like)
+        tape = RankBuilder(run.global_batch // run.gpus, rank, run.gpus, run.gpus_per_node, like)
         programs.append(_Step(tape, held, run).program())
     return programs, ranks
 
@@ -123,8 +122,8 @@ def _height(parts: Sequence[_Rows]) -> int:
 class _Step(DenseStep):
     """One rank's step in the order it runs."""
 
-    def __init__(self, tape: RankTape, held: list[_Held], run: Run) -> None:
-        super().__init__(tape, tape.builder.batch_size, cross=True)
+    def __init__(self, tape: RankBuilder, held: list[_Held], run: Run) -> None:
+        super().__init__(tape, tape.batch_size, cross=True)
         self.whole, self.several = run.global_batch, run.gpus > run.gpus_per_node
         self.held = held[tape.rank]
         # columns of the results that come from each rank that this one exchanges with

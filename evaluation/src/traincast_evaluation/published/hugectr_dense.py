@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Communicator, Ref
+from traincast.models.layers.builder import Communicator, RankBuilder, Ref
 from traincast_evaluation.published.fused_layers import FusedStep
 
 DIM, VECTORS = 128, 27
@@ -18,7 +17,7 @@ _ALL_REDUCE = 1 << 20  # number of a communicator of its own: it overlaps with t
 class DenseStep(FusedStep):
     """Bottom MLP, interaction (dot products, or `cross` layers) and top MLP of `batch` samples on one rank."""
 
-    def __init__(self, tape: RankTape, batch: int, *, cross: bool) -> None:
+    def __init__(self, tape: RankBuilder, batch: int, *, cross: bool) -> None:
         super().__init__(tape, "float16", batch=batch, epilogue=True)
         self.cross = cross
         self.width = VECTORS * DIM if cross else DOT_WIDTH

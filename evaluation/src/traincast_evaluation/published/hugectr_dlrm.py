@@ -7,8 +7,7 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.embeddings import Pooling, Table, Zipf
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import RankBuilder, Ref
 from traincast_evaluation.published.hugectr_dense import DIM
 from traincast_evaluation.published.hugectr_dlrm_nodes import NodesStep
 from traincast_evaluation.published.hugectr_hybrid import HybridRows, hybrid_rows
@@ -25,7 +24,7 @@ def write_dlrm(run: Run, *, hybrid: bool, overlap: bool, early: bool) -> tuple[l
         for i, rows in enumerate(CRITEO_ROWS)
     ]
     rows = hybrid_rows(tables, run, by_default=early) if hybrid else HybridRows(0, 0, 1.0)
-    tape = RankTape(run.global_batch // run.gpus, 0, run.gpus, run.gpus_per_node)
+    tape = RankBuilder(run.global_batch // run.gpus, 0, run.gpus, run.gpus_per_node)
     step = NodesStep if hybrid and run.gpus > run.gpus_per_node else _Step
     return [step(tape, tables, rows, overlap=overlap, early=early).program()], (0,) * run.gpus
 

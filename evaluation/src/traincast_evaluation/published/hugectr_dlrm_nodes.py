@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.models.layers.tape import Communicator, Ref
+from traincast.models.layers.builder import Communicator, Ref
 from traincast_evaluation.published.hugectr_dense import DIM
 from traincast_evaluation.published.hugectr_rows import EMBEDDING, RowsStep
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from traincast.ir.ops import StorageKind
 from traincast.models.embeddings import Table
 from traincast.models.embeddings.load import Part, total_load
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast_evaluation.published.hugectr_dense import DIM, DenseStep
 from traincast_evaluation.published.hugectr_hybrid import HybridRows
 
@@ -21,9 +20,9 @@ class RowsStep(DenseStep):
     1.0's code: which rows are whose is found in the step, and nothing shares the network."""
 
     def __init__(
-        self, tape: RankTape, tables: Sequence[Table], rows: HybridRows, *, overlap: bool, early: bool
+        self, tape: RankBuilder, tables: Sequence[Table], rows: HybridRows, *, overlap: bool, early: bool
     ) -> None:
-        super().__init__(tape, tape.builder.batch_size, cross=False)
+        super().__init__(tape, tape.batch_size, cross=False)
         self.tables, self.rows, self.early = tables, rows, early
         self.stream = EMBEDDING if overlap else 0
         height = sum(table.rows for table in tables) // tape.world_size

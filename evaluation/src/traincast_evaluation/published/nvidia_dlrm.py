@@ -11,15 +11,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from traincast.ir.builder import share_templates
 from traincast.ir.cuda_graph import in_phases, with_graphs
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import CRITEO_ROWS
 from traincast.models.embeddings import Pooling, Table, Zipf
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.placement import Placement, Plan, ShardingKind
 from traincast.models.sharded_dlrm.layout import Batch, Layout, lay_out
 from traincast_evaluation.published.fused_layers import FusedStep
@@ -95,7 +94,7 @@ class _Step(FusedStep):
     """One rank's step in the order it runs."""
 
     def __init__(self, layout: Layout, rank: int, run: Run, *, casts: bool) -> None:
-        tape = RankTape(layout.batch_size, rank, run.gpus, run.gpus)
+        tape = RankBuilder(layout.batch_size, rank, run.gpus, run.gpus)
         super().__init__(tape, run.element, casts=casts, batch=layout.batch_size)
         self.run, self.layout, self.rank = run, layout, rank
         self.keeps_half = run.half and not casts  # half-precision weights, as Apex O2 has them

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traincast.costs.in_step import InStep, in_step_from
 from traincast.planner.parallelism.ask import TrainingQuestion
-from traincast.simulator.parallelism.constants import Constants, constants_of
 from traincast.simulator.parallelism.predict import predict_training
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
@@ -39,15 +39,15 @@ class ConstantsFit:
     neither the largest table nor a single row decides. `moved` names what may change, the rest stays.
     """
 
-    def __init__(self, cases: Sequence[Case], start: Constants, moved: Sequence[str]) -> None:
+    def __init__(self, cases: Sequence[Case], start: InStep, moved: Sequence[str]) -> None:
         self.cases = [case for case in cases if case.fitted and isinstance(case.question, TrainingQuestion)]
-        self.numbers, self.moved = start.named(), tuple(moved)
+        self.numbers, self.moved = start.by_name(), tuple(moved)
         counts = Counter(source_of(case) for case in self.cases)
         self.weights = np.array([counts[source_of(case)] ** -0.5 for case in self.cases])
         self.errors = self._errors(range(len(self.cases)), self.numbers)
         self._touched = {name: self._affected(name) for name in self.moved}
 
-    def run(self, rounds: int = 3, progress: Callable[[str], None] = lambda _: None) -> Constants:
+    def run(self, rounds: int = 3, progress: Callable[[str], None] = lambda _: None) -> InStep:
         """The numbers after so many turns through all of them, or fewer when none moves any more."""
         for turn in range(rounds):
             before = dict(self.numbers)
@@ -56,7 +56,7 @@ class ConstantsFit:
             progress(f"turn {turn + 1}: mean error {100 * self._score(self.errors):.2f} %")
             if before == self.numbers:
                 break
-        return constants_of({name: _rounded(value) for name, value in self.numbers.items()})
+        return in_step_from({name: _rounded(value) for name, value in self.numbers.items()})
 
     def _score(self, errors: np.ndarray) -> float:
         return float((self.weights * errors).sum() / self.weights.sum())
@@ -87,11 +87,11 @@ class ConstantsFit:
         return [i for i in everything if changed[i] != self.errors[i]]
 
     def _errors(self, numbers: Sequence[int], values: Mapping[str, float]) -> np.ndarray:
-        constants = constants_of(values)
+        constants = in_step_from(values)
         return np.array([abs(log_error(self.cases[i], constants)) for i in numbers])
 
 
-def log_error(case: Case, constants: Constants) -> float:
+def log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
     question = case.question
     assert isinstance(question, TrainingQuestion)
@@ -104,7 +104,7 @@ def source_of(case: Case) -> str:
     return case.group.partition(",")[0]
 
 
-def answerable(cases: Sequence[Case], constants: Constants) -> list[Case]:
+def answerable(cases: Sequence[Case], constants: InStep) -> list[Case]:
     """Cases that have an answer: a layout that cannot be is refused."""
     kept = []
     for case in cases:
@@ -116,7 +116,7 @@ def answerable(cases: Sequence[Case], constants: Constants) -> list[Case]:
     return kept
 
 
-def halves(cases: Sequence[Case], before: Constants, after: Constants) -> list[HalfErrors]:
+def halves(cases: Sequence[Case], before: InStep, after: InStep) -> list[HalfErrors]:
     """How wrong both halves of every source are with each set of constants."""
     rows = []
     for source in sorted({source_of(case) for case in cases}):
@@ -135,7 +135,7 @@ def halves(cases: Sequence[Case], before: Constants, after: Constants) -> list[H
     return rows
 
 
-def _mean_percent(cases: Sequence[Case], constants: Constants) -> float:
+def _mean_percent(cases: Sequence[Case], constants: InStep) -> float:
     errors = [100 * abs(math.expm1(log_error(case, constants))) for case in cases]
     return float(np.mean(errors)) if errors else math.nan
 

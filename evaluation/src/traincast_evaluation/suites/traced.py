@@ -14,7 +14,6 @@ from traincast.hardware.catalog import device_by_name
 from traincast.hardware.platform import Platform, load_platform
 from traincast.traces.join import join_execution
 from traincast.traces.link import Linked, link
-from traincast.traces.overheads.build import build_host_profile
 from traincast.traces.overheads.extraction import Overheads, measure_overheads
 from traincast.traces.ranks import RankTraces, read_ranks
 from traincast.traces.replay.attribution import attribute, choose_profile, host_scale
@@ -24,6 +23,7 @@ from traincast.traces.replay.timeline import timeline_instructions
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.fitting.host_profile import build_host_profile
 
 _FOLDER = "traces"
 _SUITE = "traces"

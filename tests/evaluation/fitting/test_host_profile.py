@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from traincast.costs.host.profile import parse_host_profile
-from traincast.traces.overheads.build import build_host_profile
 from traincast.traces.overheads.distribution import Distribution
 from traincast.traces.overheads.extraction import Overheads, pooled
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.fitting.host_profile import build_host_profile
 
 
 def overheads(**samples):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from traincast.ir.builder import ProgramBuilder
+from traincast.ir.builder import ProgramBuilder, SizesBuilder
 from traincast.ir.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 
@@ -46,13 +46,14 @@ class Communicator:
     ranks: tuple[int, ...]
 
 
-class Tape:
-    """A `ProgramBuilder` that makes tensors from shapes and fills in signatures.
+class StepBuilder:
+    """Writes a step op by op into `target`: makes tensors from shapes and fills in signatures.
 
     Backward scopes are on thread 1; changes of thread are tied together as autograd's are. `half` is the type that
     autocast turns operands of matrix products into ("" without autocast). `engine_ops_apart`: what the autograd engine
     runs after a node (sums of gradients) are host ops of their own, as PyTorch 1.8's profiler shows them.
-    Each communicator has a stream of its own, numbered from 1 in order of first use.
+    Each communicator has a stream of its own, numbered from 1 in order of first use. `labels` has an entry for every
+    scope: what it was `labelled` (None: nothing).
     """
 
     half: str = ""
@@ -60,16 +61,33 @@ class Tape:
     engine_thread: int = 1
     stream: int = 0  # on which ops run that name no other
 
-    def __init__(self, batch_size: int, *, builder: ProgramBuilder | None = None) -> None:
-        self.builder = ProgramBuilder(batch_size=batch_size) if builder is None else builder
+    def __init__(self, batch_size: int, *, target: ProgramBuilder | None = None) -> None:
+        self.batch_size = batch_size
+        self.target = ProgramBuilder(batch_size=batch_size) if target is None else target
+        self.labels: list[object] = []
+        self._label: object = None
         self._thread = 0
         self._phase = Phase.FORWARD
         self._streams: dict[int, int] = {}
         self._events = 0
 
+    def continue_from(self, program: Program, group: Communicator) -> None:
+        """What is written goes with the ops of a program: events have other numbers than its own, and `group`
+        communicates on the stream that it has there, or on the next free one."""
+        events = [signature.scalar("event") for signature in program.signatures]
+        self._events = 1 + max((event for event in events if isinstance(event, int)), default=-1)
+        self._streams[group.number] = _stream_of(program, group.number)
+
+    @contextmanager
+    def labelled(self, label: object) -> Iterator[None]:
+        """Gives a label to the scopes that are opened inside."""
+        before, self._label = self._label, label
+        yield
+        self._label = before
+
     def _tensor(self, storage: int, shape: Sequence[int], stride: Sequence[int], dtype: str, device: str) -> Ref:
         spec = TensorSpec(tuple(shape), tuple(stride), dtype, device)
-        return Ref(self.builder.tensor(storage), storage, spec)
+        return Ref(self.target.tensor(storage), storage, spec)
 
     def _storage(self, shape: Sequence[int], dtype: str, device: str, kind: StorageKind, *, before: bool) -> int:
         elements = 1
@@ -77,7 +95,7 @@ class Tape:
             elements *= size
         # host memory takes no device bytes
         nbytes = elements * DTYPE_BYTES[dtype] if device == "cuda" else 0
-        return self.builder.storage(nbytes, kind, before_step=before)
+        return self.target.storage(nbytes, kind, before_step=before)
 
     def resident(self, shape: Sequence[int], kind: StorageKind, dtype: str = "float32", device: str = "cuda") -> Ref:
         """A tensor that is there before the step."""
@@ -102,11 +120,15 @@ class Tape:
 
     def scope(self, name: str, phase: Phase | None = None) -> None:
         """Opens a top-level host op; without a phase it stays in the one before. Backward runs on its own thread."""
-        self._phase = self._phase if phase is None else phase
-        thread = int(self._phase == Phase.BACKWARD and not name.startswith("aten::ones_like"))
-        after = self.builder.num_scopes - 1 if thread != self._thread else -1
-        self._thread = thread
-        self.builder.scope(name, self._phase, thread=thread, after=after)
+        phase = self._phase if phase is None else phase
+        thread = int(phase == Phase.BACKWARD and not name.startswith("aten::ones_like"))
+        self.scope_on(thread, name, phase, after=self.target.last_scope if thread != self._thread else -1)
+
+    def scope_on(self, thread: int, name: str, phase: Phase, *, after: int = -1) -> None:
+        """Opens a top-level host op on a thread, which waits for the scope `after` (-1: for none)."""
+        self._phase, self._thread = phase, thread
+        self.target.scope(name, phase, thread=thread, after=after)
+        self.labels.append(self._label)
 
     def op(
         self,
@@ -138,7 +160,7 @@ class Tape:
             groups=tuple(groups),
             overload=overload,
         )
-        return self.builder.op(
+        return self.target.op(
             signature,
             [ref.tensor for ref in inputs],
             [ref.tensor for ref in outputs],
@@ -149,7 +171,8 @@ class Tape:
 
     def engine_scope(self, name: str, phase: Phase) -> None:
         """Opens a top-level op on autograd's thread, which is in it already, whatever its phase."""
-        self.builder.scope(name, phase, thread=self.engine_thread)
+        self.target.scope(name, phase, thread=self.engine_thread)
+        self.labels.append(self._label)
 
     def engine_op_scope(self, name: str) -> None:
         """Opens a top-level op for what the engine runs after a node, where that is one of its own."""
@@ -277,8 +300,62 @@ class Tape:
     def free(self, *refs: Ref) -> None:
         """Releases storages after the last op so far."""
         for ref in refs:
-            self.builder.free(ref.storage)
+            self.target.free(ref.storage)
 
     def build(self) -> Program:
         """The program written so far."""
-        return self.builder.build()
+        return self.target.build()
+
+
+class RankBuilder(StepBuilder):
+    """Writes the step of one of many ranks: with its process groups, its all-to-alls, and inputs that the training loop
+    holds to the end. With `like`, a program of a rank that runs the same ops, only sizes are taken."""
+
+    def __init__(
+        self, batch_size: int, rank: int, world_size: int, gpus_per_node: int, like: Program | None = None
+    ) -> None:
+        target = ProgramBuilder(batch_size=batch_size, by_place=True) if like is None else SizesBuilder(like)
+        super().__init__(batch_size, target=target)
+        self.rank, self.world_size = rank, world_size
+        self.world = Communicator(0, tuple(range(world_size)))
+        node, local = divmod(rank, gpus_per_node)
+        nodes = -(-world_size // gpus_per_node)
+        mates = range(node * gpus_per_node, min((node + 1) * gpus_per_node, world_size))
+        peers = range(local, world_size, gpus_per_node)
+        # as `new_group` numbers them: one group per node, then one of equal places in all nodes
+        self.within = Communicator(1 + node, tuple(mates))
+        self.across = Communicator(1 + nodes + local, tuple(peers))
+        self._held: set[int] = set()
+
+    def all_to_all(
+        self, group: Communicator, source: Ref, output: Ref, send: Sequence[int], receive: Sequence[int],
+        *, module: str = "", forward: int = -1, stream: int = 0,
+    ) -> int:  # fmt: skip
+        """An all-to-all of flat tensors; `send` and `receive` count the elements to and from each rank."""
+        item = source.spec.itemsize
+        sent, received = tuple(item * n for n in send), tuple(item * n for n in receive)
+        even = len({*sent, *received}) == 1
+        splits: Scalars = () if even else (("send_splits", sent), ("recv_splits", received))
+        return self.collective(
+            "alltoall_base_", "all_to_all" if even else "all_to_all_v", group, [("output", output), ("input", source)],
+            output, nbytes=sum(sent), details=splits, module=module, forward=forward, stream=stream,
+        )  # fmt: skip
+
+    def copied_in(self, shape: tuple[int, ...], dtype: str, *, non_blocking: bool = True) -> Ref:
+        """An input copied from pinned host memory, without waiting for it. The training loop holds it to the end."""
+        copied = super().copied_in(shape, dtype, non_blocking=non_blocking)
+        self._held.add(copied.storage)
+        return copied
+
+    def free(self, *refs: Ref) -> None:
+        """Releases storages after the last op so far, but not what the training loop holds."""
+        super().free(*(ref for ref in refs if ref.storage not in self._held))
+
+
+def _stream_of(program: Program, communicator: int) -> int:
+    """The stream that the program runs this communicator on, or the next free one."""
+    c = program.columns
+    for index, signature in enumerate(program.signatures):
+        if signature.scalar("communicator") == communicator:
+            return int(c.op_stream[c.op_signature == index][0])
+    return 1 + int(c.op_stream.max(initial=0))

@@ -8,8 +8,8 @@ import pytest
 from traincast.ir import Phase, StorageKind
 from traincast.ir.validate import validate
 from traincast.models.data_parallel.broadcast import broadcast_buffers, buffers_of
-from traincast.models.data_parallel.splice_tape import SpliceTape
-from traincast.models.layers.tape import Communicator, Tape
+from traincast.models.data_parallel.inserting import InsertingBuilder
+from traincast.models.layers.builder import Communicator, StepBuilder
 from traincast.utils.errors import TraincastError
 
 GROUP = Communicator(0, (0, 1, 2))
@@ -17,7 +17,7 @@ GROUP = Communicator(0, (0, 1, 2))
 
 def program_with(*buffers, communicator=None):
     """Forward of a module with parameters that reads these buffers (shape, dtype), and a backward pass."""
-    tape = Tape(4)
+    tape = StepBuilder(4)
     weight = tape.resident((4, 4), StorageKind.PARAMETER)
     held = [tape.resident(shape, StorageKind.BUFFER, dtype) for shape, dtype in buffers]
     tape.scope("aten::to", Phase.INPUT)
@@ -34,8 +34,8 @@ def program_with(*buffers, communicator=None):
 
 
 def test_ops_go_to_the_end_of_a_scope():
-    tape = SpliceTape(program_with(), GROUP)
-    tape.end_of(1)
+    tape = InsertingBuilder(program_with(), GROUP)
+    tape.append_to(1)
     tape.op("aten::relu", [], [tape.new((4,))])
 
     program = tape.build()
@@ -46,11 +46,11 @@ def test_ops_go_to_the_end_of_a_scope():
 
 
 def test_new_scopes_come_before_an_old_one_on_its_thread():
-    tape = SpliceTape(program_with(), GROUP)
-    tape.before(3)
+    tape = InsertingBuilder(program_with(), GROUP)
+    tape.insert_before(3)
     tape.engine_scope("aten::as_strided", Phase.BACKWARD)
     tape.op("aten::as_strided", [], [])
-    tape.before(0)
+    tape.insert_before(0)
     tape.engine_scope("first", Phase.FORWARD)
 
     scopes = tape.build().scopes
@@ -60,8 +60,8 @@ def test_new_scopes_come_before_an_old_one_on_its_thread():
 
 
 def test_what_is_new_lives_between_new_ops():
-    tape = SpliceTape(program_with(), GROUP)
-    tape.end_of(0)
+    tape = InsertingBuilder(program_with(), GROUP)
+    tape.append_to(0)
     made = tape.new((8,))
     tape.op("aten::ones", [], [made])
     tape.op("aten::relu_", [("self", made)], [made])
@@ -75,8 +75,8 @@ def test_what_is_new_lives_between_new_ops():
 
 
 def test_a_communicator_keeps_its_stream_and_events_go_on():
-    tape = SpliceTape(program_with(communicator=GROUP), GROUP)
-    tape.end_of(1)
+    tape = InsertingBuilder(program_with(communicator=GROUP), GROUP)
+    tape.append_to(1)
     event = tape.all_reduce(GROUP, tape.resident((4,), StorageKind.GRADIENT))
 
     reduces = [op for op in tape.build().ops if op.signature.scalar("communicator") == 0]
@@ -86,8 +86,8 @@ def test_a_communicator_keeps_its_stream_and_events_go_on():
 
 
 def test_a_new_communicator_gets_the_next_free_stream():
-    tape = SpliceTape(program_with(communicator=Communicator(1, (0, 1))), GROUP)
-    tape.end_of(1)
+    tape = InsertingBuilder(program_with(communicator=Communicator(1, (0, 1))), GROUP)
+    tape.append_to(1)
     tape.all_reduce(GROUP, tape.resident((4,), StorageKind.GRADIENT))
     (reduced,) = [op for op in tape.build().ops if op.signature.scalar("communicator") == 0]
     assert reduced.stream == 3
@@ -101,7 +101,7 @@ def test_buffers_are_those_that_an_op_takes_as_a_whole():
 
 def broadcast(*buffers):
     program = program_with(*buffers)
-    tape = SpliceTape(program, GROUP)
+    tape = InsertingBuilder(program, GROUP)
     broadcast_buffers(tape, GROUP, buffers_of(program))
     return tape.build()
 
@@ -135,13 +135,13 @@ def test_two_pieces_are_in_flight():
 
 def test_without_buffers_nothing_is_sent():
     program = program_with()
-    tape = SpliceTape(program, GROUP)
+    tape = InsertingBuilder(program, GROUP)
     broadcast_buffers(tape, GROUP, [])
     assert tape.build().num_ops == program.num_ops
 
 
 def test_a_buffer_that_is_not_contiguous_is_refused():
-    tape = Tape(4)
+    tape = StepBuilder(4)
     weight = tape.resident((4, 4), StorageKind.PARAMETER)
     turned = tape.view(tape.resident((2, 3), StorageKind.BUFFER), (3, 2), (1, 3))
     tape.scope("aten::mm", Phase.FORWARD)
@@ -149,13 +149,13 @@ def test_a_buffer_that_is_not_contiguous_is_refused():
     program = tape.build()
 
     with pytest.raises(TraincastError, match="not contiguous"):
-        broadcast_buffers(SpliceTape(program, GROUP), GROUP, buffers_of(program))
+        broadcast_buffers(InsertingBuilder(program, GROUP), GROUP, buffers_of(program))
 
 
 def test_the_old_program_is_left_as_it_was():
     program = program_with(((6,), "float32"))
     before = {name: getattr(program.columns, name).copy() for name in program.columns.names()}
-    tape = SpliceTape(program, GROUP)
+    tape = InsertingBuilder(program, GROUP)
     broadcast_buffers(tape, GROUP, buffers_of(program))
     tape.build()
     assert all(np.array_equal(getattr(program.columns, name), values) for name, values in before.items())

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from traincast.ir import Phase, ProgramBuilder, Signature, StorageKind, TensorSpec
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.generalise import generalise
-from traincast.ir.splice import Splice
 from traincast.ir.validate import validate
 
 NEW = Signature("aten::relu_", (TensorSpec((7,), (1,), "float32"),), (TensorSpec((7,), (1,), "float32"),))
@@ -35,22 +35,26 @@ def two_products(batch):
     return builder.build()
 
 
-def spliced(program):
-    splice = Splice(program)
-    first = splice.scope("first", Phase.FORWARD, before=0)
-    storage = splice.storage(28, StorageKind.ACTIVATION, alloc=splice.next_op)
-    tensor = splice.tensor(storage)
-    splice.op(NEW, [tensor], [tensor], scope=first, module="new", stream=3)
-    inside = splice.op(NEW, [tensor], [tensor], scope=1)
-    splice.storage_free[storage] = inside
-    last = splice.scope("last", Phase.BACKWARD, before=2, thread=1)
-    splice.op(NEW, [tensor], [tensor], scope=last)
-    splice.scope_after[2] = last
-    return splice.build()
+def inserted(program):
+    editor = ProgramEditor(program)
+    new = editor.insertion
+    new.insert_before(0)
+    new.scope("first", Phase.FORWARD)
+    storage = new.storage(28)
+    tensor = new.tensor(storage)
+    new.op(NEW, [tensor], [tensor], module="new", stream=3)
+    new.append_to(1)
+    new.op(NEW, [tensor], [tensor])
+    new.insert_before(2)
+    new.scope("last", Phase.BACKWARD, thread=1)
+    new.op(NEW, [tensor], [tensor])
+    new.free(storage)
+    new.wait_for_last(2)
+    return editor.build()
 
 
 def test_new_scopes_and_ops_are_where_they_were_put():
-    program = spliced(two_products(3))
+    program = inserted(two_products(3))
     validate(program)
     assert [(s.name, s.first_op, s.num_ops) for s in program.scopes] == [
         ("first", 0, 1), ("a", 1, 1), ("b", 2, 2), ("last", 4, 1), ("c", 5, 0),
@@ -61,30 +65,30 @@ def test_new_scopes_and_ops_are_where_they_were_put():
 
 
 def test_what_was_there_keeps_its_tensors_and_links():
-    old, new = two_products(3), spliced(two_products(3))
+    old, new = two_products(3), inserted(two_products(3))
     for before, after in zip(old.ops, (new.ops[1], new.ops[2]), strict=True):
         assert (before.signature, before.inputs, before.outputs) == (after.signature, after.inputs, after.outputs)
     assert new.ops[2].forward == 1
 
 
 def test_lifetimes_move_with_their_ops():
-    c = spliced(two_products(3)).columns
+    c = inserted(two_products(3)).columns
     x, old, y, z, new = zip(c.storage_alloc.tolist(), c.storage_free.tolist(), strict=True)
     assert x == (-1, 5)  # outlives the step
     assert old == (-1, 0)  # was gone before the first op and still is
-    assert (y, z, new) == ((1, 2), (2, 5), (0, 3))
+    assert (y, z, new) == ((1, 2), (2, 5), (0, 4))
 
 
 def test_old_sizes_follow_the_batch_and_new_ones_stay():
     general = generalise([two_products(batch) for batch in (2, 5, 7)])
-    grown = spliced(general).resized(11, 0)
+    grown = inserted(general).resized(11, 0)
     assert grown.ops[1].inputs[0].spec.shape == (11, 4)
     assert grown.ops[0].inputs[0].spec.shape == (7,)
     assert grown.storage_nbytes.tolist() == [176, 64, 176, 176, 28]
 
 
 def test_equal_signatures_are_kept_once():
-    program = spliced(two_products(3))
+    program = inserted(two_products(3))
     assert len(program.symbolic) == 2
     assert len(set(np.unique(program.columns.op_signature))) == 2
 
@@ -92,7 +96,9 @@ def test_equal_signatures_are_kept_once():
 @pytest.mark.parametrize("batch", [1, 4])
 def test_nothing_new_changes_nothing(batch):
     old = two_products(batch)
-    same = Splice(old).build()
+    editor = ProgramEditor(old)
+    assert editor.insertion.last_scope == -1
+    same = editor.build()
     assert same.ops == old.ops
     assert same.scopes == old.scopes
     assert same.columns.storage_free.tolist() == old.columns.storage_free.tolist()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir import Phase, StorageKind
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.sharded_dlrm.marks import Mark, Role
-from traincast.models.sharded_dlrm.tape import MarkedTape
+from traincast.models.layers.builder import RankBuilder
+from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, Role
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,7 @@ from traincast.models.sharded_dlrm.tape import MarkedTape
 )
 def test_groups_are_numbered_as_new_group_does(rank, within, across):
     # Given two nodes of four GPUs: group 0 is all, then one per node, then one per place in the nodes
-    tape = RankTape(16, rank, 8, 4)
+    tape = RankBuilder(16, rank, 8, 4)
 
     assert (tape.world.number, tape.world.ranks) == (0, tuple(range(8)))
     assert (tape.within.number, tape.within.ranks) == within
@@ -28,12 +27,12 @@ def test_groups_are_numbered_as_new_group_does(rank, within, across):
 
 
 def test_a_node_that_is_not_full_has_fewer_mates():
-    assert RankTape(1, 2, 3, 8).within.ranks == (0, 1, 2)
-    assert RankTape(1, 2, 3, 8).across.ranks == (2,)
+    assert RankBuilder(1, 2, 3, 8).within.ranks == (0, 1, 2)
+    assert RankBuilder(1, 2, 3, 8).across.ranks == (2,)
 
 
 def all_to_all(send, receive, dtype="float32"):
-    tape = RankTape(4, 0, 2, 2)
+    tape = RankBuilder(4, 0, 2, 2)
     tape.scope("c10d::alltoall_base_", Phase.FORWARD)
     source = tape.resident((sum(send),), StorageKind.BUFFER, dtype)
     output = tape.new((sum(receive),), dtype)
@@ -58,7 +57,7 @@ def test_an_uneven_all_to_all_says_its_bytes_to_and_from_every_rank():
 
 
 def test_inputs_are_held_by_the_loop_to_the_end_of_the_step():
-    tape = RankTape(4, 0, 1, 1)
+    tape = RankBuilder(4, 0, 1, 1)
     held = tape.copied_in((4, 13), "float32")
     other = tape.new((4,))
     tape.op("aten::ones", [], [other])
@@ -79,33 +78,33 @@ def step(tape, size):
 
 
 def test_a_rank_that_runs_the_same_ops_takes_only_its_sizes():
-    first = step(RankTape(4, 0, 2, 2), 100)
+    first = step(RankBuilder(4, 0, 2, 2), 100)
 
-    second = step(RankTape(4, 1, 2, 2, like=first), 7)
+    second = step(RankBuilder(4, 1, 2, 2, like=first), 7)
 
     assert second.columns is first.columns
     assert [program.ops[0].outputs[0].spec.shape for program in (first, second)] == [(100,), (7,)]
 
 
 def test_a_rank_that_runs_other_ops_is_a_mistake():
-    first = step(RankTape(4, 0, 2, 2), 100)
-    tape = RankTape(4, 1, 2, 2, like=first)
+    first = step(RankBuilder(4, 0, 2, 2), 100)
+    tape = RankBuilder(4, 1, 2, 2, like=first)
     tape.scope("aten::relu", Phase.FORWARD)
     with pytest.raises(AssertionError, match="not written like its template"):
         tape.build()
 
 
 def test_scopes_carry_the_mark_they_were_opened_under():
-    tape = MarkedTape(4, 0, 1, 1)
+    tape = RankBuilder(4, 0, 1, 1)
     tape.scope("aten::to", Phase.FORWARD)
-    with tape.marked(Role.LOOKUP, batch=1):
+    with tape.labelled(Mark(Role.LOOKUP, batch=1)):
         tape.scope("SplitLookupFunction")
-        with tape.marked(Role.DENSE):
+        with tape.labelled(Mark(Role.DENSE)):
             tape.engine_scope("aten::as_strided", Phase.BACKWARD)
         tape.scope("aten::view")
     tape.scope("aten::cat")
 
-    marked = tape.marked_program()
+    marked = MarkedProgram.of(tape)
 
     assert len(marked.marks) == marked.program.num_scopes
     lookup, dense = Mark(Role.LOOKUP, batch=1), Mark(Role.DENSE)

@@ -1,4 +1,5 @@
-"""A host profile from measured overheads."""
+"""A host profile from measured overheads, and one completed by another: ops seen on one host only, scaled to the
+other's speed."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from traincast.traces.overheads.extraction import LONGEST_GAP, TYPES, Overheads,
 from traincast.utils.errors import TraincastError
 
 _MIN_SAMPLES = 3  # fewer do not make a mean that outliers could be told from
+_DEFAULTS = ("*", "*Backward")  # stand for ops nobody measured
 _RUNTIME = ("launch", "memcpy", "memset")
 
 
@@ -44,6 +46,28 @@ def build_host_profile(workloads: Sequence[Overheads], provenance: Mapping[str, 
             for kind in TYPES
         },
     }
+
+
+def filled_from(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of profile `first` with the ops that only `second` knows, scaled to the first host.
+
+    The scale is the median ratio of T2 over the ops both know, so a slower host contributes which ops are
+    expensive and not how slow it is. It is recorded in the provenance.
+    """
+    both = [op for op in first["t2_us"] if op in second["t2_us"] and op not in _DEFAULTS and second["t2_us"][op] > 0]
+    scale = statistics.median(first["t2_us"][op] / second["t2_us"][op] for op in both)
+    tables = {
+        key: {**{op: round(scale * us, 3) for op, us in second[key].items() if op not in _DEFAULTS}, **first[key]}
+        for key in ("t2_us", "t3_us", "t5_us", "alone_us")
+    }
+    provenance = {
+        **first["provenance"],
+        "filled_from": second["provenance"],
+        "filled_scale": round(scale, 4),
+        "ops_in_both": len(both),
+    }
+    kept = {key: first[key] for key in ("t1_us", "t4_us", "spread")}
+    return {**kept, **tables, "provenance": provenance}
 
 
 def _table(distributions: Mapping[str, Distribution]) -> dict[str, float]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir import Phase, StorageKind
-from traincast.models.layers.tape import Communicator, Tape, contiguous
+from traincast.models.layers.builder import Communicator, StepBuilder, contiguous
 
 
 @pytest.fixture
 def tape():
-    tape = Tape(8)
+    tape = StepBuilder(8)
     tape.scope("aten::start", Phase.FORWARD)
     return tape
 
@@ -68,7 +68,7 @@ def test_a_view_shares_storage_and_type(tape):
 
 
 def test_backward_runs_on_its_own_thread_tied_to_the_scope_before():
-    tape = Tape(1)
+    tape = StepBuilder(1)
     for name, phase in (
         ("aten::mm", Phase.FORWARD),
         ("aten::ones_like", Phase.BACKWARD),
@@ -213,7 +213,7 @@ def test_a_collective_in_backward_has_no_module_around_it(tape):
 
 
 def test_the_batch_size_is_the_program_s():
-    tape = Tape(48)
+    tape = StepBuilder(48)
     tape.scope("aten::start", Phase.FORWARD)
     assert tape.build().batch_size == 48
     assert names(tape) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.host.profile import BEFORE, parse_host_profile
-from traincast.traces.overheads.combine import filled_from
+from traincast_evaluation.fitting.host_profile import filled_from
 
 
 def profile(t1, t2):

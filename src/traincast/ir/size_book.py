@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -22,10 +23,20 @@ class SizeBook:
     def __init__(self, table: SizeTable) -> None:
         self._table = table
         self._new: dict[tuple[tuple[int, ...], int, int], int] = {}
+        self._keys: list[tuple[tuple[int, ...], int, int]] = []  # of `_new`, in order
 
     def constant(self, value: int) -> int:
         """A plain number."""
-        return self._add((value, *(len(MONOMIALS) - 1) * [0]), 1, 1)
+        known = self._constants.get(value)
+        return self._add((value, *(len(MONOMIALS) - 1) * [0]), 1, 1) if known is None else known
+
+    @cached_property
+    def _constants(self) -> dict[int, int]:
+        """The sizes of the program that are plain numbers."""
+        table = self._table
+        plain = ~np.any(table.coefficients[:, 1:], axis=1) & (table.denominator == 1)
+        indices = np.flatnonzero(plain)
+        return dict(zip(table.coefficients[indices, 0].tolist(), indices.tolist(), strict=True))
 
     def total(self, terms: Sequence[int], *, times: int = 1, plus: int = 0) -> int:
         """The sum of sizes, multiplied by a whole number, plus another."""
@@ -80,7 +91,7 @@ class SizeBook:
         """The sizes of the program with the new ones behind them."""
         if not self._new:
             return self._table
-        new = list(self._new)
+        new = self._keys
         return SizeTable(
             np.concatenate([self._table.coefficients, np.array([key[0] for key in new], dtype=np.int64)]),
             np.concatenate([self._table.denominator, np.array([key[1] for key in new], dtype=np.int64)]),
@@ -92,8 +103,12 @@ class SizeBook:
         if index < old:
             table = self._table
             return table.coefficients[index], int(table.denominator[index]), int(table.seq_multiple[index])
-        coefficients, below, multiple = list(self._new)[index - old]
+        coefficients, below, multiple = self._keys[index - old]
         return np.array(coefficients, dtype=np.int64), below, multiple
 
     def _add(self, coefficients: tuple[int, ...], below: int, multiple: int) -> int:
-        return len(self._table) + self._new.setdefault((coefficients, below, multiple), len(self._new))
+        key = (coefficients, below, multiple)
+        if key not in self._new:
+            self._new[key] = len(self._table) + len(self._new)
+            self._keys.append(key)
+        return self._new[key]

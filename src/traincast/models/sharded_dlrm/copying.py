@@ -1,4 +1,4 @@
-"""A rank's tape onto which the step of one GPU is copied, scope by scope."""
+"""Copying the step of one GPU into that of a rank, scope by scope."""
 
 from __future__ import annotations
 
@@ -7,29 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
-from traincast.ir.program import Program
-from traincast.ir.splice import storages_of
-from traincast.models.data_parallel.splice_tape import last_event
-from traincast.models.layers.tape import Ref
-from traincast.models.sharded_dlrm.tape import MarkedTape
+from traincast.ir.program import Program, storages_of
+from traincast.models.layers.builder import RankBuilder, Ref
 
 
-class ReplayTape(MarkedTape):
-    """Copies the scopes of `source` but those in `dropped`, with the storages that other ops use.
+class StepCopier:
+    """Copies the scopes of `source` but those in `dropped` into `builder`, with the storages that other ops use.
 
-    What takes the place of dropped scopes is written between `copy`s. A storage lives as long as it did; `replaced`
+    What takes the place of dropped scopes is written between `copy`s. A storage lives as long as it did; `replace`
     puts another tensor in the place of one whose op was dropped.
     """
 
-    def __init__(
-        self, source: Program, dropped: Sequence[int], rank: int, world_size: int, gpus_per_node: int,
-        like: Program | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(source.batch_size, rank, world_size, gpus_per_node, like)
+    def __init__(self, source: Program, dropped: Sequence[int], builder: RankBuilder) -> None:
+        builder.continue_from(source, builder.world)
         c = source.columns
-        self.source = source
-        self._streams = {self.world.number: 1 + int(c.op_stream.max(initial=0))}
-        self._events = 1 + last_event(source)
+        self.source, self.builder = source, builder
         self._tensors: dict[int, int] = {}
         self._ops: dict[int, int] = {}
         self._scopes: list[int] = []
@@ -37,7 +29,7 @@ class ReplayTape(MarkedTape):
         self._born = _by_op(c.storage_alloc, source.num_ops)
         self._gone = _by_op(c.storage_free, source.num_ops)
         self._storages = {
-            storage: self.builder.storage(int(source.storage_nbytes[storage]), self._kind(storage), before_step=True)
+            storage: builder.target.storage(int(source.storage_nbytes[storage]), self._kind(storage), before_step=True)
             for storage in _there_before(source, dropped)
         }
 
@@ -45,25 +37,23 @@ class ReplayTape(MarkedTape):
         """Copies scopes as they are."""
         c, names = self.source.columns, self.source.names
         for scope in scopes:
-            self._thread, self._phase = int(c.scope_thread[scope]), Phase(int(c.scope_phase[scope]))
             after = int(c.scope_after[scope])
-            self.builder.scope(
-                names[c.scope_name[scope]], self._phase, thread=self._thread,
+            self.builder.scope_on(
+                int(c.scope_thread[scope]), names[c.scope_name[scope]], Phase(int(c.scope_phase[scope])),
                 after=-1 if after < 0 else self._scopes[after],
             )  # fmt: skip
-            self._marks.append(None)
-            self._scopes.append(self.builder.num_scopes - 1)
+            self._scopes.append(self.builder.target.last_scope)
             for op in range(int(c.scope_ptr[scope]), int(c.scope_ptr[scope + 1])):
                 self._copy_op(op)
 
-    def joined(self) -> None:
+    def join(self) -> None:
         """What waits for the scope copied last waits for what was written since."""
-        self._scopes[-1] = self.builder.num_scopes - 1
+        self._scopes[-1] = self.builder.target.last_scope
 
     def drop(self, scopes: range) -> None:
         """Leaves scopes out: what waits for them waits for what was written last, what they let go is gone."""
         c = self.source.columns
-        self._scopes += [self.builder.num_scopes - 1] * len(scopes)
+        self._scopes += [self.builder.target.last_scope] * len(scopes)
         for op in range(int(c.scope_ptr[scopes.start]), int(c.scope_ptr[scopes.stop])):
             self._free_after(op)
 
@@ -72,7 +62,7 @@ class ReplayTape(MarkedTape):
         storage = self._storages[int(self.source.columns.tensor_storage[tensor])]
         return Ref(self._tensor_of(tensor), storage, spec)
 
-    def replaced(self, tensor: int, by: Ref) -> None:
+    def replace(self, tensor: int, by: Ref) -> None:
         """From here on another tensor stands in the place of one of the source, for all that is on its storage."""
         c = self.source.columns
         storage = int(c.tensor_storage[tensor])
@@ -87,11 +77,11 @@ class ReplayTape(MarkedTape):
     def _copy_op(self, op: int) -> None:
         c = self.source.columns
         for storage in self._born[op]:
-            self._storages[storage] = self.builder.storage(
+            self._storages[storage] = self.builder.target.storage(
                 int(self.source.storage_nbytes[storage]), self._kind(storage)
             )
         signature = self.source.signatures[c.op_signature[op]]
-        self._ops[op] = self.builder.op(
+        self._ops[op] = self.builder.target.op(
             signature,
             [self._tensor_of(int(tensor)) for tensor in c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]],
             [self._tensor_of(int(tensor)) for tensor in c.output_tensor[c.output_ptr[op] : c.output_ptr[op + 1]]],
@@ -105,12 +95,12 @@ class ReplayTape(MarkedTape):
         for storage in self._gone[op]:
             here = self._storages.get(storage)
             if here is not None and here not in self._lasting:
-                self.builder.free(here)
+                self.builder.target.free(here)
 
     def _tensor_of(self, tensor: int) -> int:
         if tensor not in self._tensors:
             storage = self._storages[int(self.source.columns.tensor_storage[tensor])]
-            self._tensors[tensor] = self.builder.tensor(storage)
+            self._tensors[tensor] = self.builder.target.tensor(storage)
         return self._tensors[tensor]
 
     def _kind(self, storage: int) -> StorageKind:
