@@ -156,4 +156,4 @@ def _solve(features: FloatArray, seconds: FloatArray, scale: FloatArray | None =
     """Non-negative least squares of relative errors."""
     weight = 1.0 / (seconds if scale is None else scale)
     column = np.abs(features).max(axis=0) + 1e-30  # coefficients of similar size keep the solver well conditioned
-    return solve_nonnegative(features * weight[:, None] / column, seconds * weight) / column
+    return np.asarray(solve_nonnegative(features * weight[:, None] / column, seconds * weight) / column)

@@ -20,7 +20,7 @@ from traincast.costs.kernels.attention.physics import (
     query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.chips import Chips
+from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast_evaluation.kernels import efficiency

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.chips import Chips
-from traincast.costs.kernels.model import KernelModel
+from traincast.costs.kernels.model import Chips, KernelModel
 from traincast.costs.kernels.rowwise.model import (
     COL_KNOTS,
     COL_STEP,

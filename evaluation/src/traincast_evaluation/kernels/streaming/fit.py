@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.chips import Chips
+from traincast.costs.kernels.model import Chips
 from traincast.costs.kernels.streaming.model import ElementwiseModel, StreamParameters
-from traincast.costs.kernels.streaming.physics import START_SECONDS, MemorySystem, lane_seconds, overlapped
+from traincast.costs.kernels.streaming.physics import START_SECONDS, MemorySystem, lane_seconds, overlap_seconds
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError
@@ -113,7 +113,7 @@ def _fit_pow(calls: Calls, seconds: FloatArray, device: Device, memory: MemorySy
     stream = memory.seconds(calls["bytes_read"][use], calls["bytes_written"][use])
     lanes = lane_seconds(device, calls["elements"][use])
     losses = [
-        np.median(np.abs(np.log((START_SECONDS + overlapped(stream, cycles * lanes)) / seconds[use])))
+        np.median(np.abs(np.log((START_SECONDS + overlap_seconds(stream, cycles * lanes)) / seconds[use])))
         for cycles in _POW_CYCLES
     ]
     return float(_POW_CYCLES[int(np.argmin(losses))])
