@@ -211,11 +211,20 @@ def test_the_program_that_is_edited_stays_as_it_is() -> None:
     editor.drop_ops(set(editor.ops[:3]))
     editor.build()
     columns = ProgramEditor(program)
-    columns.drop_scopes(program.columns.scope_phase == Phase.BACKWARD)
     columns.rename_scopes(program.columns.scope_phase == Phase.FORWARD, "mine::")
+    columns.drop_scopes(program.columns.scope_phase == Phase.BACKWARD)
     columns.insertion.scope("new", Phase.OTHER)
     columns.build()
     assert same_program(program, same)
+
+
+def test_an_edit_keeps_to_columns_or_to_rows() -> None:
+    program = make_mlp(batch=8)
+    rows, columns = as_rows(program), ProgramEditor(program)
+    columns.insertion.scope("new", Phase.OTHER)
+    for mixed in (lambda: rows.insertion, lambda: rows.drop_scopes(np.ones(8, dtype=bool)), lambda: columns.scopes):
+        with pytest.raises(AssertionError, match="columns or to rows"):
+            mixed()
 
 
 def test_copies_of_ops_have_memory_of_their_own_and_share_the_rest() -> None:
