@@ -52,9 +52,9 @@ class Insertion(ProgramBuilder):
         """New ops come at the end of this scope."""
         self._place = scope
 
-    def wait_for_last(self, scope: int) -> None:
-        """A scope of the program waits for the scope that new ops go to."""
-        self._waits[scope] = self._place
+    def set_wait(self, scope: int, after: int | None = None) -> None:
+        """A scope, new or not, waits for another (None: for the one that new ops go to)."""
+        self._waits[scope] = self._place if after is None else after
 
     def free(self, storage: int) -> None:
         """The storage, new or not, is released after the last new op."""

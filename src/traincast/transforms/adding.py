@@ -15,7 +15,7 @@ from traincast.transforms.pruning import Pruning, restack
 from traincast.transforms.tables import StepTable, around, check_tables, find_tables, follow_table
 from traincast.utils.errors import TraincastError
 
-_SAID = "the rows of the new table are added to those of {}, so that no layer changes its width"
+ADDED = "the rows of the new table are added to those of {}, so that no layer changes its width"
 
 
 def with_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
@@ -36,7 +36,7 @@ def with_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
         )
     adding = _Adding(program, alike[-1], rows)
     adding.rewrite()
-    return replace(step, programs=(adding.editor.build(),)), _SAID.format(tables[alike[-1]].module or "another")
+    return replace(step, programs=(adding.editor.build(),)), ADDED.format(tables[alike[-1]].module or "another")
 
 
 def _lookups(program: Program, table: StepTable) -> float:

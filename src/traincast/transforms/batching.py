@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import follows_tensors
-from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
@@ -214,7 +214,7 @@ class _Batching:
         )
         op = OpRow(signature, (grad, *operands), (), lookup.module, lookup.stream, lookup)
         new = [before, ScopeRow("LookupFunctionBackward", Phase.BACKWARD, last.thread, [op]),
-               ScopeRow("torch::autograd::AccumulateGrad", Phase.BACKWARD, last.thread)]  # fmt: skip
+               ScopeRow(ACCUMULATE_GRAD, Phase.BACKWARD, last.thread)]  # fmt: skip
         at = self.editor.scopes.index(last)
         self.editor.scopes[at:at] = new
 
