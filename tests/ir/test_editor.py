@@ -132,7 +132,7 @@ def test_who_had_to_come_first_still_does_when_scopes_are_dropped(data: st.DataO
     ]
     kept = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
     # When some are dropped
-    waits = move_waits(threads, after, kept)
+    waits = move_waits(np.array(threads), np.array(after), np.array(kept)).tolist()
     # Then the others are ordered exactly as before
     left = [scope for scope in range(count) if kept[scope]]
     assert all(waits[scope] < scope and (waits[scope] < 0 or kept[waits[scope]]) for scope in left)

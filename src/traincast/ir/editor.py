@@ -113,11 +113,11 @@ class ProgramEditor:
         scopes, alive = self.scopes, set(kept)
         place = {scope: index for index, scope in enumerate(scopes)}
         waits = move_waits(
-            [scope.thread for scope in scopes],
-            [-1 if scope.after is None else place[scope.after] for scope in scopes],
-            [scope in alive for scope in scopes],
+            np.array([scope.thread for scope in scopes], dtype=np.int64),
+            np.array([-1 if scope.after is None else place[scope.after] for scope in scopes], dtype=np.int64),
+            np.array([scope in alive for scope in scopes], dtype=np.bool_),
         )
-        for scope, wait in zip(scopes, waits, strict=True):
+        for scope, wait in zip(scopes, waits.tolist(), strict=True):
             scope.after = scopes[wait] if wait >= 0 else None
         self.scopes = kept
 
@@ -202,8 +202,7 @@ def _move_waits(parts: Mapping[str, IntArray | Int32Array], scopes: IntArray, ke
     """`scope_after` by handle, when only the scopes of `kept` are left."""
     place = np.full(len(scopes) + 1, -1, dtype=np.int64)
     place[scopes] = np.arange(len(scopes))
-    after = place[parts["scope_after"][scopes]]
-    waits = move_waits(parts["scope_thread"][scopes].tolist(), after.tolist(), kept[scopes].tolist())
+    waits = move_waits(parts["scope_thread"][scopes], place[parts["scope_after"][scopes]], kept[scopes])
     moved = np.empty_like(scopes)
     moved[scopes] = np.append(scopes, -1)[waits]
     return moved

@@ -7,16 +7,16 @@ from dataclasses import replace
 from fractions import Fraction
 
 from traincast.ir.workload import Workload
-from traincast.transforms.adding import ADDED, with_table
+from traincast.transforms.adding import ADDED, add_own_table
 from traincast.transforms.batched_tables import (
     BatchedTable,
     BatchedTables,
-    batched_modules,
+    find_batched_modules,
     looks_up_together,
     write_tables,
 )
 from traincast.transforms.resizing import Resizing
-from traincast.transforms.tables import DROPPED, check_step, pick_table, without_tables
+from traincast.transforms.tables import DROPPED, check_step, drop_own_tables, pick_table
 from traincast.utils.errors import TraincastError
 
 Change = Callable[[Fraction], int]
@@ -27,7 +27,7 @@ def dropped(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     """The step without some tables."""
     check_step(step)
     if not looks_up_together(step):
-        return without_tables(step, texts)
+        return drop_own_tables(step, texts)
     resizing, modules = _opened(step)
     known = _names(modules)
     forms = [f"{one.rows} x {one.dim}" for module in modules for one in module.tables]
@@ -46,7 +46,7 @@ def added(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
     """The step with a table of so many rows, looked up so often a sample."""
     check_step(step)
     if not looks_up_together(step):
-        return with_table(step, rows, lookups)
+        return add_own_table(step, rows, lookups)
     resizing, modules = _opened(step)
     module = modules[-1]
     *first, last = module.tables
@@ -89,7 +89,7 @@ def _each(step: Workload, changed: Callable[[BatchedTables], list[BatchedTable]]
 
 def _opened(step: Workload) -> tuple[Resizing, list[BatchedTables]]:
     resizing = Resizing(step.programs[0])
-    return resizing, batched_modules(resizing)
+    return resizing, find_batched_modules(resizing)
 
 
 def _written(step: Workload, resizing: Resizing) -> Workload:

@@ -71,7 +71,7 @@ def pick_table(text: str, names: Sequence[str], forms: Sequence[str]) -> int:
     raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {', '.join(shown[:_SHOWN])}{more}")
 
 
-def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
+def drop_own_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     """The step without some tables: no lookups, gradients and updates of theirs. What a lookup gave is there before
     the step."""
     check_tables(step)
@@ -83,7 +83,7 @@ def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]
     gone = [tables[n] for n in dict.fromkeys(pick_table(text, names, forms) for text in texts)]
     if len(gone) == len(tables):
         raise TraincastError(f"'{step.name}' has {len(tables)} tables, and one of them must stay")
-    pruning = Pruning(editor, (op for table in gone for op in around(table, editor)))
+    pruning = Pruning(editor, (op for table in gone for op in find_ops_around(table, editor)))
     for table in gone:
         follow_table(pruning, table)
         for lookup in table.lookups:
@@ -97,7 +97,7 @@ def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]
     return replace(step, programs=(editor.build(),)), DROPPED.format(said)
 
 
-def around(table: StepTable, editor: ProgramEditor) -> list[OpRow]:
+def find_ops_around(table: StepTable, editor: ProgramEditor) -> list[OpRow]:
     """The lookups of a table and the ops of their backward nodes."""
     return [op for op in editor.ops if op in table.lookups or op.forward in table.lookups]
 
@@ -115,13 +115,13 @@ def follow_table(pruning: Pruning, table: StepTable) -> None:
                 "capture the changed model"
             )
 
-    nodes = [op for op in around(table, editor) if op not in table.lookups]
+    nodes = [op for op in find_ops_around(table, editor) if op not in table.lookups]
     pruning.forget_gradients(nodes)
     given = {t for op in nodes for t in op.outputs}
-    pruning.follow({table.storage} | counter_of(editor, table), given, check)
+    pruning.follow({table.storage} | find_counter(editor, table), given, check)
 
 
-def counter_of(editor: ProgramEditor, table: StepTable) -> set[int]:
+def find_counter(editor: ProgramEditor, table: StepTable) -> set[int]:
     """The number of steps that an optimizer has done, kept for every parameter in the order of their updates."""
     for scope in editor.scopes:
         if scope.phase != Phase.OPTIMIZER:

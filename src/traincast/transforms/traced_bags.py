@@ -20,7 +20,7 @@ _UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
 _PLAIN = ("aten::add_", "aten::zero_", "aten::copy_", "aten::detach")
 
 
-def batched_traced_bags(program: Program) -> Program:
+def batch_traced_bags(program: Program) -> Program:
     """The program with its bags fused; gradients and plain updates of tensors of the tables' forms go."""
     return _Traced(program).run()
 
