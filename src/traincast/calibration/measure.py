@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from traincast.ir.workload import MAX_BATCH
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError, unknown
 
 if TYPE_CHECKING:

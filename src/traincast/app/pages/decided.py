@@ -17,10 +17,10 @@ from traincast.planner.what_if.ask import ask
 from traincast.planner.what_if.money import Prices
 from traincast.planner.what_if.predict import Answer
 from traincast.planner.what_if.result import WhatIf
-from traincast.planner.what_if.scene import scene_of
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.display.text import milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document, shown_path
@@ -36,11 +36,11 @@ def what_if_rows(p: Prediction, price: float | None) -> list[WhatIf]:
     where the step cannot be predicted anew from its workload alone (under a loader, say)."""
     texts = [f"speed:{family}=2" for family in list(p.by_family)[:_FAMILIES] if family != "collective"]
     texts += ["memory-speed=2", "host-speed=2", "cuda-graph"] + (["link-speed=2"] if p.gpus > 1 else [])
-    scene = scene_of(Question(workload=p.workload, on=p.platform, host=p.host_profile), None)
+    step = resolve(Scenario(workload=p.workload, on=p.platform, host=p.host_profile))
     found = []
     for text in texts:
         try:
-            answer = ask(scene, [text], Prices(per_gpu_hour=price or None))
+            answer = ask(step, [text], Prices(per_gpu_hour=price or None))
         except TraincastError:
             continue
         if abs(answer.before.iteration - p.iteration) > _SAME * p.iteration:

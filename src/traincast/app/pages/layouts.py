@@ -79,7 +79,7 @@ def plan_page(plan: Plan, price: float | None = None) -> Page:
     best = layout_page(plan.best[0], plan.price if price is None else price)
     subtitle = f"{plan.scored} layouts scored, {plan.too_large} too large for memory; the best is shown in full"
     first, *rest = best.sections
-    return Page(title=f"{plan.model.name} on {plan.wanted.gpus} x {plan.platform.device.name}: the best layouts",
+    return Page(title=f"{plan.model.name} on {plan.base.gpus} x {plan.platform.device.name}: the best layouts",
                 subtitle=subtitle, sections=[first, search_section(plan), *rest])  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from traincast.app.report.ranks import ranks_text
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.simulator.scenario.settings import settings_text
 from traincast.utils.display.text import bar, milliseconds, table
 
 _MOST_OPS = 5
@@ -67,6 +68,8 @@ def _footer(p: Prediction) -> str:
         _memory(p),
         _interval(p),
     ]
+    if p.scenario:
+        lines.append(f"settings: {settings_text(p.scenario)}")
     if p.estimated_ops:
         said = "without a kernel model (costed from bytes and flops)"
         lines.append(_marked(said, p.estimated_ops, p.estimated_seconds, p))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from traincast.planner.parallelism.plan import Plan
 from traincast.simulator.parallelism.result import TrainingPrediction
+from traincast.simulator.scenario.settings import settings_text
 from traincast.utils.display.text import bar, milliseconds, table
 
 
@@ -21,6 +22,7 @@ def training_text(p: TrainingPrediction) -> str:
         f"buffers {p.needed / 1e9:.1f} of {held:.0f} GB",
         f"{p.parts.unknown / p.iteration:.0%} of the step is in kernels outside of what was measured on this GPU; "
         f"host profile: {p.host_profile}",
+        f"settings: {settings_text(p.scenario)}",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
 

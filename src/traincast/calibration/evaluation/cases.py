@@ -10,7 +10,9 @@ import numpy as np
 
 from traincast.planner.parallelism.ask import TrainingQuestion, answer_training
 from traincast.simulator.parallelism.result import TrainingPrediction
-from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row
@@ -21,7 +23,7 @@ class Repeated:
     """A step that runs so many `times` before the one that is asked for (gradients are added up); what was measured is
     one of `per` equal parts of all of them."""
 
-    question: Question
+    question: Scenario
     times: int
     per: int = 1
 
@@ -39,7 +41,7 @@ class Case:
 
     name: str
     group: str
-    question: Question | TrainingQuestion
+    question: Scenario | TrainingQuestion
     measured_ms: float
     measured_active_ms: float | None = None
     measured_memory_gb: float | None = None
@@ -104,10 +106,11 @@ def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
         if isinstance(case.question, TrainingQuestion):
             return _training_outcome(case, answer_training(replace(case.question, roofline_only=roofline_only)))
-        answer = predict(replace(case.question, roofline_only=roofline_only))
-        before = case.repeated and predict(replace(case.repeated.question, roofline_only=roofline_only))
+        answer = predict(case.question.replace(roofline_only=roofline_only))
+        before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))
+    assert isinstance(answer, Prediction)
     timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
     active = answer.device_active
     if case.repeated and before:

@@ -11,8 +11,7 @@ from traincast.calibration.evaluation.cases import Case
 from traincast.calibration.evaluation.machines import machine_of
 from traincast.calibration.evaluation.multi_gpu_dlrm import FILES
 from traincast.calibration.evaluation.published import Row, rows_of
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 GROUP = "TorchRec's program, the default, beside MLPerf's steps of the same model (others ran them)"
@@ -64,11 +63,12 @@ def _case(configuration: _Configuration, rows: list[Row]) -> Case:
         name=f"{configuration.model} on {nodes} x {configuration.per_node} {configuration.accelerator}, "
         f"{configuration.batch} a GPU ({len(rows)} rows)",
         group=GROUP,
-        question=Question(
+        question=Scenario(
             workload=configuration.model,
             on=machine_of(rows[0]),
             gpus=configuration.gpus,
-            variant=Variant(batch_size=configuration.batch, dtype="fp16"),
+            batch_size=configuration.batch,
+            dtype="fp16",
         ),
         measured_ms=median(row.positive("iteration_ms") for row in rows),
         note=_REASON.format(others=others),

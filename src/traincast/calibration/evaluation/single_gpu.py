@@ -9,8 +9,7 @@ from pathlib import Path
 from traincast.calibration.evaluation.cases import Case, LeftOut
 from traincast.calibration.evaluation.published import Row, cases_of
 from traincast.hardware.catalog import device_by_name
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 
 # MHz at which the study locked the SM clocks of its machines, as its notes on them say
 _STUDY_CLOCK_MHZ = {"Tesla V100-SXM2-16GB": 1297.0, "Tesla P100-PCIE-16GB": 1189.0, "NVIDIA TITAN Xp": 1404.0}
@@ -57,17 +56,16 @@ def _transformer(row: Row) -> Case:
         for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
         if row[column]
     }
-    variant = Variant(
+    question = Scenario(
+        workload=row.known("model", TRANSFORMERS),
+        on=device_by_name(row["device"]).key,
         batch_size=row.count("batch"),
         seq_len=row.count("seq_len"),
         mode=mode,
         optimizer=None if mode == "inference" else "none",
         compiled=row.known("compiled", _COMPILED),
     )
-    question = Question(
-        workload=row.known("model", TRANSFORMERS), on=device_by_name(row["device"]).key, variant=variant
-    )
-    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * variant.compiled
+    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * question.compiled
     return Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others)
 
 
@@ -76,10 +74,10 @@ def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Cas
     return Case(
         name=f"{row['model']} {row['batch']}",
         group=row["device"],
-        question=Question(
+        question=Scenario(
             workload=row.known("model", names),
             on=device_by_name(row["device"]).key,
-            variant=Variant(batch_size=row.count("batch")),
+            batch_size=row.count("batch"),
             clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
         ),
         measured_ms=row.positive("iteration_ms"),

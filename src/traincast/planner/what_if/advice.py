@@ -10,11 +10,11 @@ from typing import Any
 from traincast.planner.what_if.ask import both, compared
 from traincast.planner.what_if.edits.registry import Wanted, edits, parse_edits
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.predict import Answer, predicted
 from traincast.planner.what_if.result import WhatIf, bottleneck, fits, memory_bytes
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.simulator.scenario.predict import Answer, predict
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.display.text import milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
@@ -100,13 +100,15 @@ class Advice(Result):
         return {"suggestions": [{**one.to_dict(), "edits": " + ".join(one.answer.edits)} for one in self.suggestions]}
 
 
-def advise(scene: Scene, prices: Prices | None = None, *, progress: Callable[[float], None] = lambda _: None) -> Advice:
-    """Tries the edits that apply to a scene, alone and the best of them in pairs."""
-    before = predicted(scene)
+def advise(
+    resolved: Resolved, prices: Prices | None = None, *, progress: Callable[[float], None] = lambda _: None
+) -> Advice:
+    """Tries the edits that apply to a step, alone and the best of them in pairs."""
+    before = predict(resolved)
     alone, refused = [], dict[str, str]()
     texts = candidates()
     for number, text in enumerate(texts):
-        tried = _tried(scene, before, [text], prices)
+        tried = _tried(resolved, before, [text], prices)
         if isinstance(tried, str):
             refused[text] = tried
         else:
@@ -116,7 +118,7 @@ def advise(scene: Scene, prices: Prices | None = None, *, progress: Callable[[fl
     pairs = list(combinations([one.answer.edits[0] for one in useful[:_PAIRED]], 2))
     together = []
     for number, pair in enumerate(pairs):
-        tried = _tried(scene, before, pair, prices)
+        tried = _tried(resolved, before, pair, prices)
         if not isinstance(tried, str):
             together.append(tried)
         progress(0.5 + 0.5 * (number + 1) / len(pairs))
@@ -134,13 +136,13 @@ def candidates() -> list[str]:
     ]  # fmt: skip
 
 
-def _tried(scene: Scene, before: Answer, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
+def _tried(resolved: Resolved, before: Answer, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
     """What edits bring, or why they cannot be applied."""
     try:
         wanted = parse_edits(texts)
-        base, changed = both(scene, wanted)
-        after = predicted(changed)
-        start = before if base is scene else predicted(base)
+        base, changed = both(resolved, wanted)
+        after = predict(changed)
+        start = before if base is resolved else predict(base)
         answer = compared(base, start, changed, after, wanted, prices)
     except TraincastError as error:
         return str(error)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from traincast.costs.kernels.unmodelled import OPAQUE
-from traincast.planner.what_if.predict import Answer
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD, SETUP_SPREAD, SHARED_ERROR
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import Answer
 from traincast.simulator.scenario.programs import TORCHREC
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.quantiles import Z90
 
 if TYPE_CHECKING:
@@ -74,19 +74,19 @@ class Difference:
         }
 
 
-def difference(before: tuple[Scene, Answer], after: tuple[Scene, Answer]) -> Difference:
-    """The change between two scenes with what they share of their errors taken out."""
-    one, two = (error_sources(scene, answer) for scene, answer in (before, after))
+def difference(before: tuple[Resolved, Answer], after: tuple[Resolved, Answer]) -> Difference:
+    """The change between two steps with what they share of their errors taken out."""
+    one, two = (error_sources(resolved, answer) for resolved, answer in (before, after))
     sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {*one, *two}))
     return Difference(before=before[1].iteration, after=after[1].iteration, sigma=sigma)
 
 
-def error_sources(scene: Scene, answer: Answer) -> dict[Hashable, float]:
+def error_sources(resolved: Resolved, answer: Answer) -> dict[Hashable, float]:
     """Log-sigmas of a step by the source they come from; equal sources of two steps are one error."""
-    return _of_walk(scene, answer) if isinstance(answer, Prediction) else _of_layout(answer)
+    return _of_walk(resolved, answer) if isinstance(answer, Prediction) else _of_layout(answer)
 
 
-def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
+def _of_walk(resolved: Resolved, answer: Prediction) -> dict[Hashable, float]:
     seconds, device = answer.iteration, answer.platform.device.key
     if seconds <= 0:
         return {}
@@ -101,9 +101,9 @@ def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
         key = ("kernel", call, device)
         sources[key] = sources.get(key, 0.0) + _OWN_ERROR * error / seconds
     sources["host", answer.host_profile] = answer.host_spread * answer.device_idle / seconds
-    sources["release", scene.software] = RELEASE_SPREAD
+    sources["release", resolved.software] = RELEASE_SPREAD
     if answer.gpus > 1:
-        sources["setup", answer.platform.key, scene.question.program or TORCHREC] = SETUP_SPREAD
+        sources["setup", answer.platform.key, resolved.scenario.program or TORCHREC] = SETUP_SPREAD
     return sources
 
 

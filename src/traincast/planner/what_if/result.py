@@ -7,9 +7,9 @@ from typing import Any
 
 from traincast.planner.what_if.difference import Difference
 from traincast.planner.what_if.money import Cost
-from traincast.planner.what_if.predict import Answer
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.simulator.scenario.predict import Answer
 from traincast.utils.display.text import milliseconds
 from traincast.utils.results import Records, Result
 

@@ -9,9 +9,9 @@ from typing import Any
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.difference import error_sources
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.predict import Answer, predicted
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import Answer, predict
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.display.text import milliseconds
 from traincast.utils.narrowing import Part, half_width, ranked
 from traincast.utils.results import Records, Result
@@ -70,31 +70,33 @@ class Sensitivity(Result):
         }
 
 
-def sensitivity(scene: Scene) -> Sensitivity:
+def sensitivity(resolved: Resolved) -> Sensitivity:
     """Elasticities of a step and what its interval is made of."""
-    step = predicted(scene)
-    found = {name: _elasticity(scene, edit, sign) for name, (edit, sign) in NUMBERS.items() if _matters(scene, edit)}
+    step = predict(resolved)
+    found = {
+        name: _elasticity(resolved, edit, sign) for name, (edit, sign) in NUMBERS.items() if _matters(resolved, edit)
+    }
     elasticities = dict(sorted(found.items(), key=lambda item: -abs(item[1])))
-    parts = _measurable(scene, step)
+    parts = _measurable(resolved, step)
     return Sensitivity(step=step, elasticities=elasticities, measurements=ranked(parts), half_width=half_width(parts))
 
 
-def _matters(scene: Scene, edit: str) -> bool:
-    return scene.gpus > 1 or edit not in ("link-speed", "nic-speed", "link-latency")
+def _matters(resolved: Resolved, edit: str) -> bool:
+    return resolved.gpus > 1 or edit not in ("link-speed", "nic-speed", "link-latency")
 
 
-def _elasticity(scene: Scene, edit: str, sign: int) -> float:
+def _elasticity(resolved: Resolved, edit: str, sign: int) -> float:
     times = [
-        predicted(both(scene, parse_edits([f"{edit}={factor!r}"]))[1]).iteration for factor in (1 / _STEP, _STEP)
+        predict(both(resolved, parse_edits([f"{edit}={factor!r}"]))[1]).iteration for factor in (1 / _STEP, _STEP)
     ]  # fmt: skip
     return sign * math.log(times[1] / times[0]) / (2 * math.log(_STEP))
 
 
-def _measurable(scene: Scene, step: Answer) -> dict[str, Part]:
+def _measurable(resolved: Resolved, step: Answer) -> dict[str, Part]:
     """What a step's interval is made of, by what a measurement would be of. A kernel's own errors average out in a
     step and are no part of its interval."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for source, sigma in error_sources(scene, step).items():
+    for source, sigma in error_sources(resolved, step).items():
         assert isinstance(source, tuple)
         kind = str(source[0])
         if kind == "kernel" or not sigma > 0:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.step import Parts
+from traincast.simulator.prediction.document import prediction_document
 from traincast.utils.display.text import milliseconds
 from traincast.utils.quantiles import Z90
 from traincast.utils.results import Records, Result
@@ -33,6 +34,7 @@ class TrainingPrediction(Result):
     flops: float
     peak_flops: float
     warnings: tuple[str, ...] = ()
+    scenario: dict[str, Any] = field(default_factory=dict)
 
     @property
     def iteration(self) -> float:
@@ -66,36 +68,29 @@ class TrainingPrediction(Result):
         return self.needed <= self.platform.device.memory_bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data; keys are stable and say their units."""
-        parts, device = self.parts, self.platform.device
-        return {
+        """The prediction as plain data: the keys of `PredictionDocument`."""
+        parts, device, layout = self.parts, self.platform.device, self.layout
+        other = parts.kernels - parts.gemm - parts.attention
+        kernels = {"gemm": parts.gemm, "attention": parts.attention, "other": other, "optimizer": parts.optimizer}
+        return prediction_document({
+            "scenario": self.scenario,
             "workload": self.model.name,
             "platform": self.platform.key,
             "device": device.name,
             "clock_mhz": device.clock_mhz,
             "mode": "training",
-            "compiled": self.layout.kernels == "compiled",
-            "batch_size": self.layout.global_batch // self.layout.gpus or None,
-            "global_batch": self.layout.global_batch,
-            "seq_len": self.layout.seq_len,
-            "gpus": self.layout.gpus,
-            "layout": {**asdict(self.layout), "dp": self.layout.dp, "accumulation": self.layout.accumulation},
+            "compiled": layout.kernels == "compiled",
+            "batch_size": layout.global_batch // layout.gpus or None,
+            "global_batch": layout.global_batch,
+            "seq_len": layout.seq_len,
+            "gpus": layout.gpus,
             "iteration_ms": 1e3 * self.iteration,
             "interval_ms": [1e3 * limit for limit in self.interval],
             "device_active_ms": 1e3 * self.device_active,
             "device_idle_ms": 1e3 * max(0.0, self.iteration - self.device_active),
-            "kernels_ms": 1e3 * parts.kernels,
-            "gemm_ms": 1e3 * parts.gemm,
-            "attention_ms": 1e3 * parts.attention,
             "exposed_comm_ms": 1e3 * sum(parts.exposed.values()),
-            "exposed_ms": {name: 1e3 * seconds for name, seconds in parts.exposed.items()},
-            "bubble_ms": 1e3 * parts.bubble,
-            "host_wait_ms": 1e3 * parts.waiting,
-            "optimizer_ms": 1e3 * parts.optimizer,
+            "per_family": {name: 1e3 * seconds for name, seconds in kernels.items() if seconds > 0},
             "out_of_domain_ms": 1e3 * parts.unknown,
-            "tokens_per_second_per_gpu": self.tokens_per_second,
-            "mfu": self.mfu,
-            "mfu_peak_tflops": self.peak_flops / 1e12,
             "memory_gb": {
                 "peak": sum(self.memory.values()) / 1e9,
                 "needed": self.needed / 1e9,
@@ -104,7 +99,18 @@ class TrainingPrediction(Result):
             "fits": self.fits,
             "host_profile": self.host_profile,
             "warnings": list(self.warnings),
-        }
+            "assumptions": [],
+            "given_costs": {},
+            "samples_per_s": layout.global_batch / self.iteration,
+            "tokens_per_s": self.tokens_per_second * layout.gpus,
+            "flops": self.flops,
+            "mfu": self.mfu,
+            "mfu_peak_tflops": layout.gpus * self.peak_flops / 1e12,
+            "mfu_peak_type": layout.precision,
+            "layout": {**asdict(layout), "stage_layers": list(layout.stage_layers), "dp": layout.dp,
+                       "accumulation": layout.accumulation},
+            "parts_ms": {name: 1e3 * seconds for name, seconds in self.split()},
+        }, missing="the step is put together from the roles of ranks, not from ops")  # fmt: skip
 
     def headline(self) -> str:
         """Model, platform and layout, then the time of a step with its interval, and what it makes of the device."""

@@ -13,6 +13,7 @@ from traincast.ir.workload import Workload
 from traincast.simulator.critical import PathPart
 from traincast.simulator.matched_calls import rank_list
 from traincast.simulator.prediction.answers import RankAnswer
+from traincast.simulator.prediction.document import prediction_document
 from traincast.simulator.prediction.outside import OutsideOp
 from traincast.simulator.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
 from traincast.simulator.prediction.step import StepWalk
@@ -38,7 +39,8 @@ class Prediction(Result):
     `out_of_domain_seconds` are the device time of those calls.
 
     `kernel_errors` are the seconds that one log-sigma of each kernel call is worth, `host_spread` is the log-sigma of
-    the host: what two predictions share of their errors is found in them.
+    the host: what two predictions share of their errors is found in them. `scenario` are the settings it was predicted
+    under, by field of `Scenario` (empty where it was asked for otherwise).
     """
 
     workload: Workload
@@ -66,6 +68,7 @@ class Prediction(Result):
     interval_terms: dict[str, float] = field(default_factory=dict)
     kernel_errors: dict[KernelCall, float] = field(default_factory=dict)
     host_spread: float = 0.0
+    scenario: dict[str, Any] = field(default_factory=dict)
 
     @property
     def out_of_domain_ops(self) -> tuple[str, ...]:
@@ -106,8 +109,9 @@ class Prediction(Result):
         return seconds_by_op(self.timeline)
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data; keys are stable and say their units."""
-        return {
+        """The prediction as plain data: the keys of `PredictionDocument`."""
+        return prediction_document({
+            "scenario": self.scenario,
             "workload": self.workload.name,
             "platform": self.platform.key,
             "device": self.platform.device.name,
@@ -115,6 +119,7 @@ class Prediction(Result):
             "mode": self.workload.mode,
             "compiled": "compiled" in self.workload.meta,
             "batch_size": self.workload.batch_size,
+            "global_batch": self.workload.samples * self.gpus,
             "seq_len": self.workload.seq_len or None,
             "gpus": self.gpus,
             "iteration_ms": 1e3 * self.iteration,
@@ -135,6 +140,7 @@ class Prediction(Result):
             "out_of_domain_ms": 1e3 * self.out_of_domain_seconds,
             "out_of_domain": [item.to_dict() for item in self.outside],
             "memory_gb": {"peak": self.memory.peak_bytes / 1e9, **_gigabytes(self.memory.by_kind)},
+            "fits": self.memory.peak_bytes <= self.platform.device.memory_bytes,
             "host_profile": self.host_profile,
             "warnings": list(self.warnings),
             "assumptions": list(self.workload.assumptions),
@@ -146,7 +152,7 @@ class Prediction(Result):
             "by_module": _milliseconds(self.by_module),
             "by_layer": _milliseconds(self.by_layer),
             "by_op": _milliseconds(self.by_op),
-        }
+        })  # fmt: skip
 
     def headline(self) -> str:
         """Model, platform and size, then the time of a step with its interval, then what that makes of the GPUs."""
