@@ -9,6 +9,7 @@ import sys
 from dataclasses import fields
 
 import pytest
+from traincast.simulator.scenario.variant import Variant, VariantOptions
 
 import traincast
 from traincast.app.cli.main import main
@@ -22,7 +23,6 @@ from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.scenario.export import Exported
 from traincast.simulator.scenario.models import ModelList, built_in_models
 from traincast.simulator.scenario.platforms import PlatformList
-from traincast.simulator.scenario.variant import Variant, VariantOptions
 from traincast.simulator.uneven import Unevenness
 from traincast.traces.replay.results import TraceReport
 from traincast.utils.errors import TraincastError
@@ -157,7 +157,7 @@ def read_once(built_in, monkeypatch):
 
 
 def test_models_are_those_of_the_command_line(capsys, read_once):
-    result = traincast.models()
+    result = traincast.list_models()
 
     assert isinstance(result, ModelList)
     assert plain(result) == document(capsys, "models")
@@ -168,7 +168,7 @@ def test_models_are_those_of_the_command_line(capsys, read_once):
 
 
 def test_coverage_is_that_of_the_command_line(capsys, read_once):
-    result = traincast.models().coverage()
+    result = traincast.list_models().coverage()
 
     assert plain(result) == document(capsys, "models", "--coverage")
     assert repr(result).startswith(f"CoverageList: {len(result)} ops of models, ")
@@ -176,7 +176,7 @@ def test_coverage_is_that_of_the_command_line(capsys, read_once):
 
 
 def test_platforms_are_those_of_the_command_line(capsys):
-    result = traincast.platforms()
+    result = traincast.list_platforms()
 
     assert isinstance(result, PlatformList)
     assert plain(result) == document(capsys, "platforms")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from traincast.app.report.evaluation import cases_text, evaluation_text, summary_text
 from traincast.calibration.evaluation.cases import Case, Outcome, summarise
 from traincast.calibration.evaluation.suites import Evaluation
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.scenario import Scenario
 
 
 def outcome(name, measured, predicted, low, high):
     case = Case(
         name=name,
         group="V100",
-        question=Question(workload="dlrm-default", on="v100"),
+        question=Scenario(workload="dlrm-default", on="v100"),
         measured_ms=measured,
         others={"peer": -20.0},
     )

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from traincast.calibration.evaluation.cases import Case, Outcome, outcomes_row, run_cases, summarise
-from traincast.simulator.scenario.predict import Question, predict
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
 
-STEP = Question(workload="dlrm-default", on="v100", variant=Variant(batch_size=256))
+STEP = Scenario(workload="dlrm-default", on="v100", batch_size=256)
 
 
 def outcome(name="a", group="V100", measured=10.0, predicted=11.0, *, active=None, **others):

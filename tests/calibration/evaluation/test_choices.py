@@ -8,12 +8,12 @@ from traincast.calibration.evaluation.cases import Case, Outcome
 from traincast.calibration.evaluation.choices import choice_notes, choices, fixed_choice_right
 from traincast.calibration.evaluation.here import by_task
 from traincast.calibration.trials.catalog import sharding_trials
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.scenario import Scenario
 
 
 def outcome(predicted, measured, spread=1.0, name="step"):
     case = Case(
-        name=name, group="g", question=Question(workload="w", on="here"), measured_ms=measured, spread_percent=spread
+        name=name, group="g", question=Scenario(workload="w", on="here"), measured_ms=measured, spread_percent=spread
     )
     return Outcome(case=case, predicted_ms=predicted, low_ms=0.0, high_ms=1e9, active_ms=predicted)
 

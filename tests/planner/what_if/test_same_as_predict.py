@@ -9,8 +9,9 @@ import pytest
 import traincast
 from traincast.models.placement.plan import Placement, Plan
 from traincast.models.placement.plan_file import plan_to_json
-from traincast.planner.what_if.options import scene_from
-from traincast.planner.what_if.predict import predicted
+from traincast.simulator.scenario.fields import scenario_from
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import resolve
 from traincast.utils.errors import TraincastError
 
 ASKED = [
@@ -39,7 +40,10 @@ NOT_COMPILED = [
 
 @pytest.mark.parametrize(("name", "on", "options"), ASKED)
 def test_the_step_before_is_the_one_that_predict_answers_for(name, on, options):
-    asked, before = traincast.predict(name, on=on, **options), predicted(scene_from(name, on, options))
+    asked, before = (
+        traincast.predict(name, on=on, **options),
+        predict(resolve(scenario_from({"workload": name, "on": on, **options}))),
+    )
     assert (before.iteration, before.interval) == (asked.iteration, asked.interval)
     assert before.memory.peak_bytes == asked.memory.peak_bytes
 

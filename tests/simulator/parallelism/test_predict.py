@@ -10,6 +10,7 @@ import pytest
 import traincast
 from tests.effort import calls
 from traincast.app.cli.main import main
+from traincast.hardware.links import with_links
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.program.step import transformer_workload
 from traincast.models.transformers.program.style import Style
@@ -24,7 +25,8 @@ SMALL = described("small", {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096
 
 def predicted(**options):
     model = options.pop("model", "llama3-70b")
-    return traincast.predict_training(model, on=options.pop("on", "dgx-h100"), layout=Layout(**options))
+    transformer = load_transformer(model) if isinstance(model, str) else model
+    return predict_training(transformer, with_links(load_platform(options.pop("on", "dgx-h100"))), Layout(**options))
 
 
 def test_one_gpu_agrees_with_the_walk_over_the_whole_program() -> None:

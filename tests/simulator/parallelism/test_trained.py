@@ -6,17 +6,19 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
+from traincast.hardware.platform import load_platform
 from traincast.models.transformers.program.step import layer_piece
 from traincast.models.transformers.program.style import Shard, Style
-from traincast.models.transformers.reading import described
+from traincast.models.transformers.reading import described, load_transformer
 from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.predict import predict_training
 from traincast.utils.errors import TraincastError
 
 TINY = described("tiny", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32})
 
 
 def predicted(**options):
-    return traincast.predict_training("llama3-8b", on="dgx-h100", layout=Layout(gpus=8, **options))
+    return predict_training(load_transformer("llama3-8b"), load_platform("dgx-h100"), Layout(gpus=8, **options))
 
 
 def test_adapters_of_four_projections_are_all_that_is_trained() -> None:

@@ -65,7 +65,7 @@ def source_kind(source: Source) -> str:
     """The kind of a workload, but "parallel" and "here", which other fields decide."""
     if isinstance(source, Workload):
         return "workload"
-    if not isinstance(source, str):
+    if not isinstance(source, str | Path):
         return "transformer"
     path = Path(source)
     if path.suffix == ".tc":
@@ -76,7 +76,7 @@ def source_kind(source: Source) -> str:
         return "tables"
     if path.suffix == ".json":
         return "transformer"
-    return _named_kind(source)
+    return _named_kind(str(source))
 
 
 def _named_kind(name: str) -> str:
