@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from traincast.utils.errors import TraincastError
+
 _MOST_DIGITS = 9
 
 
@@ -18,6 +20,18 @@ def file_path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError(f"'{text}' is no path; give one")
     return Path(text)
+
+
+def whole_numbers(option: str, text: str) -> list[int]:
+    """The numbers of `1,2,4`; `option` is named when it is something else.
+
+    >>> whole_numbers("--ranks", "1,2,4")
+    [1, 2, 4]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
+        raise TraincastError(f"{option} {text}: give an integer, or several with commas between: 1,2,4,8")
+    return [int(part) for part in parts]
 
 
 def _processes(text: str) -> int:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from traincast.app.cli.arguments import whole_numbers
 from traincast.simulator.scenario.fields import GROUPS, FieldInfo, read_scenario, scenario_fields, scenario_from
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
@@ -93,13 +94,8 @@ def one_gpu_number(args: argparse.Namespace) -> dict[str, int]:
 
 
 def gpu_numbers(text: str) -> list[int]:
-    """The numbers of `1,2,4`.
-
-    >>> gpu_numbers("1,2,4")
-    [1, 2, 4]
-    """
-    info = scenario_fields()["gpus"]
-    try:
-        return [info.parse(part) for part in text.split(",")]
-    except TraincastError:
-        raise TraincastError(f"--gpus {text}: give an integer of 1 or more, or several: 1,2,4,8") from None
+    """The numbers of `1,2,4`, each a possible number of GPUs."""
+    numbers = whole_numbers("--gpus", text)
+    for number in numbers:
+        scenario_fields()["gpus"].check(number)
+    return numbers

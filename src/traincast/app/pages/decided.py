@@ -15,10 +15,10 @@ from traincast.app.pages.provenance import software_section
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.ask import ask
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.predict import Answer
 from traincast.planner.what_if.result import WhatIf
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import Answer
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.display.text import milliseconds

@@ -79,14 +79,15 @@ class FieldInfo:
             kinds = int if self.kind == "integer" else (int, float)
             if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
                 a = "an integer" if self.kind == "integer" else "a number"
-                raise TraincastError(f"`{self.name}` {shown(value)}: give {a}")
+                raise TraincastError(f"`{self.name}` {shown(value)}: give {a}, {self.limits}")
             if not self.least <= value <= self.most:
-                raise TraincastError(f"`{self.name}` {value:,.12g} is out of range; give {self.limits}")
+                shown_value = str(value) if isinstance(value, int) else f"{value:g}"
+                raise TraincastError(f"`{self.name}` {shown_value} is out of range; give {self.limits}")
 
     @property
     def limits(self) -> str:
         """The range of a number in words."""
-        return f"{self.least:,.12g} to {self.most:,.12g}"
+        return f"{self.least:.12g} to {self.most:.12g} {self.unit}".rstrip()
 
     def parse(self, text: str) -> Any:
         """The value that a text stands for."""
@@ -98,13 +99,13 @@ class FieldInfo:
         if self.kind == "integer" or (self.kind == "choice" and isinstance(self.choices[0], int)):
             plain = value.replace("_", "")
             if not (plain.isascii() and plain.isdecimal() and len(plain) <= _MOST_DIGITS):
-                raise TraincastError(f"`{self.name}` {shown(value)}: give an integer")
+                raise TraincastError(f"`{self.name}` {shown(value)}: give an integer, {self.limits}")
             value = int(plain)
         elif self.kind == "number":
             try:
                 value = float(value)
             except ValueError:
-                raise TraincastError(f"`{self.name}` {shown(value)}: give a number") from None
+                raise TraincastError(f"`{self.name}` {shown(value)}: give a number, {self.limits}") from None
         self.check(value)
         return value
 

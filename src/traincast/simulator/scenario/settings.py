@@ -71,7 +71,7 @@ def plain_value(value: Any) -> Any:
 
 
 def predict_command(scenario: Scenario) -> str:
-    """The command that predicts a scenario: `traincast predict llama3-8b --on dgx-h100 --gpus 8 --fsdp 2`."""
+    """The command that predicts a scenario, with an option for every field that was given."""
     words = ["traincast", "predict", str(plain_value(scenario.workload))]
     for name, value in scenario.given().items():
         if name == "workload":

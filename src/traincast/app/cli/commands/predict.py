@@ -85,6 +85,8 @@ def check_timeline(answer: Any, option: str) -> None:
 def predict_asked(args: argparse.Namespace) -> Any:
     """The prediction or the scaling curve that options ask for."""
     values = scenario_values(args)
+    if not {"workload", "on"} <= set(values):
+        raise TraincastError("predict needs a WORKLOAD and --on PLATFORM (see 'traincast predict --help')")
     numbers = gpu_numbers(args.gpus) if args.gpus is not None else None
     if numbers is not None:
         values["gpus"] = numbers[0]
