@@ -62,7 +62,7 @@ def test_what_predict_does_not_compile_the_edit_does_not_either(name, on, option
         traincast.predict(name, on=on, compiled=True, **options)
     with pytest.raises(TraincastError) as edited:
         traincast.whatif(name, on=on, edits=["compile"], **options)
-    assert str(edited.value) == str(asked.value) and "compiled" in str(asked.value)
+    assert "compiled" in str(asked.value) and "leave" in str(edited.value)
 
 
 def test_a_compiled_step_stays_compiled_under_edits_of_its_description():
@@ -117,7 +117,7 @@ def _phases(answer):
 
 @pytest.mark.parametrize("options", [{"gpus": 4}, {"gpus": 2, "mode": "inference"}, {"gpus": 2, "compiled": True}])
 def test_a_plan_for_another_step_is_refused(plan_of_two, options):
-    with pytest.raises(TraincastError, match=r"the plan is for 2 ranks|leave out"):
+    with pytest.raises(TraincastError, match=r"the `plan` is for 2 ranks|leave out"):
         traincast.whatif("dlrm-ddp", on="dgx-a100", edits=[f"plan={plan_of_two}"], **options)
 
 

@@ -219,7 +219,7 @@ def test_a_sweep_does_not_go_on_from_that_of_another_file_of_the_same_name(tmp_p
     def stop(done):
         raise KeyboardInterrupt
 
-    asked = {"on": "v100", "vary": {"on": ["v100", "p100"]}, "out": out, "workers": 1}
+    asked = {"on": "v100", "vary": {"on": ["v100", "p100"]}, "out": out, "processes": 1}
     with pytest.raises(KeyboardInterrupt):
         traincast.sweep(str(model), progress=stop, **asked)
 
