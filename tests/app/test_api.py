@@ -14,8 +14,6 @@ import traincast
 from traincast.app.cli.main import main
 from traincast.app.cli.verbs import VERBS
 from traincast.app.keywords import ScenarioFields
-from traincast.calibration.evaluation.suites import Evaluation
-from traincast.calibration.fit_shipped import FitResult
 from traincast.ir.workload import Workload
 from traincast.planner.sharding.result import ShardingAnswer
 from traincast.simulator.prediction.result import Prediction
@@ -228,36 +226,6 @@ def test_capture_takes_a_function():
     assert result.frames()["ops"]["op"].to_list() == ["aten::ones", "aten::add"]
 
 
-def test_evaluation_is_that_of_the_command_line(capsys, shared_data):
-    result = traincast.evaluate("cnn", data=shared_data)
-
-    assert isinstance(result, Evaluation)
-    assert plain(result) == document(capsys, "evaluate", "cnn", "--data", shared_data)
-    assert result.mape == result.summary[0].mape
-    assert result.frames()["cases"].height == len(result.outcomes)
-    check_shown(result, starts="Evaluation: cnn")
-
-
-def test_fit_is_that_of_the_command_line(capsys, tmp_path, monkeypatch):
-    asked = []
-
-    def fit_pieces(pieces, data, out, progress):
-        asked.append((pieces, data, out))
-        progress("host", 0.5)
-        return {piece: [f"{piece}.json"] for piece in pieces}
-
-    monkeypatch.setattr("traincast.calibration.fit_shipped.fit_pieces", fit_pieces)
-    heard = []
-    result = traincast.fit("host", "norm", "host", data=tmp_path, out=str(tmp_path / "out"), progress=heard.append)
-
-    assert isinstance(result, FitResult)
-    assert plain(result) == document(capsys, "fit", "host", "norm", "--data", tmp_path, "--out", tmp_path / "out")
-    assert asked[0] == asked[1] == (["host", "norm"], tmp_path, tmp_path / "out")
-    assert heard == [0.5]
-    assert repr(result) == "FitResult: host: host.json\nnorm: norm.json"
-    assert result.frames()["files"].rows() == [("host", "host.json"), ("norm", "norm.json")]
-
-
 def test_a_trace_is_that_of_the_command_line(capsys, shared_data):
     file = shared_data / "traces" / "tracelens_h100" / "bert_small.json.gz"
     result = traincast.trace(file, on="t4")
@@ -281,21 +249,6 @@ def test_a_traced_step_is_a_workload(shared_data):
 def test_a_host_belongs_to_a_prediction(options):
     with pytest.raises(TraincastError, match="`host` and `host_scale` belong to a prediction: add `on`"):
         traincast.trace("nowhere.json", **options)
-
-
-def test_measurements_must_be_somewhere(monkeypatch, tmp_path):
-    monkeypatch.delenv("TRAINCAST_DATA", raising=False)
-    with pytest.raises(TraincastError, match="give `data` or set TRAINCAST_DATA"):
-        traincast.evaluate("cnn")
-    with pytest.raises(TraincastError, match="is no folder of measurements"):
-        traincast.fit("host", data=tmp_path / "none")
-
-
-def test_an_unknown_suite_names_the_nearest(tmp_path):
-    with pytest.raises(TraincastError, match=r"unknown suite 'cn'. Did you mean cnn"):
-        traincast.evaluate("cn", data=tmp_path)
-    with pytest.raises(TraincastError, match="leave out `roofline_only`"):
-        traincast.evaluate("kernels", data=tmp_path, roofline_only=True)
 
 
 def test_load_gives_the_variant_asked_for():
@@ -324,7 +277,9 @@ def test_types_are_there_when_they_are_named():
 
 def test_every_verb_is_a_call_and_no_module_has_its_name():
     calls = {*traincast.__all__} - {"__version__"}
-    other_names = {"report": "write_report", "models": "list_models", "platforms": "list_platforms"}
+    other_names = {
+        "fit": "fit_store", "report": "write_report", "models": "list_models", "platforms": "list_platforms"
+    }  # fmt: skip
     of_the_terminal = {"completion", "serve"}
     assert {other_names.get(verb, verb) for verb in VERBS} - of_the_terminal <= calls
     for name in calls:

@@ -9,12 +9,12 @@ import pytest
 import traincast
 from tests.traces.timelines import rank_events
 from traincast.app.cli.main import main
-from traincast.app.pages.evaluated import evaluation_file_page
 from traincast.app.pages.page import page_html
 from traincast.app.pages.written import page_of
-from traincast.calibration.evaluation.suites import Evaluation
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import error_row
+from traincast_evaluation.page import evaluation_file_page
+from traincast_evaluation.suites.registry import Evaluation
 
 SUMMARY = {"suite": "dlrm", "group": "all", "n": 2, "gmae": 1.0, "mape": 12.5, "median": 3.0, "worst": -20.0,
            "worst_case": "<b>", "bias": 0.5}  # fmt: skip

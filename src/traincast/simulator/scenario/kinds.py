@@ -93,12 +93,13 @@ def _named_kind(name: str) -> str:
     if name in built_in_names():
         return "transformer"
     from traincast.models.embeddings.builtin import BUILTIN_SETS
-    from traincast.models.published.catalog import published_programs
+
+    if name in BUILTIN_SETS:
+        return "tables"
+    from traincast.models.published import published_programs
 
     if name in published_programs():
         return "program"
-    if name in BUILTIN_SETS:
-        return "tables"
     if ".py" in name:
         raise TraincastError(
             f"{shown(name)} is a program to run; capture its step first ('traincast capture'), or ask `on` 'here'"

@@ -129,7 +129,8 @@ def _divided(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
 
         return tables_step(scenario, resolved.plan, platform, gpus)
     if resolved.source == "program":
-        from traincast.simulator.scenario.published import published_program, published_step
+        from traincast.models.published import published_program
+        from traincast.simulator.scenario.published import published_step
 
         return published_step(published_program(str(scenario.workload)), gpus, scenario, platform.gpus_per_node)
     if scenario.mode == "inference":

@@ -6,16 +6,11 @@ from dataclasses import replace
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.ir.workload import Workload
-from traincast.models.published.catalog import PublishedProgram, published_programs
+from traincast.models.published import PublishedProgram
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 _HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
-
-
-def published_program(name: str) -> PublishedProgram:
-    """The published program of this name."""
-    return published_programs()[name]
 
 
 def published_step(

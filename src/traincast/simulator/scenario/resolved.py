@@ -188,7 +188,8 @@ def _host(scenario: Scenario, kind: str) -> HostProfile | None:
         return load_host_profile(scenario.host)
     if scenario.host is not None or kind != "program":
         return scenario.host
-    from traincast.simulator.scenario.published import published_host, published_program
+    from traincast.models.published import published_program
+    from traincast.simulator.scenario.published import published_host
 
     return published_host(published_program(str(scenario.workload)))
 

@@ -33,7 +33,8 @@ def load(scenario: Scenario, kind: str | None = None) -> Workload:
     if scenario.dtype is None:
         scenario = scenario.replace(dtype=default_dtype(kind))
     if kind == "program":
-        from traincast.simulator.scenario.published import published_program, published_step
+        from traincast.models.published import published_program
+        from traincast.simulator.scenario.published import published_step
 
         return published_step(published_program(str(scenario.workload)), 1, scenario)[0]
     if kind == "transformer":

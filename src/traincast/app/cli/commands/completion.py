@@ -12,7 +12,7 @@ import argparse
 from traincast.app.api import list_models, list_platforms
 from traincast.app.cli.completion import SHELLS, describe, script
 from traincast.app.cli.output import print_json, print_text
-from traincast.app.cli.verbs import VERBS, parsers
+from traincast.app.cli.verbs import known_verbs, parsers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,9 @@ def run(args: argparse.Namespace) -> int:
         "WORKLOAD": [model.info.name for model in list_models()],
         "PLATFORM": [platform.key for platform in list_platforms()],
     }
-    _, made = parsers(VERBS)
-    text = script(args.shell, [describe(verb, VERBS[verb], parser, known) for verb, parser in made.items()])
+    verbs = known_verbs()
+    _, made = parsers(verbs)
+    text = script(args.shell, [describe(verb, verbs[verb].summary, parser, known) for verb, parser in made.items()])
     if args.json:
         print_json({"shell": args.shell, "script": text})
     else:

@@ -1,0 +1,28 @@
+"""Trials predicted from what was measured of this machine: its ops one by one, and what its ranks exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.costs.cpu.profile import Profile
+from traincast.simulator.cpu.ranks import predict_ranks
+from traincast.simulator.cpu.step import predict_serial
+from traincast_evaluation.suites.here_files import Predicted
+from traincast_evaluation.trials.catalog import Trial
+from traincast_evaluation.trials.workloads import trial_workload
+
+
+@dataclass(frozen=True, slots=True)
+class HerePredictor:
+    """Predicts trials on the machine of a profile."""
+
+    profile: Profile
+
+    def predict(self, trial: Trial) -> Predicted:
+        """Seconds of one step of a trial, and their 90 % interval."""
+        captured = trial_workload(trial)
+        if trial.ranks > 1:
+            together = predict_ranks(captured.workload, self.profile, captured.access)
+            return Predicted(together.iteration, *together.interval)
+        answer = predict_serial(captured.workload, self.profile, captured.access[0])
+        return Predicted(answer.iteration, *answer.interval)
