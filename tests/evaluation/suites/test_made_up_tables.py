@@ -84,7 +84,7 @@ def test_a_data_parallel_row_divides_its_batch(tmp_path, monkeypatch):
     (case,) = multi_gpu.transformer_cases(write_rows(tmp_path, "transformers_4gpu", FOUR_GPUS, divided))
 
     assert (case.name, case.group) == ("gpt2_large dp 4, batch 4", "Transformers, NVIDIA A100-SXM4-40GB")
-    assert (case.question.on, case.question.gpus, case.question.variant.batch_size) == ("dgx-a100", 4, 1)
+    assert (case.question.on, case.question.gpus, case.question.batch_size) == ("dgx-a100", 4, 1)
     assert case.others == {"NeuSight": pytest.approx(10.0)}
 
 
@@ -105,7 +105,7 @@ def published(folder, dle=DLE, mlperf=MLPERF):
 def test_rows_of_deep_learning_examples_fall_into_groups_by_code(tmp_path, changes, group, dtype):
     case, _ = published(tmp_path, {**DLE, **changes})
 
-    assert (case.group, case.question.variant.dtype) == (GROUPS[group], dtype)
+    assert (case.group, case.question.dtype) == (GROUPS[group], dtype)
     assert case.question.on.device.key == "a100-40gb"
     assert len(case.question.workload.ranks) == case.question.on.gpus_per_node == 8
 
@@ -151,5 +151,5 @@ def test_a_row_of_distributed_embeddings_is_the_program_of_its_model(tmp_path):
 
     assert (case.name, case.measured_ms) == ("tiny x1", 20.0)
     assert case.question.on.topology is None
-    assert case.question.variant.dtype == "tf32"
+    assert case.question.dtype == "tf32"
     assert case.question.host.name == "tensorflow"

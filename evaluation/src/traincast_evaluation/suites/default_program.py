@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from traincast.simulator.scenario.fields import scenario_fields
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
@@ -51,6 +52,7 @@ def _configuration(row: Row) -> _Configuration:
     machine = machine_of(row)
     gpus, batch = row.count("num_gpus"), row.count("global_batch")
     row.positive("iteration_ms")
+    scenario_fields()["batch_size"].check(batch // gpus)
     return _Configuration(
         row.known("benchmark", _MODELS), machine.device.key, machine.gpus_per_node, gpus, batch // gpus
     )

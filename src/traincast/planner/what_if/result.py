@@ -141,4 +141,5 @@ def brief(answer: Answer) -> dict[str, Any]:
         "memory_gb": memory_bytes(answer) / 1e9,
         "fits": fits(answer),
         "parts_ms": {name: 1e3 * seconds for name, seconds in parts_of(answer).items()},
+        "prediction": document,
     }
