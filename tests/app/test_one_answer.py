@@ -67,9 +67,13 @@ def test_a_scenario_file_is_the_same_as_options(capsys, tmp_path, values):
     assert json.loads(capsys.readouterr().out) == by_command_line(capsys, values)
 
 
-def test_defaults_given_are_defaults_left_out():
-    plain = traincast.predict("llama3-8b", on="dgx-h100", gpus=8)
-    spelt = traincast.predict("llama3-8b", on="dgx-h100", gpus=8, tp=1, pp=1, cp=1, kernels="eager", dtype="bf16")
+@pytest.mark.parametrize("gpus", [None, 8])
+@pytest.mark.parametrize("model", ["llama3-8b", "mpt-1b", "mixtral-8x7b", "qwen3-8b"])
+def test_defaults_of_parallelism_given_are_defaults_left_out(model, gpus):
+    plain = traincast.predict(model, on="dgx-h100", gpus=gpus, seq_len=2048)
+    spelt = traincast.predict(
+        model, on="dgx-h100", gpus=gpus, seq_len=2048, tp=1, pp=1, cp=1, micro_batch=1, kernels="eager", dtype="bf16"
+    )
     assert plain.iteration == spelt.iteration and plain.to_dict()["memory_gb"] == spelt.to_dict()["memory_gb"]
 
 

@@ -13,9 +13,9 @@ from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import described, load_transformer
 from traincast.planner.parallelism.candidates import candidates, state_bytes
-from traincast.planner.parallelism.plan import make_plan
+from traincast.planner.parallelism.plan import layout_of, make_plan
 from traincast.simulator.parallelism.layout import Layout, completed
-from traincast.simulator.parallelism.predict import predict_training
+from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.parallel.where import Workers
@@ -33,9 +33,9 @@ def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
     model = load_transformer("llama3-70b")
     layouts = list(candidates(model, NODE.device, planned.base, 8))
     chosen = random.Random(18).sample(layouts, 200)
-    answers = [predict_training(model, NODE, layout) for layout in chosen]
-    fastest = min(answer.iteration for answer in answers if answer.fits)
-    assert planned.best[0].iteration <= fastest
+    estimates = [estimate_seconds(model, NODE, layout) for layout in chosen]
+    fastest = min(seconds for seconds, needed in estimates if needed <= NODE.device.memory_bytes)
+    assert min(estimate_seconds(model, NODE, layout_of(answer))[0] for answer in planned.best) <= fastest
     assert planned.scored == len(layouts) and len(planned.best) == 10
 
 
@@ -43,7 +43,7 @@ def test_any_number_of_processes_gives_the_same_plan() -> None:
     asked = resolve(Scenario(workload=SMALL, on="dgx-h100", gpus=64, global_batch=128, seq_len=2048))
     alone, together = (make_plan(asked, workers=Workers(processes=number)) for number in (1, 2))
     assert alone.to_dict() == together.to_dict()
-    assert alone.best[0].layout == together.best[0].layout
+    assert layout_of(alone.best[0]) == layout_of(together.best[0])
 
 
 def test_the_best_come_first_and_fit(planned) -> None:
@@ -55,9 +55,9 @@ def test_the_best_come_first_and_fit(planned) -> None:
 
 def test_money_and_days_follow_from_tokens_a_second(planned) -> None:
     row, answer = planned.row(0), planned.best[0]
-    assert row["days"] == pytest.approx(15e12 / (256 * answer.tokens_per_second) / 86400)
+    assert row["days"] == pytest.approx(15e12 / answer.throughput.tokens / 86400)
     # 1e9 tokens at r tokens a second and GPU are 1e9 / r GPU-seconds
-    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / answer.tokens_per_second / 3600)
+    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / answer.tokens_per_second_per_gpu / 3600)
 
 
 def test_a_plan_is_the_same_every_time() -> None:
@@ -67,8 +67,8 @@ def test_a_plan_is_the_same_every_time() -> None:
 
 def test_a_plan_is_what_predict_says_of_its_layout() -> None:
     answer = traincast.plan(SMALL, on="dgx-h100", gpus=4).best[0]
-    again = predict_training(SMALL, NODE, answer.layout)
-    assert again.iteration == answer.iteration and again.needed == answer.needed
+    again = predict_parallel(SMALL, NODE, layout_of(answer))
+    assert again.iteration == answer.iteration and again.needed_bytes == answer.needed_bytes
 
 
 def test_every_row_has_the_command_that_predicts_it(capsys) -> None:

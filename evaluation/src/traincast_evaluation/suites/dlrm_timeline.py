@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
@@ -34,7 +33,6 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
     for snapshot, model, name in _SNAPSHOTS:
         measured = _measured(data, snapshot)
         answer = predict(Scenario(workload=name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ))
-        assert isinstance(answer, Prediction)
         predicted = _predicted(answer.timeline)
         if len(predicted) != len(measured):
             raise TraincastError(

@@ -1,55 +1,16 @@
-"""A step of a large Transformer asked for by names: the model, the platform, the layout."""
+"""The best layouts of a Transformer on GPUs, asked for by a scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
-from traincast.hardware.links import with_links
-from traincast.hardware.platform import Platform, load_platform
-from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.reading import load_transformer
 from traincast.planner.parallelism.plan import Plan, make_plan
-from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import predict_training
-from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.scenario.fields import scenario_fields
 from traincast.simulator.scenario.kinds import KINDS, USED, source_kind
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.where import SEARCH, Workers
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingQuestion:
-    """Which Transformer (built in, described in a file, or itself) is trained where, and how it is laid out."""
-
-    model: str | Transformer
-    on: str | Platform
-    layout: Layout
-    clock_mhz: float | None = None
-    host: str | HostProfile | None = None
-    roofline_only: bool = False
-
-    def platform(self) -> Platform:
-        """The platform asked for, its clock locked where one is given; a single GPU gets the links usual for it."""
-        platform = load_platform(self.on) if isinstance(self.on, str) else self.on
-        return with_links(platform if self.clock_mhz is None else platform.at_clock(self.clock_mhz))
-
-    def transformer(self) -> Transformer:
-        """The model asked for."""
-        return load_transformer(self.model) if isinstance(self.model, str) else self.model
-
-
-def answer_training(question: TrainingQuestion) -> TrainingPrediction:
-    """The answer, which says among its warnings what was assumed."""
-    host = load_host_profile(question.host) if isinstance(question.host, str) else question.host
-    return predict_training(
-        question.transformer(), question.platform(), question.layout, host=host, roofline_only=question.roofline_only
-    )
-
 
 SEARCHED = ("tp", "pp", "vp", "cp", "ep", "fsdp", "zero", "micro_batch", "batch_size", "checkpoint")
 """Fields of a scenario that a plan chooses."""

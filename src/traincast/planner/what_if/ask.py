@@ -9,7 +9,9 @@ from traincast.planner.what_if.difference import difference
 from traincast.planner.what_if.edits.registry import Wanted, applied, parse_edits
 from traincast.planner.what_if.money import Prices, cost_of
 from traincast.planner.what_if.result import WhatIf
-from traincast.simulator.scenario.predict import Answer, predict
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.kinds import is_laid_out
+from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
@@ -24,18 +26,25 @@ def ask(resolved: Resolved, edits: Sequence[str], prices: Prices | None = None) 
 
 
 def both(resolved: Resolved, wanted: Sequence[Wanted]) -> tuple[Resolved, Resolved]:
-    """The step and the edited one, both written by the same writer."""
-    changed = applied(resolved, wanted)
-    base = resolved
-    if changed.kind == "parallel" and base.kind != "parallel":
-        base = base.changed(tp=1)
+    """The step and the edited one, both written in the same way."""
+    base, changed = resolved, applied(resolved, wanted)
+    if base.kind != changed.kind:
+        if is_laid_out(changed.scenario):
+            base = base.changed(tp=1)
+        else:
+            base, changed = replace(base, by_ops=True), replace(changed, by_ops=True)
     if changed.dlrm is not None and base.dlrm is None and resolved.gpus == changed.gpus:
         base = replace(base, dlrm=base.of_dlrm())
     return base, changed
 
 
 def compared(
-    base: Resolved, before: Answer, changed: Resolved, after: Answer, wanted: Sequence[Wanted], prices: Prices | None
+    base: Resolved,
+    before: Prediction,
+    changed: Resolved,
+    after: Prediction,
+    wanted: Sequence[Wanted],
+    prices: Prices | None,
 ) -> WhatIf:
     """The answer from two predictions."""
     prices = prices or Prices()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.predict import Answer
 from traincast.utils.errors import TraincastError, shown
 
 _HOUR = 3600.0
@@ -89,13 +88,11 @@ def prices_of(price: float | Mapping[str, float] | None) -> dict[str, float]:
     return known
 
 
-def cost_of(answer: Answer, prices: Prices) -> Cost:
+def cost_of(answer: Prediction, prices: Prices) -> Cost:
     """The cost of a predicted step."""
-    if isinstance(answer, Prediction):
-        gpus, samples = answer.gpus, answer.workload.samples * answer.gpus
-        per_sample = answer.workload.seq_len
-    else:
-        gpus, samples, per_sample = answer.layout.gpus, answer.layout.global_batch, answer.layout.seq_len
+    gpus, samples, per_sample = answer.gpus, answer.workload.samples * answer.gpus, answer.workload.seq_len
+    if answer.parallel is not None:
+        samples, per_sample = answer.parallel.layout.global_batch, answer.parallel.layout.seq_len
     tokens = samples * per_sample
     if prices.tokens is not None and not tokens:
         raise TraincastError("the model has no tokens; give the `samples` of the run instead")

@@ -34,25 +34,25 @@ class PredictionDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     clock_mhz: Annotated[float, _says("locked SM clock, MHz")] | None
     mode: Annotated[str, _says("training or inference")]
     compiled: Annotated[bool, _says("whether torch.compile runs it")]
-    batch_size: Annotated[int, _says("samples per GPU")] | None
+    batch_size: Annotated[int, _says("samples per GPU")]
     global_batch: Annotated[int, _says("samples of a step, all GPUs together")]
     seq_len: Annotated[int, _says("tokens per sample")] | None
     gpus: Annotated[int, _says("number of GPUs")]
     iteration_ms: Annotated[float, _says("time of one step")]
     interval_ms: Annotated[list[float], _says("90 % interval of iteration_ms: low, high")]
-    interval_terms: Annotated[dict[str, float], _says("what the interval is made of, as log-sigmas")] | None
+    interval_terms: Annotated[dict[str, float], _says("what the interval is made of, as log-sigmas")]
     device_active_ms: Annotated[float, _says("time in which the device runs kernels or communicates")]
     device_idle_ms: Annotated[float, _says("time in which it does neither")]
-    host_ms: Annotated[float, _says("time in which the host is busy")] | None
+    host_ms: Annotated[float, _says("time in which the host is busy")]
     exposed_comm_ms: Annotated[float, _says("time in which the device only communicates, or waits for other ranks")]
     per_family: Annotated[Times, _says("kernel time by kernel family")]
-    per_phase: Annotated[Times, _says("kernel time by phase: forward, backward, optimizer")] | None
-    per_source: Annotated[Times, _says("kernel time by how durations were found")] | None
-    critical_path: Annotated[Times, _says("critical path by what it is spent on")] | None
-    kernels: Annotated[int, _says("number of kernel launches on the slowest rank")] | None
-    estimated_ops: Annotated[list[str], _says("ops without a kernel model, costed from bytes and flops")] | None
-    estimated_ms: Annotated[float, _says("kernel time of estimated_ops")] | None
-    out_of_domain_ops: Annotated[list[str], _says("ops with calls outside of what their model was fitted on")] | None
+    per_phase: Annotated[Times, _says("kernel time by phase: forward, backward, optimizer")]
+    per_source: Annotated[Times, _says("kernel time by how durations were found")]
+    critical_path: Annotated[Times, _says("critical path by what it is spent on")]
+    kernels: Annotated[int, _says("number of kernel launches on the slowest rank")]
+    estimated_ops: Annotated[list[str], _says("ops without a kernel model, costed from bytes and flops")]
+    estimated_ms: Annotated[float, _says("kernel time of estimated_ops")]
+    out_of_domain_ops: Annotated[list[str], _says("ops with calls outside of what their model was fitted on")]
     out_of_domain_ms: Annotated[float, _says("kernel time of such calls")]
     out_of_domain: (
         Annotated[list[dict[str, Any]], _says("of each such op: how far outside, and what that shifts")] | None
@@ -63,42 +63,50 @@ class PredictionDocument(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     warnings: Annotated[list[str], _says("what a person should know besides the numbers")]
     assumptions: Annotated[list[str], _says("what the capture assumed about values it did not have")]
     given_costs: Annotated[dict[str, Any], _says("costs of ops that their author gave")]
-    ranks: Annotated[list[dict[str, Any]], _says("ranks that do the same, each with its own times and memory")] | None
-    imbalance: Annotated[float, _says("how much longer the busiest rank computes than the mean, as a share")] | None
-    critical_path_ranks: Annotated[list[dict[str, Any]], _says("critical path by rank and op")] | None
+    ranks: Annotated[list[dict[str, Any]], _says("ranks that do the same, each with its own times and memory")]
+    imbalance: Annotated[float, _says("how much longer the busiest rank computes than the mean, as a share")]
+    critical_path_ranks: Annotated[list[dict[str, Any]], _says("critical path by rank and op")]
     samples_per_s: Annotated[float, _says("samples per second, all GPUs together")]
     tokens_per_s: Annotated[float, _says("tokens per second, all GPUs together")] | None
+    tokens_per_second_per_gpu: Annotated[float, _says("tokens per second of one GPU")] | None
     flops: Annotated[float, _says("operations of a step that MFU counts, all GPUs together")]
     mfu: Annotated[float, _says("share of the peak rate that the step uses")] | None
     mfu_peak_tflops: Annotated[float, _says("peak rate that MFU is a share of, all GPUs together, TFLOPS")]
     mfu_peak_type: Annotated[str, _says("arithmetic of that peak rate")]
-    by_module: Annotated[Times, _says("kernel time by module, numbered ones together")] | None
-    by_layer: Annotated[Times, _says("kernel time by layer")] | None
-    by_op: Annotated[Times, _says("kernel time by op")] | None
+    by_module: Annotated[Times, _says("kernel time by module, numbered ones together")]
+    by_layer: Annotated[Times, _says("kernel time by layer")]
+    by_op: Annotated[Times, _says("kernel time by op")]
     layout: Annotated[dict[str, Any], _says("how a Transformer is laid out over GPUs, degree by degree")] | None
-    parts_ms: Annotated[Times, _says("the step of the slowest stage by what it waits for")] | None
+    micro_batch: Annotated[int, _says("samples of a micro-batch")] | None
+    micro_batches: Annotated[int, _says("micro-batches of a step on every pipeline")] | None
+    micro_batches_in_timeline: Annotated[int, _says("micro-batches that were simulated; the others repeat them")] | None
+    exposed_ms: Annotated[Times, _says("exposed communication by group of ranks: tp, cp, ep, pp, dp")] | None
+    bubble_ms: Annotated[float, _says("time in which a pipeline stage waits for others")] | None
+    memory_needed_gb: Annotated[float, _says("all that the fullest device must hold, with context and buffers")] | None
     reasons: Annotated[dict[str, str], _says("of every key that is null, why")]
 
 
 _REASONS = {
     "clock_mhz": "the clock is not locked",
-    "batch_size": "samples are not divided evenly among GPUs",
     "seq_len": "the model has no sequences",
     "tokens_per_s": "the model has no sequences",
     "mfu": "the step has no arithmetic that MFU counts",
-    "layout": "the step is not a Transformer laid out over GPUs",
-    "parts_ms": "the step is simulated op by op: see critical_path",
-}
+    "tokens_per_second_per_gpu": "the model has no sequences",
+    **dict.fromkeys(
+        ("layout", "micro_batch", "micro_batches", "micro_batches_in_timeline", "exposed_ms", "bubble_ms",
+         "memory_needed_gb"),
+        "the step is not a Transformer laid out over GPUs",
+    ),
+}  # fmt: skip
 
 
-def prediction_document(values: Mapping[str, Any], missing: str = "") -> dict[str, Any]:
-    """The document of a prediction from the values that are known, in the order of the declaration; `missing` says why
-    the others cannot be had."""
+def prediction_document(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a prediction from the values that are known, in the order of the declaration."""
     document: dict[str, Any] = {"schema": SCHEMA}
     for name in PredictionDocument.__struct_fields__[1:-1]:
         document[name] = values.get(name)
     nulls = [name for name, value in document.items() if value is None]
-    document["reasons"] = {name: missing or _REASONS[name] if name not in values else _REASONS[name] for name in nulls}
+    document["reasons"] = {name: _REASONS[name] for name in nulls}
     return document
 
 

@@ -22,8 +22,8 @@ KINDS = {
     "model": "a captured model",
     "workload": "a workload of captured ops",
     "dlrm": "a description of a DLRM",
-    "transformer": "a description of a Transformer",
-    "parallel": "a description of a Transformer, laid out over GPUs",
+    "transformer": "a description of a Transformer, op by op",
+    "parallel": "a description of a Transformer, laid out over its GPUs",
     "program": "one published program",
     "tables": "a set of embedding tables",
     "here": "a step on the machine at hand",
@@ -122,9 +122,15 @@ def is_laid_out(scenario: Scenario) -> bool:
     return named or (scenario.gpus or 1) > 1 or scenario.dtype == "fp8" or scenario.kernels in ("fused", "graph")
 
 
-def step_kind(kind: str, scenario: Scenario) -> str:
-    """The kind of a step, given that of its workload: Transformers are laid out where fields say so."""
-    return "parallel" if kind == "transformer" and is_laid_out(scenario) else kind
+def step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
+    """The kind of a step, given that of its workload. A Transformer that trains is laid out over its GPUs, one of them
+    too, unless its ops are looked at one by one: `by_ops` (they are edited), or fields that only such steps use."""
+    if kind != "transformer" or is_laid_out(scenario):
+        return "parallel" if kind == "transformer" else kind
+    alone = USED["transformer"] - USED["parallel"]
+    if by_ops or scenario.mode == "inference" or any(getattr(scenario, name) not in (None, False) for name in alone):
+        return "transformer"
+    return "parallel"
 
 
 def check_used(scenario: Scenario, kind: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from traincast.hardware.links import with_links
 from traincast.hardware.platform import Platform
@@ -25,18 +25,14 @@ from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.models.dlrm.config import DlrmConfig
-    from traincast.simulator.parallelism.result import TrainingPrediction
-
-Answer: TypeAlias = "Prediction | TrainingPrediction"
-"""A predicted step: simulated op by op, or put together from the roles of ranks."""
 
 
-def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> Answer:
+def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> Prediction:
     """The prediction of a scenario; what was assumed and edited is among its warnings. `always_sharded`: a DLRM shards
     its tables on one GPU too, so that a curve compares like with like."""
     resolved = resolve(scenario) if isinstance(scenario, Scenario) else scenario
     if resolved.kind == "parallel":
-        answer: Answer = _predict_parallel(resolved)
+        answer = _predict_parallel(resolved)
     else:
         step, notes = load_step(resolved, always_sharded=always_sharded)
         answer = _simulate(resolved, step, notes)
@@ -255,7 +251,7 @@ def _edited(step: Workload, edits: tuple[tuple[str, Structural], ...]) -> tuple[
     return step, notes
 
 
-def _predict_parallel(resolved: Resolved) -> TrainingPrediction:
+def _predict_parallel(resolved: Resolved) -> Prediction:
     """A Transformer laid out over GPUs."""
     refused = {
         "edits of ops": resolved.structural or resolved.across,
@@ -265,13 +261,13 @@ def _predict_parallel(resolved: Resolved) -> TrainingPrediction:
     for what, given in refused.items():
         if given:
             raise TraincastError(
-                f"{what} cannot be applied to {resolved.name}: its step on {resolved.gpus} GPUs is put together from "
-                "roles of ranks, not from ops; leave it out"
+                f"{what} cannot be applied to {resolved.name}: its step on {resolved.gpus} GPUs is written anew for "
+                "every layout; leave it out"
             )
-    from traincast.simulator.parallelism.predict import predict_training  # only layouts need it
+    from traincast.simulator.parallelism.predict import predict_parallel  # only layouts need it
 
     assert resolved.layout is not None
-    return predict_training(
+    return predict_parallel(
         resolved.of_transformer(), with_links(resolved.platform), resolved.layout, host=resolved.host,
         roofline_only=resolved.scenario.roofline_only,
     )  # fmt: skip

@@ -39,7 +39,7 @@ class Resolved:
     edits the ops of the step in this order, before data parallelism where the step is one GPU's; `across` those of all
     ranks. `bucket_mb` is DDP's, `plan` places tables. `op_speed` is how many times as fast the kernels of an op run, by
     its name. `software` names what edits change about who launches kernels: with another one, errors of a release are
-    not shared. `content` tells files of one name apart.
+    not shared. `content` tells files of one name apart. `by_ops`: a Transformer is simulated op by op, not as laid out.
     """
 
     scenario: Scenario
@@ -56,11 +56,13 @@ class Resolved:
     op_speed: Mapping[str, float] = field(default_factory=dict)
     software: tuple[str, ...] = ()
     content: str = ""
+    by_ops: bool = False
 
     @property
     def kind(self) -> str:
         """The kind of the step: that of its source, or "parallel"."""
-        return step_kind(self.source, self.scenario)
+        edited = bool(self.structural or self.across or self.op_speed)
+        return step_kind(self.source, self.scenario, by_ops=self.by_ops or edited)
 
     @property
     def name(self) -> str:
@@ -116,7 +118,7 @@ class Resolved:
     def changed(self, **fields: Any) -> Resolved:
         """The step with other fields of its scenario; what hangs on them is loaded anew."""
         scenario = self.scenario.replace(**fields)
-        check_used(scenario, step_kind(self.source, scenario))
+        check_used(scenario, replace(self, scenario=scenario).kind)
         loaded: dict[str, Any] = {}
         if {"on", "clock_mhz"} & set(fields):
             loaded["platform"] = _platform(scenario)

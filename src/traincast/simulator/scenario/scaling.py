@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve, ScalingPoint
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved, resolve
@@ -27,7 +26,6 @@ def predict_scaling(scenario: Scenario, gpus: Sequence[int], scaling: str = "wea
     points: list[ScalingPoint] = []
     for count, batch in [(count, _batch_of_one(whole, count, scaling)) for count in counts]:
         answer = predict(resolved.changed(batch_size=batch, gpus=count), always_sharded=True)
-        assert isinstance(answer, Prediction)
         throughput = count * batch / answer.iteration
         alone = points[0].throughput / points[0].gpus if points else throughput / count
         nodes = -(-count // answer.platform.gpus_per_node)

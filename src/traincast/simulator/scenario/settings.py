@@ -10,27 +10,27 @@ from traincast.simulator.scenario.kinds import USED
 from traincast.simulator.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
-    from traincast.simulator.scenario.predict import Answer
+    from traincast.simulator.prediction.result import Prediction
     from traincast.simulator.scenario.resolved import Resolved
 
 
-def settings_of(resolved: Resolved, answer: Answer) -> dict[str, Any]:
+_LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "micro_batch", "schedule", "checkpoint")
+"""Fields of a layout that are shown even where they were not given."""
+
+
+def settings_of(resolved: Resolved, answer: Prediction) -> dict[str, Any]:
     """Every field by name with the value that was used; None where the kind of step does not use it, or where its
     default is nothing. Objects are shown by their names."""
-    from traincast.simulator.prediction.result import Prediction
-
     scenario, used = resolved.scenario, USED[resolved.kind]
     settings = {name: plain_value(getattr(scenario, name)) if name in used else None for name in scenario_fields()}
     settings["gpus"] = resolved.gpus
     settings["host"] = answer.host_profile
-    settings["mode"] = "training"
-    if isinstance(answer, Prediction):
-        settings |= {"batch_size": answer.workload.batch_size, "seq_len": answer.workload.seq_len or None}
-        settings |= {"mode": answer.workload.mode}
-    elif (layout := resolved.layout) is not None:
-        for name in ("tp", "pp", "vp", "cp", "ep", "etp", "seq_len", "global_batch", "micro_batch", "schedule"):
-            settings[name] = getattr(answer.layout, name)
-        settings |= {"batch_size": None, "checkpoint": layout.checkpoint}
+    settings |= {"mode": answer.workload.mode, "seq_len": answer.workload.seq_len or None}
+    if answer.parallel is None:
+        settings["batch_size"] = answer.workload.batch_size
+    else:
+        for name in _LAYOUT:
+            settings[name] = getattr(answer.parallel.layout, name)
     settings |= {name: value for name, value in _own_choices(resolved).items() if settings[name] is None}
     if "kernels" in used:
         settings["kernels"] = "compiled" if scenario.is_compiled else scenario.kernels or "eager"

@@ -107,10 +107,4 @@ def _text(answer: Any, by: str | None) -> str:
         from traincast.app.report.scaling import scaling_text
 
         return scaling_text(answer)
-    from traincast.simulator.parallelism.result import TrainingPrediction
-
-    if isinstance(answer, TrainingPrediction):
-        from traincast.app.report.training import training_text
-
-        return training_text(answer)
     return str(answer.headline())

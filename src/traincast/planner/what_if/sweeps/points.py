@@ -13,7 +13,7 @@ from traincast.planner.what_if.result import fits, memory_bytes
 from traincast.planner.what_if.sweeps.grid import edits_at
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.sizes import SizeAnswer, predict_sizes
-from traincast.simulator.scenario.predict import Answer, load_step, loader_of, predict
+from traincast.simulator.scenario.predict import load_step, loader_of, predict
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
@@ -141,12 +141,11 @@ def _prices(prices: dict[str, float], resolved: Resolved) -> Prices:
     return Prices(per_gpu_hour=prices.get(key, prices.get("")))
 
 
-def figures(resolved: Resolved, answer: Answer, prices: dict[str, float]) -> dict[str, Any]:
+def figures(resolved: Resolved, answer: Prediction, prices: dict[str, float]) -> dict[str, Any]:
     """The figures of a predicted point."""
     cost = cost_of(answer, _prices(prices, resolved))
-    comm = answer.exposed_comm if isinstance(answer, Prediction) else sum(answer.parts.exposed.values())
     idle = max(0.0, answer.iteration - answer.device_active)
-    parts = (answer.device_active, idle, comm)
+    parts = (answer.device_active, idle, answer.exposed_comm)
     return _row(cost, answer.interval, parts, memory_bytes(answer), fits=fits(answer))
 
 
