@@ -16,7 +16,7 @@ from traincast.models.dlrm.config import DlrmConfig
 from traincast.simulator.cpu.ranks import RanksPrediction, predict_ranks
 from traincast.simulator.cpu.step import SerialPrediction, predict_serial
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import shown_path
@@ -69,7 +69,7 @@ def captured_here(
     """A step as a device of this kind runs it, without running it, and which rows its tables' lookups want."""
     if isinstance(source, Workload) or str(source).endswith(".tc"):
         held = source if isinstance(source, Workload) else str(source)
-        return load(held, variant), ()
+        return load(variant.replace(workload=held)), ()
     from traincast.capturing.step import capture_step
 
     step = runnable(source, variant, device="cuda", drawn=False)
@@ -94,7 +94,7 @@ def predict_here(
     """One step on a machine that was measured: of one process, or of as many ranks as `gpus`."""
     profile = find_profile(on)
     if isinstance(source, Workload) or str(source).endswith(".tc"):
-        workload = load(source if isinstance(source, Workload) else str(source), variant)
+        workload = load(variant.replace(workload=source if isinstance(source, Workload) else str(source)))
         if gpus is not None and gpus != len(workload.ranks):
             raise TraincastError(
                 f"{workload.name} was captured on {len(workload.ranks)} ranks, not {gpus}; capture it again"

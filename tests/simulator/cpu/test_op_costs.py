@@ -10,7 +10,7 @@ from traincast.costs.cpu.cpu_ops import cpu_ops
 from traincast.ir.ops import Signature
 from traincast.simulator.cpu.op_costs import op_costs
 from traincast.simulator.cpu.step import predict_serial
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 
 
@@ -20,7 +20,7 @@ def profile():
 
 
 def test_op_costs_add_up_to_the_step(profile):
-    workload = load("dlrm-ddp", Variant(batch_size=64))
+    workload = load(Scenario(workload="dlrm-ddp", batch_size=64))
     costs, answer = op_costs(workload.programs[0], profile), predict_serial(workload, profile)
     assert len(costs.seconds) == workload.programs[0].num_ops
     assert costs.seconds.sum() == pytest.approx(answer.iteration)
