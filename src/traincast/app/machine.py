@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from traincast.calibration.refine import Refined
     from traincast.costs.cpu.profile import Profile
     from traincast.ir.workload import Workload
-    from traincast.simulator.cpu.ranks import RanksPrediction
-    from traincast.simulator.cpu.step import SerialPrediction
+    from traincast.simulator.prediction.result import Prediction
     from traincast.simulator.scenario.variant import VariantOptions
 
 Progress = Callable[[float], None]
@@ -49,9 +48,9 @@ def measure(
     many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
     NCCL. Needs torch; variants as in `predict`.
     """
-    from traincast.calibration.here import home
     from traincast.calibration.measure import measure as run
     from traincast.calibration.measure import slug
+    from traincast.costs.cpu.machine import home
     from traincast.simulator.scenario.variant import variant_of
 
     trace = None if trace_out is None else Path(trace_out)
@@ -131,7 +130,7 @@ def predict_here(
     on: str | Profile = "here",
     gpus: int | None = None,
     **variant: Unpack[VariantOptions],
-) -> SerialPrediction | RanksPrediction:
+) -> Prediction:
     """Predicts one step on a machine that was measured: this one, or that of a profile's file. A CPU, one thread; with
     `gpus` as many ranks of one thread each, which must be as many as `bench` measured collectives between.
 

@@ -16,9 +16,9 @@ from traincast.costs.cpu.crowding import fit_crowding
 from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
 from traincast.costs.cpu.exchanges import fit_exchanges, is_exchange
 from traincast.costs.cpu.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
+from traincast.costs.cpu.host_events import HOST_EVENTS
 from traincast.costs.cpu.profile import Profile
 from traincast.costs.cpu.samples import Sample, calm_samples, mean_visit, visits
-from traincast.simulator.cpu.step import HOST_EVENTS
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row, within

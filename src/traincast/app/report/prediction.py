@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from traincast.app.report.ranks import ranks_text
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
@@ -86,8 +88,9 @@ def _memory(p: Prediction) -> str:
         kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
     parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
-    capacity = f"{p.platform.device.memory_bytes / 1e9:.0f} GB"
-    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {capacity}" + (f": {parts}" if parts else "")
+    limit = p.platform.device.memory_bytes
+    capacity = f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else ""
+    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB{capacity}" + (f": {parts}" if parts else "")
 
 
 def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traincast.calibration.evaluation.here_predictor import HerePredictor
-from traincast.calibration.here import find_profile
+from traincast.costs.cpu.machine import find_profile
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import shown_path
 

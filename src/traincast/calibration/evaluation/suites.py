@@ -143,7 +143,7 @@ def evaluate_on_this_machine(
     """Evaluates a suite of steps that are measured here; what it keeps is in `folder` (None: where this machine's store
     is). Needs torch."""
     from traincast.calibration.evaluation.here import HereOptions
-    from traincast.calibration.here import home
+    from traincast.costs.cpu.machine import home
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     found = _function(SUITES[suite].here)(folder or home(), HereOptions(**given), progress)

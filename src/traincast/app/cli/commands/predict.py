@@ -30,9 +30,7 @@ from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.verbs import OK
 from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.prediction import prediction_text
-from traincast.calibration.here import is_here
-from traincast.simulator.cpu.ranks import RanksPrediction
-from traincast.simulator.cpu.step import SerialPrediction
+from traincast.costs.cpu.machine import is_machine
 from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.prediction.places import PLACES
 from traincast.simulator.prediction.result import Prediction
@@ -97,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-Answer = Prediction | ScalingCurve | TrainingPrediction | SerialPrediction | RanksPrediction
+Answer = Prediction | ScalingCurve | TrainingPrediction
 """What the options may ask for."""
 
 
 def answered(args: argparse.Namespace) -> Answer:
     """The prediction, scaling curve, laid-out Transformer or step on this machine that the options ask for."""
-    if is_here(args.on):
+    if is_machine(args.on):
         return _here(args)
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
     if has_layout(args) or (gpus and gpus[-1] > 1 and is_transformer(args.workload)):
@@ -138,11 +136,9 @@ def _text(answer: Answer, by: str | None) -> str:
         from traincast.app.report.scaling import scaling_text
 
         return scaling_text(answer)
-    if isinstance(answer, TrainingPrediction):
-        from traincast.app.report.training import training_text
+    from traincast.app.report.training import training_text
 
-        return training_text(answer)
-    return answer.headline()
+    return training_text(answer)
 
 
 def loader_of(args: argparse.Namespace) -> Loader | None:
@@ -151,8 +147,8 @@ def loader_of(args: argparse.Namespace) -> Loader | None:
     return None if loader == Loader() else loader
 
 
-def _here(args: argparse.Namespace) -> SerialPrediction | RanksPrediction:
-    for option in ("scaling", "clock_mhz", "host", "trace_out", "compiled", "by"):
+def _here(args: argparse.Namespace) -> Prediction:
+    for option in ("scaling", "clock_mhz", "host", "compiled"):
         if getattr(args, option, None):
             raise TraincastError(f"--{option.replace('_', '-')} is for GPUs; leave it out with '--on {args.on}'")
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
