@@ -47,6 +47,13 @@ def test_a_profile_survives_being_written_down(fitted, tmp_path):
     assert predict_with(step, again).iteration == pytest.approx(predict_with(step, fitted[0]).iteration, rel=1e-3)
 
 
+def test_a_profile_that_holds_more_than_is_read_still_loads(fitted, tmp_path):
+    path = tmp_path / "older.toml"
+    save_profile(fitted[0], path)
+    path.write_text(path.read_text() + '\n[copies."in memory, pageable"]\ncoefficients = [1.0]\n')
+    assert load_profile(path).samples == fitted[0].samples
+
+
 def test_a_step_is_the_sum_of_its_parts(fitted):
     answer = predict_with(dlrm_workload(TINY), fitted[0])
     assert sum(answer.by_family.values()) + answer.host == pytest.approx(answer.iteration)
