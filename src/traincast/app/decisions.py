@@ -85,7 +85,6 @@ def sweep(
     image: str | Path | None = None,
     price: float | Mapping[str, float] | None = None,
     workers: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **scene: Unpack[SceneOptions],
 ) -> SweepResult:
@@ -95,7 +94,7 @@ def sweep(
 
     `out` (.csv, .parquet) receives the rows; a sweep that was interrupted goes on when it is asked for again. `image`
     (.svg) is a picture of time over cost. `price` is dollars of one GPU for an hour, or those by platform. Points run
-    on `workers` processes (default: one a core), or on the Ray cluster at the address `ray`. A point that cannot be
+    on `workers` processes (default: one per core). A point that cannot be
     predicted is a row with an error.
     """
     from traincast.planner.what_if.options import prices_of, scene_from
@@ -105,7 +104,7 @@ def sweep(
     grid = grid_of({name: [value_text(value) for value in values] for name, values in vary.items()})
     return answer(
         scene_from(workload, on, scene), grid, out=None if out is None else Path(out),
-        image=None if image is None else Path(image), prices=prices_of(price), workers=workers, ray=ray,
+        image=None if image is None else Path(image), prices=prices_of(price), workers=workers,
         progress=progress,
     )  # fmt: skip
 
@@ -122,14 +121,13 @@ def plan(
     price: float | None = None,
     tokens: float | None = None,
     workers: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Plan:
     """How to train a Transformer on so many GPUs: the layouts with the fastest steps that fit in memory, best first.
 
     The step is `global_batch` samples (default two a GPU), or as many as hold `tokens_per_step`. `price` is dollars of
     one GPU for an hour, `tokens` those of the whole training. The model is named as in `predict_training`. A long
-    search runs in `workers` processes (default one a core), or on the Ray cluster at the address `ray`; the answer is
+    search runs in `workers` processes (default one per core); the answer is
     the same.
     """
     from traincast.planner.parallelism.ask import PlanQuestion, answer_plan
@@ -138,7 +136,7 @@ def plan(
     question = PlanQuestion(
         model=str(model) if isinstance(model, Path) else model, on=on, gpus=gpus, global_batch=global_batch,
         tokens_per_step=tokens_per_step, seq_len=seq_len, dtype=dtype, price=price, tokens=tokens,
-        workers=search_workers(workers, ray),
+        workers=search_workers(workers),
     )  # fmt: skip
     return answer_plan(question, progress)
 
@@ -156,7 +154,6 @@ def shard(
     time_limit: float | None = None,
     torchrec: bool = True,
     workers: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingAnswer:
     """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
@@ -165,7 +162,7 @@ def shard(
     ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
     the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
     `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `workers`
-    processes (default one a core), or on the Ray cluster at the address `ray`; the answer is the same.
+    processes (default one per core); the answer is the same.
     """
     from traincast.planner.sharding.ask import shard as answer
     from traincast.utils.parallel.where import search_workers
@@ -181,7 +178,7 @@ def shard(
         seed=seed,
         time_limit=time_limit,
         torchrec=torchrec,
-        workers=search_workers(workers, ray),
+        workers=search_workers(workers),
         progress=progress,
     )
 

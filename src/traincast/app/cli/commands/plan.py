@@ -47,7 +47,6 @@ def run(args: argparse.Namespace) -> int:
             price=args.price,
             tokens=args.tokens,
             workers=args.processes,
-            ray=args.ray,
             progress=progress,
         )
     print_result(answer, plan_text, as_json=args.json)
