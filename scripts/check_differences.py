@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.calibration.evaluation.cases import Case
-from traincast.calibration.evaluation.single_gpu import dlrm_cases, transformer_cases
 from traincast.planner.what_if.difference import difference
 from traincast.planner.what_if.predict import predicted
 from traincast.planner.what_if.scene import scene_of
 from traincast.utils.quantiles import Z90
+from traincast_evaluation.suites.cases import Case
+from traincast_evaluation.suites.single_gpu import dlrm_cases, transformer_cases
 
 
 def main(folder: str) -> None:

@@ -1,7 +1,7 @@
 """Fits the shared constants of training steps anew: `python scripts/fit_training_constants.py --data DIR`.
 
 Half of the published steps decide, told by a hash of their configurations; both halves are printed before and after.
-`--write` puts the numbers into src/traincast/simulator/parallelism/data/constants.toml. Needed whenever a kernel or
+`--write` puts the numbers into src/traincast/costs/data/in_step.toml. Needed whenever a kernel or
 collective model changes. The same data and models give the same file.
 """
 
@@ -11,20 +11,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from traincast.calibration.evaluation.cases import LeftOut
-from traincast.calibration.evaluation.llm import llm_cases
-from traincast.calibration.evaluation.llm_fit import ConstantsFit, answerable, halves
-from traincast.simulator.parallelism.constants import SHARED, Constants, shipped_tables
+from traincast.costs.in_step import SHIPPED, InStep, shipped_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
+from traincast_evaluation.suites.cases import LeftOut
+from traincast_evaluation.suites.llm import llm_cases
+from traincast_evaluation.suites.llm_fit import ConstantsFit, answerable, halves
 
-FILE = Path(__file__).parent.parent / "src" / "traincast" / "training" / "data" / "constants.toml"
-HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in training/constants.py.\n"
+FILE = Path(__file__).parent.parent / "src" / "traincast" / "costs" / "data" / "in_step.toml"
+HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in costs/in_step.py.\n"
 
 
-def table_text(constants: Constants, rows: int) -> str:
+def table_text(constants: InStep, rows: int) -> str:
     """The file of these constants, `rows` steps fitted on; which were measured, and from what, stays as it was."""
-    shipped, numbers = shipped_tables(), constants.named()
+    shipped, numbers = shipped_tables(), constants.by_name()
     lines = [HEADER, "[provenance]", f"rows = {rows}"]
     lines += [f'{name} = "{text}"' for name, text in shipped["provenance"].items() if name != "rows"]
     for part in ("fitted", "measured"):
@@ -45,17 +45,17 @@ def main() -> int:
     args = parser.parse_args()
     try:
         cases = [case for case in llm_cases(args.data) if not isinstance(case, LeftOut)]
-        cases = answerable(cases, SHARED)
-        fit = ConstantsFit(cases, SHARED, tuple(shipped_tables()["fitted"]))
+        cases = answerable(cases, SHIPPED)
+        fit = ConstantsFit(cases, SHIPPED, tuple(shipped_tables()["fitted"]))
         after = fit.run(args.rounds, progress=print)
     except TraincastError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for name, value in after.named().items():
-        if value != SHARED.named()[name]:
-            print(f"{name:22} {SHARED.named()[name]:9.4g} -> {value:.4g}")
+    for name, value in after.by_name().items():
+        if value != SHIPPED.by_name()[name]:
+            print(f"{name:22} {SHIPPED.by_name()[name]:9.4g} -> {value:.4g}")
     print(f"{'MAPE %':34} {'fitted half':>16} {'held-out half':>16}")
-    for row in halves(cases, SHARED, after):
+    for row in halves(cases, SHIPPED, after):
         print(
             f"{row.source:34} {row.fitted_before:6.1f} -> {row.fitted_after:5.1f} "
             f"{row.held_before:8.1f} -> {row.held_after:5.1f}"

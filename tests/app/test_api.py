@@ -13,8 +13,6 @@ import pytest
 import traincast
 from traincast.app.cli.main import main
 from traincast.app.cli.verbs import VERBS
-from traincast.calibration.evaluation.suites import Evaluation
-from traincast.calibration.fit_shipped import FitResult
 from traincast.ir.workload import Workload
 from traincast.planner.sharding.result import ShardingAnswer
 from traincast.simulator.prediction.result import Prediction
@@ -157,7 +155,7 @@ def read_once(built_in, monkeypatch):
 
 
 def test_models_are_those_of_the_command_line(capsys, read_once):
-    result = traincast.models()
+    result = traincast.list_models()
 
     assert isinstance(result, ModelList)
     assert plain(result) == document(capsys, "models")
@@ -168,7 +166,7 @@ def test_models_are_those_of_the_command_line(capsys, read_once):
 
 
 def test_coverage_is_that_of_the_command_line(capsys, read_once):
-    result = traincast.models().coverage()
+    result = traincast.list_models().coverage()
 
     assert plain(result) == document(capsys, "models", "--coverage")
     assert repr(result).startswith(f"CoverageList: {len(result)} ops of models, ")
@@ -176,7 +174,7 @@ def test_coverage_is_that_of_the_command_line(capsys, read_once):
 
 
 def test_platforms_are_those_of_the_command_line(capsys):
-    result = traincast.platforms()
+    result = traincast.list_platforms()
 
     assert isinstance(result, PlatformList)
     assert plain(result) == document(capsys, "platforms")
@@ -229,36 +227,6 @@ def test_capture_takes_a_function():
     assert result.frames()["ops"]["op"].to_list() == ["aten::ones", "aten::add"]
 
 
-def test_evaluation_is_that_of_the_command_line(capsys, shared_data):
-    result = traincast.evaluate("cnn", data=shared_data)
-
-    assert isinstance(result, Evaluation)
-    assert plain(result) == document(capsys, "evaluate", "cnn", "--data", shared_data)
-    assert result.mape == result.summary[0].mape
-    assert result.frames()["cases"].height == len(result.outcomes)
-    check_shown(result, starts="Evaluation: cnn")
-
-
-def test_fit_is_that_of_the_command_line(capsys, tmp_path, monkeypatch):
-    asked = []
-
-    def fit_pieces(pieces, data, out, progress):
-        asked.append((pieces, data, out))
-        progress("host", 0.5)
-        return {piece: [f"{piece}.json"] for piece in pieces}
-
-    monkeypatch.setattr("traincast.calibration.fit_shipped.fit_pieces", fit_pieces)
-    heard = []
-    result = traincast.fit("host", "norm", "host", data=tmp_path, out=str(tmp_path / "out"), progress=heard.append)
-
-    assert isinstance(result, FitResult)
-    assert plain(result) == document(capsys, "fit", "host", "norm", "--data", tmp_path, "--out", tmp_path / "out")
-    assert asked[0] == asked[1] == (["host", "norm"], tmp_path, tmp_path / "out")
-    assert heard == [0.5]
-    assert repr(result) == "FitResult: host: host.json\nnorm: norm.json"
-    assert result.frames()["files"].rows() == [("host", "host.json"), ("norm", "norm.json")]
-
-
 def test_a_trace_is_that_of_the_command_line(capsys, shared_data):
     file = shared_data / "traces" / "tracelens_h100" / "bert_small.json.gz"
     result = traincast.trace(file, on="t4")
@@ -284,21 +252,6 @@ def test_a_host_belongs_to_a_prediction(options):
         traincast.trace("nowhere.json", **options)
 
 
-def test_measurements_must_be_somewhere(monkeypatch, tmp_path):
-    monkeypatch.delenv("TRAINCAST_DATA", raising=False)
-    with pytest.raises(TraincastError, match="give `data` or set TRAINCAST_DATA"):
-        traincast.evaluate("cnn")
-    with pytest.raises(TraincastError, match="is no folder of measurements"):
-        traincast.fit("host", data=tmp_path / "none")
-
-
-def test_an_unknown_suite_names_the_nearest(tmp_path):
-    with pytest.raises(TraincastError, match=r"unknown suite 'cn'. Did you mean cnn"):
-        traincast.evaluate("cn", data=tmp_path)
-    with pytest.raises(TraincastError, match="leave out `roofline_only`"):
-        traincast.evaluate("kernels", data=tmp_path, roofline_only=True)
-
-
 def test_load_gives_the_variant_asked_for():
     workload = traincast.load("bert-large", batch_size=2, seq_len=64, mode="inference")
 
@@ -318,7 +271,9 @@ def test_keywords_are_the_fields_of_a_variant():
 
 def test_every_verb_is_a_call_and_no_module_has_its_name():
     calls = {*traincast.__all__} - {"__version__"}
-    other_names = {"report": "write_report"}  # a room of the source is called report
+    other_names = {
+        "fit": "fit_store", "report": "write_report", "models": "list_models", "platforms": "list_platforms"
+    }  # fmt: skip
     of_the_terminal = {"completion", "serve"}
     assert {other_names.get(verb, verb) for verb in VERBS} - of_the_terminal <= calls
     for name in calls:

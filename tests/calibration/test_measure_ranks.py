@@ -14,9 +14,9 @@ from traincast.app.cli.main import main
 from traincast.calibration.fit import fit_profile
 from traincast.calibration.measure_ranks import ranks_step
 from traincast.costs.cpu.profile import load_profile, save_profile
-from traincast.models.zoo.build.recipes import RECIPES
 from traincast.simulator.scenario.variant import Variant
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.zoo.build.recipes import RECIPES
 
 STEP = """import torch
 from torch import nn

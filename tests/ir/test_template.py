@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir import Program
-from traincast.ir.builder import ProgramBuilder
+from traincast.ir.builder import ProgramBuilder, SizesBuilder, share_templates
 from traincast.ir.ops import Phase, StorageKind
-from traincast.ir.template import SizesBuilder, share_templates
-from traincast.models.layers.tape import Tape
+from traincast.models.layers.builder import StepBuilder
 
 
 def written(width: int, rows: int, like: Program | None = None, *, twice: bool = False) -> Program:
-    builder = ProgramBuilder(batch_size=8, by_place=True) if like is None else SizesBuilder(like)
-    tape = Tape(8, builder=builder)
+    target = ProgramBuilder(batch_size=8, by_place=True) if like is None else SizesBuilder(like)
+    tape = StepBuilder(8, target=target)
     weight = tape.resident((width, rows), StorageKind.PARAMETER)
     for _ in range(2 if twice else 1):
         tape.scope("aten::mm", Phase.FORWARD)

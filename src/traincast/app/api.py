@@ -27,8 +27,6 @@ from traincast.app.machine import self_check as self_check
 
 if TYPE_CHECKING:
     from traincast.app.pages.written import WrittenPage
-    from traincast.calibration.evaluation.suites import Evaluation, MachineOptions
-    from traincast.calibration.fit_shipped import FitResult
     from traincast.capturing.script import Recording
     from traincast.costs.host.profile import HostProfile
     from traincast.hardware.platform import Platform
@@ -302,51 +300,15 @@ def write_report(
     return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
 
 
-def models() -> ModelList:
-    """The built-in models; `models().coverage()` says how each of their ops is lowered to kernels."""
+def list_models() -> ModelList:
+    """The built-in models; `list_models().coverage()` says how each of their ops is lowered to kernels."""
     from traincast.simulator.scenario.models import built_in_models
 
     return built_in_models()
 
 
-def platforms() -> PlatformList:
+def list_platforms() -> PlatformList:
     """The built-in GPUs and nodes, with the figures predictions use."""
     from traincast.simulator.scenario.platforms import built_in_platforms
 
     return built_in_platforms()
-
-
-def fit(
-    *pieces: str,
-    data: str | Path | None = None,
-    out: str | Path | None = None,
-    into_package: bool = False,
-    progress: Progress = _silent,
-) -> FitResult:
-    """Rebuilds the shipped profiles (all pieces, or those named) from a folder of measurements (`data`, default
-    $TRAINCAST_DATA). They are written into the folder `out`, all or none; without one into the package
-    itself if that is a source checkout, or if `into_package` says so."""
-    from traincast.calibration.fit_shipped import fit as rebuild
-    from traincast.calibration.measurements import measurements_folder
-
-    folder = None if out is None else Path(out)
-    return rebuild(pieces, measurements_folder(data), folder, into_package=into_package, progress=progress)
-
-
-def evaluate(
-    suite: str,
-    *,
-    data: str | Path | None = None,
-    roofline_only: bool = False,
-    progress: Progress = _silent,
-    **machine: Unpack[MachineOptions],
-) -> Evaluation:
-    """Predicted against published measurements, case by case, beside what others score (errors in percent). The
-    measurements are in the folder `data` (default $TRAINCAST_DATA). The suites "here" and "sharding" run steps on this
-    `machine` instead (see `MachineOptions`); `data` is then where they keep what they find (default: by its store)."""
-    from traincast.calibration.evaluation import suites
-    from traincast.calibration.measurements import measurements_folder
-
-    if suites.measures_here(suite, machine, roofline_only=roofline_only):
-        return suites.evaluate_on_this_machine(suite, None if data is None else Path(data), machine, progress=progress)
-    return suites.evaluate(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)

@@ -12,9 +12,9 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.models.data_parallel.data_parallel import gradients_of
-from traincast.models.data_parallel.splice_tape import SpliceTape
+from traincast.models.data_parallel.inserting import InsertingBuilder
+from traincast.models.layers.builder import Communicator, Ref
 from traincast.models.layers.optimizers import TITLES, step_together, with_state
-from traincast.models.layers.tape import Communicator, Ref
 from traincast.transforms.updates import LISTS_SINCE
 from traincast.utils.errors import TraincastError
 
@@ -41,14 +41,14 @@ def _stepped(program: Program, optimizer: str) -> Program:
         ) from None
     if not gradients:
         raise TraincastError("the step accumulates no gradients that an optimizer could use")
-    tape = SpliceTape(program, Communicator(0, (0,)))
-    tape.before(program.num_scopes)
+    tape = InsertingBuilder(program, Communicator(0, (0,)))
+    tape.insert_before(program.num_scopes)
     stepped = with_state(tape, optimizer, _parameters(program, gradients))
     step_together(tape, optimizer, stepped, gradients)
     # what the training loop still held when the old optimizer was done, it holds until the new one is
     held = (program.columns.storage_alloc >= 0) & (program.columns.storage_free == program.num_ops - 1)
     for storage in np.flatnonzero(held).tolist():
-        tape.splice.storage_free[storage] = tape.splice.last_op
+        tape.insertion.free(storage)
     last = [i for i, phase in enumerate(program.columns.scope_phase.tolist()) if phase == Phase.BACKWARD][-1]
     built = tape.build()
     c = built.columns

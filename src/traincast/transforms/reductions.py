@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import Phase
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.transforms.streams import RECORD, WAIT
 from traincast.utils.errors import TraincastError
 
@@ -17,27 +18,27 @@ _COPIES = ("aten::copy_", "aten::mul")
 """What puts a gradient into its bucket."""
 
 
-def reduction_ops(rows: Rewrite, scopes: Sequence[ScopeRow]) -> frozenset[int]:
-    """Ops of these scopes that are left out without an exchange of gradients, by their id."""
+def reduction_ops(editor: ProgramEditor, scopes: Sequence[ScopeRow]) -> set[OpRow]:
+    """Ops of these scopes that are left out without an exchange of gradients."""
     ops = [op for scope in scopes for op in scope.ops]
-    buckets = _buckets(rows, ops)
-    _check(rows, scopes, buckets)
-    found: set[int] = set()
+    buckets = _buckets(editor, ops)
+    _check(editor, scopes, buckets)
+    found: set[OpRow] = set()
     events: set[int] = set()
     for place, op in enumerate(ops):
-        if not any(rows.tensors[tensor] in buckets for tensor in (*op.inputs, *op.outputs)):
+        if not any(editor.tensors[tensor] in buckets for tensor in (*op.inputs, *op.outputs)):
             continue
-        found.add(id(op))
+        found.add(op)
         if op.signature.name == _ALL_REDUCE:
             events |= _events(ops, place)
     waits = (op for op in ops if op.signature.name in (RECORD, WAIT) and op.signature.scalar("event") in events)
-    return frozenset(found | {id(op) for op in waits})
+    return found.union(waits)
 
 
-def _buckets(rows: Rewrite, ops: Sequence[OpRow]) -> set[int]:
+def _buckets(editor: ProgramEditor, ops: Sequence[OpRow]) -> set[int]:
     """Memory that is there before the step and is all-reduced in it."""
-    reduced = [rows.tensors[op.inputs[0]] for op in ops if op.signature.name == _ALL_REDUCE]
-    return {storage for storage in reduced if not rows.storages[storage].made}
+    reduced = [editor.tensors[op.inputs[0]] for op in ops if op.signature.name == _ALL_REDUCE]
+    return {storage for storage in reduced if not editor.storages[storage].made}
 
 
 def _events(ops: Sequence[OpRow], place: int) -> set[int]:
@@ -47,7 +48,7 @@ def _events(ops: Sequence[OpRow], place: int) -> set[int]:
     return {event for event in found if isinstance(event, int)}
 
 
-def _check(rows: Rewrite, scopes: Sequence[ScopeRow], buckets: set[int]) -> None:
+def _check(editor: ProgramEditor, scopes: Sequence[ScopeRow], buckets: set[int]) -> None:
     """Refuses exchanges of gradients that are no plain all-reduces of buckets."""
     for scope in scopes:
         for op in scope.ops:
@@ -58,7 +59,7 @@ def _check(rows: Rewrite, scopes: Sequence[ScopeRow], buckets: set[int]) -> None
                     "capture the step with the passes you run"
                 )
             copied = scope.name == ACCUMULATE and op.signature.name in _COPIES
-            into = {rows.tensors[tensor] for tensor in op.outputs if not rows.storage_of(tensor).made}
+            into = {editor.tensors[tensor] for tensor in op.outputs if not editor.storage_of(tensor).made}
             if copied and not into <= buckets:
                 raise TraincastError(
                     "its gradients are exchanged by a hook of its own; capture the step with the passes you run"

@@ -185,8 +185,8 @@ def test_a_step_too_large_for_the_gpu_is_one_line(monkeypatch, tmp_path):
 def test_tables_of_a_step_that_is_run_are_looked_up_everywhere(monkeypatch):
     """A capture reads no values and has zeros; a GPU that looked up row 0 alone would be too fast."""
     from traincast.calibration.measure import runnable
-    from traincast.models.zoo.build import steps
     from traincast.simulator.scenario.variant import Variant
+    from traincast_evaluation.zoo.build import steps
 
     made = []
     monkeypatch.setattr(steps, "drawn_batch", lambda *_: made.append("drawn") or steps.host_batch(*_))

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.coverage import OpCoverage, coverage
 from traincast.costs.kernels.lower import lower, registered
+from traincast.costs.kernels.lowered import OpCoverage, coverage
 from traincast.costs.kernels.registry import Control, ControlKind
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
 from traincast.ir.ops import Signature

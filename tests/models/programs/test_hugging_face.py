@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.evaluation.zoo.captured import capture_once
 from tests.models.programs.test_transformer import _kernels
-from tests.models.zoo.captured import capture_once
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.models.transformers.hugging_face import table_of_config

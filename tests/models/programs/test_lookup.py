@@ -6,9 +6,8 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.models.embeddings import Pooling, Table
+from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.lookup import TableBatchedLookup
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Tape
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.layout import lay_out
 from traincast.models.sharded_dlrm.tables import Lookup
@@ -29,7 +28,7 @@ def kernel(tape, optimizer="sgd", *, weighted=False, states=0):
 
 
 def run(optimizer="sgd", *, dtype="int64", weighted=False, states=0):
-    tape = Tape(SAMPLES)
+    tape = StepBuilder(SAMPLES)
     lookup = kernel(tape, optimizer, weighted=weighted, states=states)
     tape.scope("aten::start", Phase.FORWARD)
     indices, offsets = tape.new((100,), dtype), tape.new((2 * SAMPLES + 1,), dtype)
@@ -115,7 +114,7 @@ def rank_lookup(placement, **fields):
     table = Table(name="t", rows=1000, dim=32, pooling=Pooling.constant(3), **fields)
     layout = lay_out([table], Plan(("t",), (placement,), 1), batch_size=SAMPLES, gpus_per_node=1)
     (batch,) = layout.sections[0].ranks[0]
-    tape = RankTape(SAMPLES, 0, 1, 1)
+    tape = RankBuilder(SAMPLES, 0, 1, 1)
     lookup = Lookup.of(tape, batch, SAMPLES)
     tape.scope("aten::start", Phase.FORWARD)
     lookup.forward(tape.resident((48,), StorageKind.INPUT, "int64"), tape.resident((17,), StorageKind.INPUT, "int64"),

@@ -6,11 +6,10 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.interaction import concatenate, concatenate_backward, dot, dot_backward
 from traincast.models.layers.loss import LOSSES, begin_backward, loss_backward, loss_forward
 from traincast.models.layers.mlp import Mlp
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Tape
 
 BATCH, WIDTHS = 32, (10, 20, 5)
 
@@ -23,7 +22,7 @@ def flops(program, phase):
 
 def trained(*, input_grad, last="relu", half="", apart=False):
     """Forward and backward of an MLP whose gradients are added to those of the step before."""
-    tape = Tape(BATCH)
+    tape = StepBuilder(BATCH)
     tape.half, tape.engine_ops_apart = half, apart
     mlp = Mlp(tape, "Model.mlp", WIDTHS, last=last, input_grad=input_grad, gradients=True)
     x = tape.copied_in((BATCH, WIDTHS[0]), "float32")
@@ -101,7 +100,7 @@ def test_nothing_but_gradients_and_parameters_is_left_after_backward():
 
 
 def test_inference_frees_every_result_once_it_was_used():
-    tape = Tape(BATCH)
+    tape = StepBuilder(BATCH)
     mlp = Mlp(tape, "Model.mlp", (10, 20, 30, 5), input_grad=False)
     x = tape.copied_in((BATCH, 10), "float32")
 
@@ -126,7 +125,7 @@ def test_autocast_casts_bias_weight_and_input_and_gradients_back():
 
 
 def test_leaving_autocast_lets_go_of_casts_that_only_its_cache_holds():
-    tape = RankTape(BATCH, 0, 1, 1)
+    tape = RankBuilder(BATCH, 0, 1, 1)
     tape.half = "float16"
     mlp = Mlp(tape, "Model.mlp", WIDTHS, input_grad=False)
     mlp.forward(tape.copied_in((BATCH, WIDTHS[0]), "float32"))
@@ -141,7 +140,7 @@ def test_leaving_autocast_lets_go_of_casts_that_only_its_cache_holds():
 
 
 def test_under_ddp_gradients_go_to_the_reducer():
-    tape = RankTape(BATCH, 0, 4, 4)
+    tape = RankBuilder(BATCH, 0, 4, 4)
     mlp = Mlp(tape, "Model.mlp", WIDTHS, input_grad=False)
     mlp.reducer = Reducer(tape, tape.world, mlp.arriving())
     result = mlp.forward(tape.copied_in((BATCH, WIDTHS[0]), "float32"))
@@ -161,7 +160,7 @@ def test_under_ddp_gradients_go_to_the_reducer():
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
-    tape = Tape(BATCH)
+    tape = StepBuilder(BATCH)
     probabilities, target = (tape.resident((BATCH, 1), StorageKind.ACTIVATION) for _ in range(2))
     tape.scope("aten::sigmoid", Phase.FORWARD)
     mean, op = loss_forward(tape, kind, probabilities, target)
@@ -179,7 +178,7 @@ def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
 
 
 def interacted(forward):
-    tape = Tape(BATCH)
+    tape = StepBuilder(BATCH)
     tape.scope("aten::start", Phase.FORWARD)
     dense, pooled = tape.new((BATCH, 16)), tape.new((BATCH, 3, 16))
     tape.op("aten::ones", [], [dense, pooled])

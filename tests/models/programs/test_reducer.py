@@ -8,7 +8,7 @@ import pytest
 from traincast.ir import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, assign_buckets
 from traincast.models.data_parallel.reducer import Reducer
-from traincast.models.layers.rank_tape import RankTape
+from traincast.models.layers.builder import RankBuilder
 
 
 def form(numel, dtype="float32"):
@@ -69,7 +69,7 @@ def test_it_is_pytorch_s_assignment(seed):
 
 def written(forms, *, as_views=False, limits=(1024, 2048)):
     """A backward pass that makes gradients of these forms, reduced over four ranks."""
-    tape = RankTape(8, 0, 4, 4)
+    tape = RankBuilder(8, 0, 4, 4)
     reducer = Reducer(tape, tape.world, forms, limits_bytes=limits, as_views=as_views)
     tape.scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
     tape.op("aten::zero_", [("self", tape.resident((1,), StorageKind.BUFFER))])
@@ -158,7 +158,7 @@ def test_the_gradients_of_the_step_before_are_dropped(as_views, before):
 
 
 def test_buckets_are_memory_of_the_kind_asked_for():
-    tape = RankTape(8, 0, 2, 2)
+    tape = RankBuilder(8, 0, 2, 2)
     tape.scope("aten::start", Phase.FORWARD)
     Reducer(tape, tape.world, [form(1000)], kind=StorageKind.GRADIENT)
     program = tape.build()

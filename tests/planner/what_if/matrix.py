@@ -7,7 +7,6 @@ from collections.abc import Callable
 from random import Random
 
 from traincast.models.catalog import list_models
-from traincast.models.published.catalog import published_programs
 from traincast.models.transformers.reading import built_in_names
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.edits.registry import edits, parse_edits
@@ -21,6 +20,7 @@ from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.loading import Loader
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.published.catalog import published_programs
 
 VALUES = {
     "on": "a100-80gb", "gpus": "2", "host": "server-2022", "host-speed": "2", "launch-speed": "2", "memory-speed": "2",

@@ -26,7 +26,7 @@ class _Tables:
 
 def captured_recommender(*, batched, sparse=True, apart=False, weight_decay=0.0, mode="sum"):
     """A step of a small recommender with one bag per table, or one table-batched op for all."""
-    from traincast.models.zoo.define.embeddings import BatchedTables
+    from traincast_evaluation.zoo.define.embeddings import BatchedTables
 
     rows, width = _Tables.rows_per_table, _Tables.embedding_dim
 

@@ -17,7 +17,7 @@ from traincast.utils.errors import TraincastError
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from tests.models.zoo.captured import capture_dlrm  # noqa: E402
+from tests.evaluation.zoo.captured import capture_dlrm  # noqa: E402
 from traincast.capturing import capture_step  # noqa: E402
 
 BATCH = 512

@@ -10,11 +10,11 @@ import pytest
 import traincast
 from tests.effort import calls
 from traincast.app.cli.main import main
+from traincast.costs.in_step import SHIPPED
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.program.step import transformer_workload
 from traincast.models.transformers.program.style import Style
 from traincast.models.transformers.reading import described, load_transformer
-from traincast.simulator.parallelism.constants import SHARED
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import predict_training
 from traincast.simulator.prediction.prediction import predict_step
@@ -29,8 +29,7 @@ def predicted(**options):
 
 def test_one_gpu_agrees_with_the_walk_over_the_whole_program() -> None:
     layout = Layout(gpus=1, micro_batch=4, kernels="eager", joined=False, optimizer="none")
-    cold = replace(SHARED, sustained={}, module_us=0.0)  # the walk knows nothing of long steps
-    answer = predict_training(SMALL, load_platform("h100"), layout, constants=cold)
+    answer = predict_training(SMALL, load_platform("h100"), layout)
     workload = transformer_workload(SMALL, batch_size=4, seq_len=2048, style=Style(joined=False), optimizer="none")
     walked = predict_step(workload, load_platform("h100"))
     assert answer.iteration == pytest.approx(walked.iteration, rel=0.03)
@@ -108,13 +107,13 @@ def test_experts_with_a_capacity_wait_for_no_counts() -> None:
     even = replace(model, experts=replace(model.experts, capacity=1.0))
     shared = {"gpus": 8, "ep": 8, "global_batch": 8, "sharding": "zero1"}
     waiting, straight = (predicted(model=some, **shared).parts.exposed["ep"] for some in (model, even))
-    assert waiting - straight == pytest.approx(model.layers * 1e-6 * SHARED.routing_us)
+    assert waiting - straight == pytest.approx(model.layers * 1e-6 * SHIPPED.routing_us)
 
 
 def test_pytorchs_ring_merges_parts() -> None:
     shared = {"model": "llama3-8b", "gpus": 8, "cp": 4, "seq_len": 65536, "global_batch": 2, "sharding": "zero3"}
     ring, fused = (predicted(**shared, kernels=name).parts.attention for name in ("compiled", "fused"))
-    assert ring == pytest.approx(SHARED.ring * fused)
+    assert ring == pytest.approx(SHIPPED.ring * fused)
 
 
 def test_eight_bit_rows_with_wide_gradients_lie_between() -> None:
@@ -129,7 +128,7 @@ def test_eight_bit_rows_with_wide_gradients_lie_between() -> None:
 def test_amds_products_take_longer_where_nobody_tuned_them() -> None:
     shared = {"model": "llama3-8b", "on": "mi300x-platform", "gpus": 8, "global_batch": 8, "joined": False}
     tuned, plain = (predicted(**shared, kernels=name).parts.gemm for name in ("fused", "compiled"))
-    assert plain == pytest.approx(SHARED.untuned * tuned, rel=0.02)
+    assert plain == pytest.approx(SHIPPED.untuned * tuned, rel=0.02)
 
 
 def test_every_built_in_model_has_a_step() -> None:

@@ -239,6 +239,6 @@ def _models() -> list[dict[str, Any]]:
 
 @cache
 def _platforms() -> list[dict[str, Any]]:
-    from traincast.app.api import platforms
+    from traincast.app.api import list_platforms
 
-    return platforms().to_dict()
+    return list_platforms().to_dict()

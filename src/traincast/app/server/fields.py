@@ -14,7 +14,7 @@ from traincast.app.server.refusals import Refusal
 from traincast.costs.host.profile import profile_names
 from traincast.hardware.catalog import platform_keys
 from traincast.models.catalog import list_models
-from traincast.models.published.catalog import published_programs
+from traincast.models.published import published_programs
 from traincast.models.transformers.reading import built_in_names
 from traincast.planner.what_if.edits.registry import parse_edits
 from traincast.simulator.parallelism.layout import CHECKPOINTS, LAUNCHES, MAX_GPUS, SCHEDULES

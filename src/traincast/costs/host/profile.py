@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from traincast.costs.host.names import ISSUERS, issuer
+from traincast.costs.in_step import SHIPPED
+from traincast.ir.variants import MODULE_SCOPE
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError, unknown
 
@@ -95,10 +97,13 @@ def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
 def parse_host_profile(name: str, data: Mapping[str, Any]) -> HostProfile:
     """A host profile from its JSON form, in which times are microseconds."""
     try:
-        tables = {key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()} for key in _TABLES}
+        tables: dict[str, dict[str, float]] = {
+            key: {str(op): 1e-6 * float(us) for op, us in data[f"{key}_us"].items()} for key in _TABLES
+        }
         missing = [name for name in ISSUERS if name not in tables["t1"]]
         if missing:
             raise KeyError(f"t1_us.{missing[0]}")
+        tables["alone"].setdefault(MODULE_SCOPE, 1e-6 * SHIPPED.module_us)
         return HostProfile(
             name=name,
             spread=float(data["spread"]),

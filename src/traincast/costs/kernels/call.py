@@ -41,7 +41,8 @@ class Family:
 class KernelCall:
     """One kernel launch. `compute` is the type it computes in; `values` follow `family.fields`.
 
-    `estimated` marks a call that stands in for an op nobody has modelled.
+    `estimated` marks a call that stands in for an op nobody has modelled; `variant` are words that say which of the
+    family's implementations runs where sizes do not tell (`costs.kernels.in_step` knows them).
     """
 
     family: Family
@@ -49,6 +50,7 @@ class KernelCall:
     compute: str
     values: tuple[float, ...]
     estimated: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

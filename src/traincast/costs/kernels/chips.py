@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from traincast.costs.kernels.model import State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
-
-State = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)

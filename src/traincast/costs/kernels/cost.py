@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache
 
 import numpy as np
 
+from traincast.costs.in_step import SHIPPED, InStep
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.costs.kernels.families import Roofline, shipped_model
 from traincast.costs.kernels.given import GIVEN
+from traincast.costs.kernels.in_step import seconds_in_step
 from traincast.costs.kernels.lowered import LoweredProgram
-from traincast.costs.kernels.roofline import Roofline
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError
@@ -77,11 +78,27 @@ def _faster(estimate: Estimate, rows: IntArray, other: Estimate) -> Estimate:
     return whole
 
 
-def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False) -> Costs:
-    """Device time of every distinct call of a program on this device.
+def price(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False, in_step: InStep = SHIPPED) -> Costs:
+    """Device time of every distinct call of a program on this device, as part of a step: `in_step` is what steps add
+    to kernels that run alone (a roofline stays one). `price_calls` gives the time of kernels alone.
 
-    Collectives are left at zero: their time is that of a meeting of ranks.
+    Collectives are left at zero: their time is that of all ranks of the group together.
     """
+    costs = price_alone(lowered, device, roofline_only=roofline_only)
+    return costs if roofline_only else costs_in_step(costs, lowered, device, in_step)
+
+
+def costs_in_step(costs: Costs, lowered: LoweredProgram, device: Device, in_step: InStep) -> Costs:
+    """The costs of a program's calls in a step, from those that they have alone."""
+    seconds = costs.seconds.copy()
+    for rows, calls in lowered.by_family():
+        members = [lowered.calls[row] for row in rows.tolist()]
+        seconds[rows] = seconds_in_step(calls, members, seconds[rows], device, in_step)
+    return replace(costs, seconds=seconds)
+
+
+def price_alone(lowered: LoweredProgram, device: Device, *, roofline_only: bool = False) -> Costs:
+    """Device time of every distinct call of a program, each measured by itself."""
     whole, source = Estimate.zeros(len(lowered.calls)), np.zeros(len(lowered.calls), dtype=np.int64)
     seconds, _, in_domain, factor, new_gpu = whole.columns()
     for rows, calls in lowered.by_family():

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.families import RECORDS
-from traincast.costs.kernels.given.lowering import lower_given
-from traincast.costs.kernels.lowering.fallback import estimate_unknown
+from traincast.costs.kernels.given import lower_given
 from traincast.costs.kernels.registry import LOWERINGS, Item, LoweringContext
+from traincast.costs.kernels.unmodelled import estimate_unknown
 from traincast.ir.ops import Signature
+from traincast.ir.variants import VARIANT
 from traincast.utils.errors import TraincastError, shown
 
 _LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
 _SHOWN_TENSORS = 6
-_WITHOUT_FAMILY = ("traincast.costs.kernels.lowering.views", "traincast.costs.kernels.lowering.control")
+_WITHOUT_FAMILY = ("traincast.costs.kernels.control",)
 
 
 @cache
@@ -52,6 +54,9 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     for item in items:
         if isinstance(item, KernelCall) and not all(0 <= value <= _LARGEST for value in item.values):
             raise _misfit(signature, f"a {item.family.name} kernel would have sizes {shown(item.values)}")
+    variant = signature.scalar(VARIANT)
+    if isinstance(variant, str):
+        return tuple(replace(item, variant=variant) if isinstance(item, KernelCall) else item for item in items)
     return items
 
 

@@ -1,11 +1,9 @@
-"""The contract of a kernel model, and how its fitted state is kept: plain numbers, never code."""
+"""The contract of a kernel model, and how its fitted state is read: plain numbers, never code."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -14,30 +12,17 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.hardware.device import Device
-from traincast.utils.arrays import FloatArray
 
 State = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """Measured device times: `seconds[i]` of call i on `devices[device[i]]`, known to about `noise_seconds`."""
-
-    calls: Calls
-    devices: Sequence[Device]
-    device: npt.NDArray[np.int64]
-    seconds: FloatArray
-    noise_seconds: FloatArray | float = 0.0
-
-
 class KernelModel(ABC):
-    """An estimator of device time for one kernel family. Fitted attributes end in an underscore."""
+    """Estimates the device time of one kernel family from a fitted state. Fitted attributes end in an underscore.
+
+    How a state is fitted to measurements is no part of it: see the distribution `traincast-evaluation`.
+    """
 
     family: ClassVar[Family]
-
-    @abstractmethod
-    def fit(self, data: Measurements) -> Self:
-        """Learns from measurements and returns itself. Deterministic."""
 
     @abstractmethod
     def predict(self, calls: Calls, device: Device) -> Estimate:
@@ -72,40 +57,17 @@ class ParametricModel(KernelModel, Generic[Learned]):
 
     parameters: ClassVar[type[Parameters]]
 
-    def __init__(self, parameters: Learned | None = None) -> None:
+    def __init__(self, parameters: Learned) -> None:
         self.parameters_ = parameters
-
-    @property
-    def fitted(self) -> Learned:
-        """The parameters of a model that has been fitted."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return self.parameters_
 
     def state(self) -> State:
         """The fitted parameters."""
-        return self.fitted.state()
+        return self.parameters_.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
         """The model with these parameters."""
         return cls(cls.parameters.from_state(state))
-
-
-def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:
-    """Writes `path`.npz (numbers) and `path`.json (sources, licence, rows, errors); the same bytes every time.
-
-    The date comes later, from what is shipped: see `traincast.calibration.fitting.dates`.
-    """
-    import zipfile
-
-    with zipfile.ZipFile(path.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(state):
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(info, "w") as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(state[name]), allow_pickle=False)
-    text = json.dumps(provenance, indent=1, sort_keys=True)
-    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
 
 
 def load_state(path: Path) -> State:

@@ -10,8 +10,8 @@ import numpy as np
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.models.data_parallel.buckets import Bucket, assign_buckets
-from traincast.models.data_parallel.splice_tape import SpliceTape
-from traincast.models.layers.tape import Communicator, Ref, Scalars
+from traincast.models.data_parallel.inserting import InsertingBuilder
+from traincast.models.layers.builder import Communicator, Ref, Scalars
 from traincast.utils.errors import TraincastError
 
 _PIECE_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
@@ -44,7 +44,7 @@ def buffers_of(program: Program) -> list[Ref]:
     return [buffers[storage] for storage in sorted(buffers)]
 
 
-def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[Ref]) -> None:
+def broadcast_buffers(tape: InsertingBuilder, group: Communicator, buffers: Sequence[Ref]) -> None:
     """Broadcasts before the module's forward: flattened by type, two pieces in flight, copied back where they were."""
     for buffer in buffers:
         if not buffer.spec.is_contiguous:
@@ -54,7 +54,7 @@ def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[R
             )
     if not buffers:
         return
-    tape.before(_first_scope(tape.splice.program))
+    tape.insert_before(_first_scope(tape.program))
     tape.scope(_SCOPE, Phase.FORWARD)
     flying: list[_Piece] = []
     for bucket in assign_buckets([buffer.spec for buffer in buffers], [_PIECE_BYTES], sort=True):
@@ -89,7 +89,7 @@ def _first_scope(program: Program) -> int:
     return scope
 
 
-def _flatten(tape: SpliceTape, bucket: Bucket, members: Sequence[Ref]) -> Ref:
+def _flatten(tape: InsertingBuilder, bucket: Bucket, members: Sequence[Ref]) -> Ref:
     """The buffers as one flat tensor: a copy, unless there is only one."""
     lines = [tape.view(member, (member.spec.numel,)) for member in members]
     for member, line in zip(members, lines, strict=True):
@@ -101,7 +101,7 @@ def _flatten(tape: SpliceTape, bucket: Bucket, members: Sequence[Ref]) -> Ref:
     return flat
 
 
-def _land(tape: SpliceTape, piece: _Piece, buffers: Sequence[Ref]) -> None:
+def _land(tape: InsertingBuilder, piece: _Piece, buffers: Sequence[Ref]) -> None:
     """The stream waits for a piece, and its parts are copied back into the buffers."""
     members = [buffers[index] for index in piece.bucket.members]
     tape.wait(piece.event, module=_MODULE)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, assign_buckets
-from traincast.models.layers.tape import Communicator, Ref, Scalars, Tape
+from traincast.models.layers.builder import Communicator, Ref, Scalars, StepBuilder
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
@@ -20,7 +20,7 @@ class Reducer:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: StepBuilder,
         group: Communicator,
         forms: Sequence[TensorSpec],
         *,
@@ -48,7 +48,7 @@ class Reducer:
         kept = tape.view(grad, grad.shape)
         tape.op("aten::detach", [("self", grad)], [kept])
         if not self.as_views:
-            tape.builder.set_kind(grad.storage, StorageKind.GRADIENT)
+            tape.target.set_kind(grad.storage, StorageKind.GRADIENT)
         return self.reduce(kept)
 
     def reduce(self, grad: Ref, *, stream: int = 0) -> Ref:

@@ -13,8 +13,8 @@ from traincast.ir.workload import STUDY_FRAMEWORK, Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.dlrm.tables import tables
 from traincast.models.layers import interaction, loss, optimizers
+from traincast.models.layers.builder import Ref, StepBuilder
 from traincast.models.layers.mlp import Mlp
-from traincast.models.layers.tape import Ref, Tape
 from traincast.utils.errors import TraincastError
 
 # two primes no size of a model equals: a number means the same in both programs when it has the same place in both
@@ -38,7 +38,7 @@ def dlrm_workload(config: DlrmConfig, *, mode: str = "training") -> Workload:
 
 def write_dlrm(config: DlrmConfig, batch: int, *, mode: str = "training") -> Program:
     """One step at one batch size."""
-    tape = Tape(batch)
+    tape = StepBuilder(batch)
     writer = _Writer(tape, config, batch, training=mode == "training")
     writer.step()
     return tape.build()
@@ -60,7 +60,7 @@ def _affine(first: Program, second: Program) -> Program:
 class _Writer:
     """The parts of one step, in the order they run."""
 
-    def __init__(self, tape: Tape, config: DlrmConfig, batch: int, *, training: bool) -> None:
+    def __init__(self, tape: StepBuilder, config: DlrmConfig, batch: int, *, training: bool) -> None:
         self.tape, self.config, self.batch, self.training = tape, config, batch, training
         tape.engine_ops_apart = True
         widths = (config.top_input, *config.top_mlp)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 from traincast.models.layers.lookup import MODULE, TableBatchedLookup
 from traincast.models.layers.optimizers import LEARNING_RATE
-from traincast.models.layers.tape import Ref, Scalars, Tape
 
 
 class BatchedTables:
     """All tables in one tensor, looked up by the papers' kernel; its backward applies SGD."""
 
-    def __init__(self, tape: Tape, config: DlrmConfig) -> None:
+    def __init__(self, tape: StepBuilder, config: DlrmConfig) -> None:
         self.tape, self.config = tape, config
         self.weights = tape.resident((sum(config.table_rows), config.embedding_dim), StorageKind.PARAMETER)
         self.starts = tape.resident((config.num_tables,), StorageKind.BUFFER, "int64")
@@ -45,7 +45,7 @@ class BatchedTables:
 class FbgemmTables:
     """All tables in one flat tensor, looked up by FBGEMM's kernel on int64 indices."""
 
-    def __init__(self, tape: Tape, config: DlrmConfig) -> None:
+    def __init__(self, tape: StepBuilder, config: DlrmConfig) -> None:
         self.tape, self.config = tape, config
         elements, dims = sum(config.table_rows) * config.embedding_dim, config.num_tables * config.embedding_dim
         states = OPTIMIZER_STATE[config.optimizer].tensors
@@ -79,7 +79,7 @@ class FbgemmTables:
         self.kernel.backward(flat)
 
 
-def tables(tape: Tape, config: DlrmConfig) -> BatchedTables | FbgemmTables:
+def tables(tape: StepBuilder, config: DlrmConfig) -> BatchedTables | FbgemmTables:
     """The weights and constants of all tables, there before the step."""
     return BatchedTables(tape, config) if config.embedding == "batched" else FbgemmTables(tape, config)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.tape import Arguments, Ref, Scalars, Tape
+from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 
 MODEL = "Dlrm"
 MODULE = "Dlrm.interaction"
@@ -32,7 +32,7 @@ class Interaction:
     outer_cat_op: int = -1
 
 
-def concatenate(tape: Tape, dense: Ref, pooled: Ref) -> Interaction:
+def concatenate(tape: StepBuilder, dense: Ref, pooled: Ref) -> Interaction:
     """Dense vector and embeddings side by side: the whole of the `cat` interaction."""
     batch, tables, dim = pooled.shape
     tape.scope("aten::view")
@@ -42,7 +42,7 @@ def concatenate(tape: Tape, dense: Ref, pooled: Ref) -> Interaction:
     return Interaction(dense, pooled, joined, view, _cat(tape, (dense, flat), joined, MODEL))
 
 
-def dot(tape: Tape, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction, Ref]:
+def dot(tape: StepBuilder, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction, Ref]:
     """The `dot` interaction, and its result. With `keep` (training) tensors stay for the backward pass."""
     batch, tables, dim = pooled.shape
     tape.scope("aten::view")
@@ -53,7 +53,7 @@ def dot(tape: Tape, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction
     return done, dot_products(tape, done, keep=keep)
 
 
-def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
+def dot_products(tape: StepBuilder, done: Interaction, *, keep: bool) -> Ref:
     """The lower triangle of the dot products of what is joined, after the dense vector."""
     dense, joined = done.dense, done.joined
     batch, features, dim = joined.shape
@@ -83,7 +83,7 @@ def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
     return result
 
 
-def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def concatenate_backward(tape: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the concatenation."""
     _, tables, dim = done.pooled.shape
     tape.scope("CatBackward0", Phase.BACKWARD)
@@ -94,7 +94,7 @@ def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref,
     return to_dense, to_pooled
 
 
-def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def dot_backward(tape: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the interaction's result."""
     batch, tables, dim = done.pooled.shape
     to_dense, to_joined = dot_products_backward(tape, done, grad)
@@ -109,7 +109,7 @@ def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     return total, to_pooled
 
 
-def dot_products_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def dot_products_backward(tape: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector (its own part) and of what was joined."""
     width = done.dense.shape[1]
     tape.scope("CatBackward0", Phase.BACKWARD)
@@ -119,7 +119,7 @@ def dot_products_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref
     return to_dense, _products_backward(tape, done, products)
 
 
-def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
+def _triangle_backward(tape: StepBuilder, done: Interaction, triangle: Ref) -> Ref:
     """From the lower triangle back to the square of dot products."""
     assert done.positions is not None
     batch, features, _ = done.joined.shape
@@ -140,7 +140,7 @@ def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
     return square
 
 
-def _products_backward(tape: Tape, done: Interaction, square: Ref) -> Ref:
+def _products_backward(tape: StepBuilder, done: Interaction, square: Ref) -> Ref:
     """From the dot products back to the joined vectors, which enter them twice."""
     assert done.flipped is not None and done.factor is not None
     batch, features, dim = done.joined.shape
@@ -163,7 +163,7 @@ def _products_backward(tape: Tape, done: Interaction, square: Ref) -> Ref:
     return left_grad
 
 
-def _position(tape: Tape, pairs: int) -> Ref:
+def _position(tape: StepBuilder, pairs: int) -> Ref:
     """A list of positions made on the host, where it stays: the gather and its backward copy it over themselves."""
     host = tape.resident((pairs,), StorageKind.ACTIVATION, "int64", "cpu")
     tape.scope("aten::empty")
@@ -174,12 +174,12 @@ def _position(tape: Tape, pairs: int) -> Ref:
     return host
 
 
-def _cat(tape: Tape, parts: tuple[Ref, ...], joined: Ref, module: str) -> int:
+def _cat(tape: StepBuilder, parts: tuple[Ref, ...], joined: Ref, module: str) -> int:
     tape.scope("aten::cat")
     return tape.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)], module=module)
 
 
-def _transpose(tape: Tape, source: Ref, module: str, forward: int = -1) -> tuple[Ref, int]:
+def _transpose(tape: StepBuilder, source: Ref, module: str, forward: int = -1) -> tuple[Ref, int]:
     """Swaps the last two of three dimensions."""
     (a, b, c), (i, j, k) = source.shape, source.spec.stride
     turned = tape.view(source, (a, c, b), (i, k, j))
@@ -190,7 +190,7 @@ def _transpose(tape: Tape, source: Ref, module: str, forward: int = -1) -> tuple
     return turned, op
 
 
-def _add(tape: Tape, first: Ref, second: Ref, total: Ref, module: str, forward: int) -> None:
+def _add(tape: StepBuilder, first: Ref, second: Ref, total: Ref, module: str, forward: int) -> None:
     """The engine's own sum of two gradients of one tensor, in place when the first has its memory to itself."""
     name = "aten::add_" if total is first else "aten::add"
     tape.engine_op_scope(name)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from traincast.ir.ops import Phase, StorageKind
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 from traincast.models.layers.optimizers import LEARNING_RATE
-from traincast.models.layers.tape import Ref, Scalars, Tape
 
 MODULE = "Dlrm.tables"
 
@@ -20,7 +20,7 @@ class TableBatchedLookup:
     not updated by it: it gives their gradient. `states` are the fused optimizer's.
     """
 
-    tape: Tape
+    tape: StepBuilder
     tables: int
     weights: Ref
     states: Sequence[Ref]

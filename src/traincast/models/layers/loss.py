@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase
-from traincast.models.layers.tape import Ref, Scalars, Tape
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ LOSSES = {
 }  # fmt: skip
 
 
-def loss_forward(tape: Tape, kind: str, probabilities: Ref, target: Ref) -> tuple[Ref, int]:
+def loss_forward(tape: StepBuilder, kind: str, probabilities: Ref, target: Ref) -> tuple[Ref, int]:
     """The mean loss, and its op."""
     loss = LOSSES[kind]
     if kind == "mse":
@@ -39,7 +39,7 @@ def loss_forward(tape: Tape, kind: str, probabilities: Ref, target: Ref) -> tupl
     return mean, tape.op(loss.forward, arguments, [mean], loss.scalars, module=loss.module)
 
 
-def begin_backward(tape: Tape, mean: Ref) -> Ref:
+def begin_backward(tape: StepBuilder, mean: Ref) -> Ref:
     """The gradient that a backward pass begins with: one."""
     tape.scope("aten::ones_like", Phase.BACKWARD)
     one = tape.new(())
@@ -48,7 +48,7 @@ def begin_backward(tape: Tape, mean: Ref) -> Ref:
     return one
 
 
-def loss_backward(tape: Tape, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int) -> Ref:
+def loss_backward(tape: StepBuilder, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int) -> Ref:
     """The gradient of the probabilities; `forward` is the loss's op."""
     loss = LOSSES[kind]
     tape.scope(loss.node)

@@ -8,7 +8,7 @@ from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.reducer import Reducer
-from traincast.models.layers.tape import Ref, Scalars, Tape
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 _ACTIVATION_BACKWARD: dict[str, tuple[str, str, str, Scalars]] = {
     "sigmoid": ("SigmoidBackward0", "aten::sigmoid_backward", "output", ()),
@@ -36,7 +36,7 @@ class Layer:
     cast_bias: Ref | None = None
 
 
-def forward(tape: Tape, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
+def forward(tape: StepBuilder, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
     """Runs layers; with `keep` (training) every activation's result is kept for the backward pass."""
     for number, layer in enumerate(layers):
         fan_out, fan_in = layer.weight.shape
@@ -59,7 +59,7 @@ def forward(tape: Tape, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
     return x
 
 
-def _activation(tape: Tape, layer: Layer, linear: Ref) -> tuple[int, Ref]:
+def _activation(tape: StepBuilder, layer: Layer, linear: Ref) -> tuple[int, Ref]:
     name = f"aten::{layer.activation}"
     tape.scope(name)
     result = tape.new(linear.shape, linear.spec.dtype)
@@ -68,7 +68,7 @@ def _activation(tape: Tape, layer: Layer, linear: Ref) -> tuple[int, Ref]:
     return op, result
 
 
-def bias_backward(tape: Tape, grad: Ref, *, module: str, forward: int) -> Ref:
+def bias_backward(tape: StepBuilder, grad: Ref, *, module: str, forward: int) -> Ref:
     """The gradient of a bias from that of what it was added to: summed over samples by the engine itself."""
     width, op = grad.shape[1], partial(tape.op, module=module, forward=forward)
     tape.engine_op_scope("aten::sum")
@@ -92,7 +92,7 @@ class Mlp:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: StepBuilder,
         name: str,
         widths: Sequence[int],
         *,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
-from traincast.models.layers.tape import Ref, Scalars, Tape
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 LEARNING_RATE = 0.01
 """Of every built-in step; times do not depend on it."""
@@ -29,7 +29,7 @@ class Stepped:
     moments: tuple[Ref, ...]
 
 
-def with_state(tape: Tape, optimizer: str, parameters: Sequence[Ref]) -> list[Stepped]:
+def with_state(tape: StepBuilder, optimizer: str, parameters: Sequence[Ref]) -> list[Stepped]:
     """Optimizer state of parameters, there before the step."""
     kind, moments = StorageKind.OPTIMIZER_STATE, OPTIMIZER_STATE[optimizer].per_weight
     return [
@@ -42,14 +42,14 @@ def with_state(tape: Tape, optimizer: str, parameters: Sequence[Ref]) -> list[St
     ]
 
 
-def zero_grad(tape: Tape, optimizer: str, grads: Sequence[Ref] = ()) -> None:
+def zero_grad(tape: StepBuilder, optimizer: str, grads: Sequence[Ref] = ()) -> None:
     """Writes zeros into gradients; those that are dropped instead cost host time only."""
     tape.scope(f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad", Phase.OTHER)
     for grad in grads:
         tape.op("aten::zero_", [("self", grad)], [grad])
 
 
-def step_one_by_one(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
+def step_one_by_one(tape: StepBuilder, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
     """One update of every parameter by ops of its own."""
     tape.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
     update = {"sgd": _sgd, "adagrad": _adagrad, "adam": _adam}[optimizer]
@@ -59,7 +59,7 @@ def step_one_by_one(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grad
     _release(tape, last)
 
 
-def step_together(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
+def step_together(tape: StepBuilder, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
     """One update of all parameters by ops over lists (`_foreach_*`)."""
     tape.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
     parameters = [state.parameter for state in stepped]
@@ -76,26 +76,28 @@ def step_together(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grads:
     update(tape, parameters, grads, counts, moments)
 
 
-def _release(tape: Tape, previous: Ref | None) -> None:
+def _release(tape: StepBuilder, previous: Ref | None) -> None:
     """The denominator of the parameter before lives until the name it is bound to is bound anew."""
     if previous is not None:
         tape.free(previous)
 
 
-def _in_place(tape: Tape, name: str, arguments: Sequence[tuple[str, Ref]], scalars: Scalars, overload: str) -> None:
+def _in_place(
+    tape: StepBuilder, name: str, arguments: Sequence[tuple[str, Ref]], scalars: Scalars, overload: str
+) -> None:
     tape.op(name, arguments, [arguments[0][1]], scalars, overload=overload)
 
 
-def _add(tape: Tape, to: Ref, value: float) -> None:
+def _add(tape: StepBuilder, to: Ref, value: float) -> None:
     _in_place(tape, "aten::add_", [("self", to)], [("other", value), ("alpha", 1)], "Tensor")
 
 
-def _sgd(tape: Tape, stepped: Stepped, grad: Ref, _: Ref | None) -> None:
+def _sgd(tape: StepBuilder, stepped: Stepped, grad: Ref, _: Ref | None) -> None:
     arguments = [("self", stepped.parameter), ("other", grad)]
     _in_place(tape, "aten::add_", arguments, [("alpha", -LEARNING_RATE)], "Tensor")
 
 
-def _adagrad(tape: Tape, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
+def _adagrad(tape: StepBuilder, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
     assert stepped.count is not None
     (moment,) = stepped.moments
     _add(tape, stepped.count, 1)
@@ -111,7 +113,7 @@ def _adagrad(tape: Tape, stepped: Stepped, grad: Ref, previous: Ref | None) -> R
     return root
 
 
-def _adam(tape: Tape, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
+def _adam(tape: StepBuilder, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
     assert stepped.count is not None
     first, second = stepped.moments
     _add(tape, stepped.count, 1)
@@ -133,28 +135,28 @@ def _adam(tape: Tape, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
     return scaled
 
 
-def _read(tape: Tape, counts: Sequence[Ref]) -> None:
+def _read(tape: StepBuilder, counts: Sequence[Ref]) -> None:
     for count in counts:
         tape.op("aten::_local_scalar_dense", [("self", count)])
 
 
-def _scalar(tape: Tape, name: str, on: Sequence[Ref], value: float) -> None:
+def _scalar(tape: StepBuilder, name: str, on: Sequence[Ref], value: float) -> None:
     tape.op(f"aten::_foreach_{name}", [("self", on)], [], [("scalar", value)], overload="Scalar")
 
 
-def _squares(tape: Tape, moments: Sequence[Ref], grads: Sequence[Ref], value: float) -> None:
+def _squares(tape: StepBuilder, moments: Sequence[Ref], grads: Sequence[Ref], value: float) -> None:
     lists = [("self", moments), ("tensor1", grads), ("tensor2", grads)]
     tape.op("aten::_foreach_addcmul_", lists, [], [("value", value)], overload="Scalar")
 
 
-def _roots(tape: Tape, moments: Sequence[Ref]) -> list[Ref]:
+def _roots(tape: StepBuilder, moments: Sequence[Ref]) -> list[Ref]:
     roots = [tape.new(moment.shape, moment.spec.dtype) for moment in moments]
     tape.op("aten::_foreach_sqrt", [("self", moments)], roots)
     return roots
 
 
 def _foreach_adagrad(
-    tape: Tape, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
+    tape: StepBuilder, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
 ) -> None:
     _read(tape, counts)
     _squares(tape, moments[0], grads, 1)
@@ -169,7 +171,7 @@ def _foreach_adagrad(
 
 
 def _foreach_adam(
-    tape: Tape, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
+    tape: StepBuilder, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
 ) -> None:
     first, second = moments
     _scalar(tape, "mul_", parameters, 1 - LEARNING_RATE * _DECAY)

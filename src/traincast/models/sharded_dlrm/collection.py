@@ -6,15 +6,14 @@ from dataclasses import replace
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.layers.optimizers import Stepped, step_together, with_state
-from traincast.models.layers.tape import Ref
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.inputs import Features, offsets_of, ordered, redistribute, split
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import Mark, Role
 from traincast.models.sharded_dlrm.outputs import Exchange, Names, Outputs
 from traincast.models.sharded_dlrm.tables import Lookup
-from traincast.models.sharded_dlrm.tape import MarkedTape
 
 MODULE = "Dlrm"
 DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
@@ -25,7 +24,7 @@ one is a parameter like any other, and a row-wise one becomes that of the dense 
 class ShardedTables:
     """Under a layout, in the order of its sections: `redistributed`, `look_up`, `finish`, and the way back."""
 
-    def __init__(self, tape: MarkedTape, layout: Layout, *, index_dtype: str, names: Names) -> None:
+    def __init__(self, tape: RankBuilder, layout: Layout, *, index_dtype: str, names: Names) -> None:
         self.tape, self.layout, self.index_dtype = tape, layout, index_dtype
         self.sections = layout.sections
         self.lookups = [
@@ -157,7 +156,7 @@ class ShardedTables:
     def step_copies(self) -> None:
         """The optimizers of copied tables."""
         for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, self._reduced, strict=True)):
-            with self.tape.marked(Role.STEP, ShardingKind.DATA_PARALLEL, number):
+            with self.tape.labelled(Mark(Role.STEP, ShardingKind.DATA_PARALLEL, number)):
                 step_together(self.tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
     def _copies(self) -> list[Lookup]:
@@ -166,7 +165,7 @@ class ShardedTables:
 
     def _offset(self, lookups: Features, section: Section, batch: int) -> Features:
         """The lookups of one kernel, by where each bag starts."""
-        with self.tape.marked(Role.LOOKUP, section.kind, batch):
+        with self.tape.labelled(Mark(Role.LOOKUP, section.kind, batch)):
             return replace(lookups, bags=offsets_of(self.tape, lookups.bags, self.index_dtype))
 
     def _look_up(self, section: Section, lookups: list[Lookup], output: Exchange, inputs: list[Features]) -> None:
@@ -175,7 +174,7 @@ class ShardedTables:
         pooled = []
         for number, (lookup, features) in enumerate(zip(lookups, inputs, strict=True)):
             weights = features.weights if lookup.batch.weighted else None
-            with tape.marked(Role.LOOKUP, section.kind, number):
+            with tape.labelled(Mark(Role.LOOKUP, section.kind, number)):
                 pooled.append(lookup.forward(features.values, features.bags, weights))
         if section.kind.copied:
             self.local = self._joined(pooled, section)
@@ -186,7 +185,7 @@ class ShardedTables:
             tape.op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
         else:
             whole = self._joined(pooled, section)
-            with tape.marked(Role.FLATTEN, section.kind):
+            with tape.labelled(Mark(Role.FLATTEN, section.kind)):
                 tape.scope("aten::reshape")
             flat = tape.view(whole, (whole.shape[0] * whole.shape[1],))
             self.reshapes[section.kind] = tape.op(
@@ -199,7 +198,7 @@ class ShardedTables:
         if len(pooled) == 1:
             return pooled[0]
         tape = self.tape
-        with tape.marked(Role.BESIDE, section.kind):
+        with tape.labelled(Mark(Role.BESIDE, section.kind)):
             tape.scope("aten::cat", Phase.FORWARD)
         joined = tape.new((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
         tape.op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
@@ -209,7 +208,7 @@ class ShardedTables:
     def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:
         """Gradients as [samples, columns] again."""
         tape, forward = self.tape, self.reshapes[section.kind]
-        with tape.marked(Role.SHAPE, section.kind):
+        with tape.labelled(Mark(Role.SHAPE, section.kind)):
             tape.scope("ViewBackward0", Phase.BACKWARD)
         shape = (lookups[0].samples, sum(lookup.batch.columns for lookup in lookups))
         whole = tape.view(flat, shape)
@@ -221,12 +220,12 @@ class ShardedTables:
         tape = self.tape
         pieces = [grad]
         if len(lookups) > 1:
-            with tape.marked(Role.PART, section.kind):
+            with tape.labelled(Mark(Role.PART, section.kind)):
                 tape.scope("CatBackward0", Phase.BACKWARD)
             pieces = tape.slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
         kept = []
         for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
-            with tape.marked(Role.UPDATE, section.kind, number):
+            with tape.labelled(Mark(Role.UPDATE, section.kind, number)):
                 dense = lookup.kernel.backward(piece)
                 if dense is not None and self.reducer is not None:
                     kept.append(self.reducer.accumulate(dense))

@@ -7,9 +7,8 @@ from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.mlp import bias_backward
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +40,7 @@ class CrossNetwork:
 
     reducer: Reducer
 
-    def __init__(self, tape: RankTape, module: str, width: int, layers: int, rank: int) -> None:
+    def __init__(self, tape: RankBuilder, module: str, width: int, layers: int, rank: int) -> None:
         kind = StorageKind.PARAMETER
         self.tape, self.module = tape, module
         self.layers = [

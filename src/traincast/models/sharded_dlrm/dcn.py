@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from traincast.ir.ops import Phase
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.layers.mlp import Mlp, forward
-from traincast.models.layers.tape import Ref, Scalars
 from traincast.models.sharded_dlrm.config import DcnDense
 from traincast.models.sharded_dlrm.cross import CrossNetwork
 from traincast.models.sharded_dlrm.dense import MODULE, EagerDense

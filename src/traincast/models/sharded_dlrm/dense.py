@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from traincast.ir.ops import Phase
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.interaction import Interaction, dot_products, dot_products_backward
 from traincast.models.layers.loss import begin_backward, loss_backward, loss_forward
 from traincast.models.layers.mlp import Mlp
 from traincast.models.layers.optimizers import step_together, with_state, zero_grad
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.cross import CrossNetwork
 
@@ -21,7 +20,7 @@ MODULE = "Dlrm"
 class EagerDense:
     """The parts of one step that every rank runs on its own samples, in the order they run."""
 
-    def __init__(self, tape: RankTape, dense: Dense, columns: int, batch: int) -> None:
+    def __init__(self, tape: RankBuilder, dense: Dense, columns: int, batch: int) -> None:
         self.tape, self.dense, self.batch = tape, dense, batch
         tape.half = dense.half
         self.bottom = Mlp(tape, f"{MODULE}.bottom", dense.bottom_mlp, input_grad=False)

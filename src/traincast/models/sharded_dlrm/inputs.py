@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincast.ir.ops import DTYPE_BYTES, Phase, StorageKind
-from traincast.models.layers.tape import Arguments, Ref
+from traincast.models.layers.builder import Arguments, RankBuilder, Ref
 from traincast.models.sharded_dlrm.layout import Batch, Section
-from traincast.models.sharded_dlrm.marks import Role
-from traincast.models.sharded_dlrm.tape import MarkedTape
+from traincast.models.sharded_dlrm.marks import Mark, Role
 
 MODULE = "Dlrm.tables"
 LENGTH_DTYPE = "int32"
@@ -30,7 +29,7 @@ class Features:
 
 
 def copy_features(
-    tape: MarkedTape, tables: int, lookups: int, samples: int, dtype: str, *, weighted: bool, offsets: bool = False
+    tape: RankBuilder, tables: int, lookups: int, samples: int, dtype: str, *, weighted: bool, offsets: bool = False
 ) -> Features:
     """The lookups of a batch, copied from the host; with `offsets` as where each bag starts instead of its length."""
     bags = (tables * samples + 1, dtype) if offsets else (tables * samples, LENGTH_DTYPE)
@@ -40,16 +39,16 @@ def copy_features(
     return Features(refs[1], refs[0], refs[2] if weighted else None)
 
 
-def ordered(tape: MarkedTape, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
+def ordered(tape: RankBuilder, sections: Sequence[Section], local: Features, batch: int) -> list[Features]:
     """The lookups in the order of where they go: one permutation, of which each section has a part."""
     counts = [(section.features * batch, section.own_lookups) for section in sections]
-    with tape.marked(Role.ORDER):
+    with tape.labelled(Mark(Role.ORDER)):
         whole = _permuted(tape, sum(n for n, _ in counts), sum(n for _, n in counts), local)
     return [_part(tape, whole, lengths, lookups) for lengths, lookups in counts]
 
 
 def redistribute(
-    tape: MarkedTape, section: Section, features: Features, batch: int, *, with_order: bool = False
+    tape: RankBuilder, section: Section, features: Features, batch: int, *, with_order: bool = False
 ) -> Features | None:
     """The lookups of this rank's parts for the samples of all ranks; None when it has no part.
 
@@ -59,15 +58,15 @@ def redistribute(
     world, rank = tape.world_size, tape.rank
     lookups = [section.local_lookups(holder) for holder in range(world)]
     if section.kind.by_rows:
-        with tape.marked(Role.BUCKET, section.kind):
+        with tape.labelled(Mark(Role.BUCKET, section.kind)):
             features = _bucketized(tape, sum(section.tables) * batch, features, with_order)
     tensors = [features.bags, features.values, *([] if features.weights is None else [features.weights])]
-    with tape.marked(Role.SIZES, section.kind):
+    with tape.labelled(Mark(Role.SIZES, section.kind)):
         _exchange_sizes(tape, len(tensors))
     arrived = []
     for number, tensor in enumerate(tensors):
         counts = lookups if number else [count * batch for count in section.tables]
-        with tape.marked(Role.VALUES if number else Role.LENGTHS, section.kind, number=max(0, number - 1)):
+        with tape.labelled(Mark(Role.VALUES if number else Role.LENGTHS, section.kind, number=max(0, number - 1))):
             arrived.append(_exchange(tape, tensor, counts, [counts[rank]] * world))
     tape.scope("KJTAllToAllTensorsAwaitable", Phase.FORWARD)
     for _, event in arrived:
@@ -76,18 +75,18 @@ def redistribute(
     if not section.tables[rank]:
         return None
     received = Features(arrived[0][0], arrived[1][0], arrived[2][0] if len(arrived) > 2 else None)
-    with tape.marked(Role.ARRIVE, section.kind):
+    with tape.labelled(Mark(Role.ARRIVE, section.kind)):
         result = _permuted(tape, received.bags.shape[0], received.values.shape[0], received)
     tape.free(*(tensor for tensor, _ in arrived))
     return replace(result, order=features.order)
 
 
-def split(tape: MarkedTape, features: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
+def split(tape: RankBuilder, features: Features, batches: Sequence[Batch], samples: int) -> list[Features]:
     """The lookups of each kernel."""
     return [_part(tape, features, batch.tables * samples, batch.lookups) for batch in batches]
 
 
-def _part(tape: MarkedTape, whole: Features, lengths: int, lookups: int) -> Features:
+def _part(tape: RankBuilder, whole: Features, lengths: int, lookups: int) -> Features:
     return Features(
         tape.view(whole.bags, (lengths,)),
         tape.view(whole.values, (lookups,)),
@@ -96,7 +95,7 @@ def _part(tape: MarkedTape, whole: Features, lengths: int, lookups: int) -> Feat
     )
 
 
-def offsets_of(tape: MarkedTape, lengths: Ref, dtype: str) -> Ref:
+def offsets_of(tape: RankBuilder, lengths: Ref, dtype: str) -> Ref:
     """Where each bag starts."""
     tape.scope("fbgemm::asynchronous_complete_cumsum", Phase.FORWARD)
     offsets = tape.new((lengths.shape[0] + 1,), dtype)
@@ -105,13 +104,13 @@ def offsets_of(tape: MarkedTape, lengths: Ref, dtype: str) -> Ref:
     return offsets
 
 
-def _permuted(tape: MarkedTape, lengths: int, lookups: int, features: Features) -> Features:
+def _permuted(tape: RankBuilder, lengths: int, lookups: int, features: Features) -> Features:
     """Features in another order: one op, a kernel for lengths and one for the rest."""
     tape.scope("fbgemm::permute_2D_sparse_data", Phase.FORWARD)
     return _moved(tape, "fbgemm::permute_2D_sparse_data", lengths, lookups, features)
 
 
-def _bucketized(tape: MarkedTape, lengths: int, features: Features, with_order: bool) -> Features:
+def _bucketized(tape: RankBuilder, lengths: int, features: Features, with_order: bool) -> Features:
     """Row numbers sorted by the rank that holds their block of rows."""
     name, lookups = "fbgemm::block_bucketize_sparse_features", features.values.shape[0]
     tape.scope(name, Phase.FORWARD)
@@ -119,7 +118,7 @@ def _bucketized(tape: MarkedTape, lengths: int, features: Features, with_order: 
 
 
 def _moved(
-    tape: MarkedTape, name: str, lengths: int, lookups: int, features: Features, *, with_order: bool = False
+    tape: RankBuilder, name: str, lengths: int, lookups: int, features: Features, *, with_order: bool = False
 ) -> Features:
     dtype = features.values.spec.dtype
     moved = Features(
@@ -138,7 +137,7 @@ def _moved(
     return moved
 
 
-def _exchange_sizes(tape: MarkedTape, tensors: int) -> None:
+def _exchange_sizes(tape: RankBuilder, tensors: int) -> None:
     """How much every rank will send: made on the host, exchanged, and read back by the host."""
     shape = (tape.world_size * tensors,)
     item = DTYPE_BYTES["int64"]
@@ -157,7 +156,7 @@ def _exchange_sizes(tape: MarkedTape, tensors: int) -> None:
     tape.free(sent, received, answer)
 
 
-def _exchange(tape: MarkedTape, source: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
+def _exchange(tape: RankBuilder, source: Ref, send: list[int], receive: list[int]) -> tuple[Ref, int]:
     tape.scope("c10d::alltoall_base_", Phase.FORWARD)
     output = tape.new((sum(receive),), source.spec.dtype)
     return output, tape.all_to_all(tape.world, source, output, send, receive, module=MODULE)

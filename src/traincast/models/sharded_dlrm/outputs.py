@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from traincast.ir.ops import Phase
-from traincast.models.layers.tape import Communicator, Ref, Scalars
+from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
-from traincast.models.sharded_dlrm.tape import MarkedTape
+from traincast.models.sharded_dlrm.marks import Mark, Role
 
 MODULE = "Dlrm"
 
@@ -61,7 +60,7 @@ class Outputs:
     """The exchange of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
     after; `parts` are the columns that come from each sender."""
 
-    tape: MarkedTape
+    tape: RankBuilder
     layout: Layout
     section: Section
     names: Names
@@ -88,7 +87,7 @@ class Outputs:
     def start(self, pooled: Ref) -> None:
         """Sends the pooled embeddings of all samples (flat) on their way."""
         tape, kind = self.tape, self.section.kind
-        with tape.marked(Role.OUT, kind):
+        with tape.labelled(Mark(Role.OUT, kind)):
             if not kind.by_rows:
                 self._start_all_to_all(tape.world, pooled)
                 return
@@ -97,7 +96,7 @@ class Outputs:
         if kind is ShardingKind.TABLE_ROW_WISE:
             tape.scope("ReduceScatterBase_Wait")
             self._wait(self._event, module=MODULE)
-            with tape.marked(Role.OUT_ACROSS, kind):
+            with tape.labelled(Mark(Role.OUT_ACROSS, kind)):
                 self._start_all_to_all(tape.across, self._received)
 
     def finish(self) -> list[Ref]:
@@ -121,7 +120,7 @@ class Outputs:
         for piece, columns in zip(pieces, self.parts, strict=True):
             if not columns:
                 continue
-            with tape.marked(Role.VIEW, self.section.kind):
+            with tape.labelled(Mark(Role.VIEW, self.section.kind)):
                 tape.scope("aten::view")
             results.append(tape.view(piece, (batch, columns)))
             scalars = [("size", (batch, -1))]
@@ -131,11 +130,11 @@ class Outputs:
     def start_backward(self, grads: list[Ref]) -> None:
         """Sends the gradients of what `finish` gave on their way back."""
         tape, kind = self.tape, self.section.kind
-        with tape.marked(Role.JOIN, kind):
+        with tape.labelled(Mark(Role.JOIN, kind)):
             flat = self._joined(grads)
         if self.names.keeps and self._received is not None:
             tape.free(self._received)
-        with tape.marked(Role.BACK, kind):
+        with tape.labelled(Mark(Role.BACK, kind)):
             tape.scope("ReduceScatterBase_WaitBackward" if kind is ShardingKind.ROW_WISE else self.names.send_back)
         if kind is ShardingKind.ROW_WISE:
             self._event, self._received = self._all_gather(tape.world, flat)
@@ -156,7 +155,7 @@ class Outputs:
         tape.scope(self.names.wait_back, Phase.BACKWARD)
         self._wait(self._event)
         if self.section.kind is ShardingKind.TABLE_ROW_WISE:
-            with tape.marked(Role.BACK_WITHIN, self.section.kind):
+            with tape.labelled(Mark(Role.BACK_WITHIN, self.section.kind)):
                 tape.scope("ReduceScatterBase_ReqBackward")
             event, gathered = self._all_gather(tape.within, self._received)
             self._wait(event)

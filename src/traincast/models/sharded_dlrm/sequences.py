@@ -6,14 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.collection import ShardedTables
 from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features, redistribute
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import Mark, Role
 from traincast.models.sharded_dlrm.outputs import Names
-from traincast.models.sharded_dlrm.tape import MarkedTape
 from traincast.utils.errors import TraincastError
 
 MODULE = "EmbeddingCollection"
@@ -33,7 +32,7 @@ class SequenceOutputs:
     rank that asked. `samples` is how many samples of a rank these lookups come from; `unbucketize` says where each row
     belongs that a rank of blocks of rows sends."""
 
-    tape: MarkedTape
+    tape: RankBuilder
     layout: Layout
     section: Section
     samples: int
@@ -56,7 +55,7 @@ class SequenceOutputs:
     def start(self, rows: Ref) -> None:
         """Sends the rows of all lookups (flat) on their way: in the order of samples' ranks first."""
         tape, kind = self.tape, self.section.kind
-        with tape.marked(Role.OUT, kind):
+        with tape.labelled(Mark(Role.OUT, kind)):
             tape.scope("All2All_Seq_Req", Phase.FORWARD)
             sent = self._by_rank(rows)
             elements = self._elements()
@@ -87,7 +86,7 @@ class SequenceOutputs:
     def start_backward(self, grads: list[Ref]) -> None:
         """Sends the gradients of what `finish` gave on their way back."""
         tape, kind, dim = self.tape, self.section.kind, self.dim
-        with tape.marked(Role.JOIN, kind):
+        with tape.labelled(Mark(Role.JOIN, kind)):
             tape.scope("SplitWithSizesBackward0", Phase.BACKWARD)
             joined = tape.new((self.layout.batch_size * len(grads), dim))
             tape.op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
@@ -95,7 +94,7 @@ class SequenceOutputs:
             tape.free(*grads)
             if kind is ShardingKind.ROW_WISE:
                 joined = self._out_of_order(joined)
-        with tape.marked(Role.BACK, kind):
+        with tape.labelled(Mark(Role.BACK, kind)):
             tape.scope("All2All_Seq_Req_WaitBackward", Phase.BACKWARD)
             elements = self._elements()
             own = [elements[tape.rank]] * tape.world_size
@@ -172,7 +171,7 @@ class ShardedSequences(ShardedTables):
     """Tables whose rows are not pooled: `layout.batch_size` counts the lookups of a rank in each table, which are those
     of `samples` samples. Every lookup gives a row."""
 
-    def __init__(self, tape: MarkedTape, layout: Layout, *, index_dtype: str, names: Names, samples: int) -> None:
+    def __init__(self, tape: RankBuilder, layout: Layout, *, index_dtype: str, names: Names, samples: int) -> None:
         for section in layout.sections:
             if section.kind not in KINDS:
                 raise TraincastError(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from traincast.ir.builder import share_templates
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.table import Table, check_tables
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.placement.plan import Plan
 from traincast.models.sharded_dlrm.collection import DENSE_OPTIMIZERS, ShardedTables
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
@@ -19,9 +19,8 @@ from traincast.models.sharded_dlrm.dcn import EagerDcn
 from traincast.models.sharded_dlrm.dense import EagerDense
 from traincast.models.sharded_dlrm.inputs import Features, copy_features
 from traincast.models.sharded_dlrm.layout import Layout, lay_out
-from traincast.models.sharded_dlrm.marks import MarkedProgram, Role
+from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, Role
 from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
-from traincast.models.sharded_dlrm.tape import MarkedTape
 from traincast.utils.errors import TraincastError
 
 MAX_RANKS = 4096
@@ -114,7 +113,7 @@ def rank_program(
     like: Program | None = None,
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
-    tape = MarkedTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
+    tape = RankBuilder(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
     writer = _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype)
     writer.pipelined = pipelined
     return writer.program()
@@ -126,7 +125,7 @@ class _Writer:
     pipelined: bool = False
 
     def __init__(
-        self, tape: MarkedTape, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
+        self, tape: RankBuilder, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
         index_dtype: str,
     ) -> None:  # fmt: skip
         self.tape, self.layout, self.redistributed, self.index_dtype = tape, layout, redistributed, index_dtype
@@ -153,7 +152,7 @@ class _Writer:
             with self.tape.on_stream(PREFETCH):
                 self._fetched(lambda: None)
         self._backward(self._back_to_embeddings(embedded))
-        return self.tape.marked_program()
+        return MarkedProgram.of(self.tape)
 
     def _fetched(self, begin: Callable[[], None]) -> list[list[Features]]:
         """A batch copied from the host, and the lookups of each kernel of this rank in it; `begin` comes between."""
@@ -196,7 +195,7 @@ class _Writer:
     def _back_to_embeddings(self, embedded: list[Ref]) -> list[Ref]:
         """Gradients of the pooled embeddings, from the dense part or there before the step."""
         if self.dense is not None:
-            with self.tape.marked(Role.DENSE):
+            with self.tape.labelled(Mark(Role.DENSE)):
                 return self.dense.backward_top()
         return [self.tape.resident(part.shape, StorageKind.BUFFER) for part in embedded]
 
@@ -205,7 +204,7 @@ class _Writer:
         tape, sharded = self.tape, self.sharded
         sharded.start_backward(grads)
         if self.dense is not None:
-            with tape.marked(Role.DENSE):
+            with tape.labelled(Mark(Role.DENSE)):
                 self.dense.backward_bottom()
         came = sharded.finish_backward()
         sharded.reduce_copies()

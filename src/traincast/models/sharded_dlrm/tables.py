@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from traincast.ir.ops import StorageKind
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.lookup import MODULE, TableBatchedLookup
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
 from traincast.models.placement.kinds import ComputeKernel
 from traincast.models.sharded_dlrm.layout import Batch
 
@@ -20,14 +19,14 @@ _CACHE_WAYS = 32  # FBGEMM's set associativity
 class Lookup:
     """One table-batched kernel of a rank, for the lookups of `samples` samples."""
 
-    tape: RankTape
+    tape: RankBuilder
     batch: Batch
     samples: int
     kernel: TableBatchedLookup
     cache: Ref | None
 
     @staticmethod
-    def of(tape: RankTape, batch: Batch, samples: int) -> Lookup:
+    def of(tape: RankBuilder, batch: Batch, samples: int) -> Lookup:
         """The weights and states of the kernel, there before the step."""
         dtype, dense = DTYPES[batch.dtype], batch.kernel is ComputeKernel.DENSE
         place = "cpu:pinned" if batch.kernel.in_host_memory else "cuda"

@@ -15,12 +15,12 @@ from traincast.costs.cpu.features import family_of
 from traincast.costs.cpu.host_events import host_seconds_by_op
 from traincast.costs.cpu.op_costs import PricedOp, price_ops
 from traincast.costs.cpu.profile import Profile
-from traincast.costs.kernels.arithmetic import COUNTED_FLOPS
 from traincast.costs.kernels.call import Family, KernelCall
 from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.costs.kernels.cost import Costs, Source
 from traincast.costs.kernels.lowered import LoweredProgram
 from traincast.costs.kernels.operands import compute_of
+from traincast.costs.kernels.work import COUNTED_FLOPS
 from traincast.ir.ops import Op
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from traincast.costs.host.profile import HostProfile
-from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.cost import price
+from traincast.costs.in_step import SHIPPED, InStep
+from traincast.costs.kernels.cost import costs_in_step, price_alone
 from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.hardware.device import Device
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program, peak_memory
+from traincast.ir.variants import MODULE_SCOPE
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.step import (
     Piece,
@@ -28,48 +29,43 @@ from traincast.simulator.prediction.step import host_seconds
 from traincast.simulator.schedule import Code, build_schedule
 
 _OPTIMIZER_ELEMENTS = 100_000_000  # an update is priced at this size; longer ones take as much longer
+_PHASES = ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,), (Phase.OPTIMIZER,))
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One way through a piece: seconds of its kernels and of the host that launches them. `gemm` (of them `grouped` in
-    stacks, `narrow` in eight bits) and `attention` are parts of `device`; `arithmetic` is the work of attention in
-    operations."""
+    """One way through a piece: seconds of its kernels and of the host that launches them. `gemm` and `attention` are
+    parts of `device`."""
 
     device: float = 0.0
     host: float = 0.0
     kernels: int = 0
     spread: float = 0.0  # seconds: what kernels may err by together
     gemm: float = 0.0
-    grouped: float = 0.0
     attention: float = 0.0
     unknown: float = 0.0  # seconds of kernels outside of what was measured
-    arithmetic: float = 0.0
-    narrow: float = 0.0
 
     def plus(self, other: Pass, times: float = 1.0) -> Pass:
-        """Both one after the other, the other so many times."""
+        """Both one after the other, the other `times` times."""
         return Pass(
             self.device + times * other.device,
             self.host + times * other.host,
             self.kernels + round(times * other.kernels),
             self.spread + times * other.spread,
             self.gemm + times * other.gemm,
-            self.grouped + times * other.grouped,
             self.attention + times * other.attention,
             self.unknown + times * other.unknown,
-            self.arithmetic + times * other.arithmetic,
-            self.narrow + times * other.narrow,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """A piece: forward, backward, bytes kept in between, bytes that it needs on top while it runs, and how many
-    elements of its weights get a gradient."""
+    """A piece: forward, backward, update of weights, bytes kept in between, bytes that it needs on top while it runs,
+    and how many elements of its weights get a gradient."""
 
     forward: Pass
     backward: Pass
+    update: Pass
     saved_bytes: int
     working_bytes: int
     trained: int
@@ -78,89 +74,100 @@ class Priced:
 class Pieces:
     """Prices pieces for one model on one device and host; equal ones once."""
 
-    def __init__(self, model: Transformer, device: Device, host: HostProfile, *, roofline_only: bool = False) -> None:
+    def __init__(
+        self, model: Transformer, device: Device, host: HostProfile, *, roofline_only: bool = False,
+        in_step: InStep = SHIPPED,
+    ) -> None:  # fmt: skip
         self.model, self.device, self.host, self.roofline_only = model, device, host, roofline_only
+        self.in_step = in_step
+        self._alone: dict[tuple[object, ...], tuple[_Alone, int, int, int]] = {}
         self._known: dict[tuple[object, ...], Priced] = {}
-        self._updates: dict[tuple[bool, bool], Pass] = {}
+
+    def with_numbers(self, in_step: InStep) -> Pieces:
+        """The same pieces where steps add other numbers; what kernels take alone is not priced again."""
+        if in_step == self.in_step:
+            return self
+        other = Pieces(self.model, self.device, self.host, roofline_only=self.roofline_only, in_step=in_step)
+        other._alone = self._alone
+        return other
 
     def layer(
         self, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False
     ) -> Priced:  # fmt: skip
         """One layer."""
         key = ("layer", shard, style, experts, window, encoder)
-        if key not in self._known:
-            piece = layer_piece(self.model, shard, style, experts=experts, window=window, encoder=encoder)
-            self._known[key] = self._priced(piece)
-        return self._known[key]
+        options = {"experts": experts, "window": window, "encoder": encoder}
+        return self._priced(key, lambda: layer_piece(self.model, shard, style, **options))  # type: ignore[arg-type]
 
     def embedding(self, shard: Shard, style: Style) -> Priced:
         """What stands before the first layer."""
-        key = ("embedding", shard, style)
-        if key not in self._known:
-            self._known[key] = self._priced(embedding_piece(self.model, shard, style))
-        return self._known[key]
+        return self._priced(("embedding", shard, style), lambda: embedding_piece(self.model, shard, style))
 
     def head(self, shard: Shard, style: Style) -> Priced:
         """What stands after the last layer."""
-        key = ("head", shard, style)
-        if key not in self._known:
-            self._known[key] = self._priced(head_piece(self.model, shard, style))
-        return self._known[key]
+        return self._priced(("head", shard, style), lambda: head_piece(self.model, shard, style))
 
     def optimizer(self, elements: float, *, one_by_one: bool, master: bool) -> Pass:
         """The update of this many weights."""
-        key = (one_by_one, master)
-        if key not in self._updates:
-            program = optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, one_by_one=one_by_one)
-            self._updates[key] = _passes(program, self.device, self.host, roofline_only=self.roofline_only)[2]
-        return Pass().plus(self._updates[key], elements / _OPTIMIZER_ELEMENTS)
 
-    def _priced(self, piece: Piece) -> Priced:
-        forward, backward, _ = _passes(piece.program, self.device, self.host, roofline_only=self.roofline_only)
-        busiest = peak_memory(piece.program).by_kind.get("activation", 0)
-        return Priced(forward, backward, piece.saved_bytes, max(0, busiest - piece.saved_bytes), piece.trained)
+        def piece() -> Piece:
+            return Piece(optimizer_program(_OPTIMIZER_ELEMENTS, 10, master=master, one_by_one=one_by_one), 0, 0)
+
+        priced = self._priced(("optimizer", one_by_one, master), piece)
+        return Pass().plus(priced.update, elements / _OPTIMIZER_ELEMENTS)
+
+    def _priced(self, key: tuple[object, ...], write: Callable[[], Piece]) -> Priced:
+        if key not in self._known:
+            if key not in self._alone:
+                piece = write()
+                busiest = peak_memory(piece.program).by_kind.get("activation", 0)
+                alone = _Alone(piece.program, self.device, self.host, roofline_only=self.roofline_only)
+                working = max(0, busiest - piece.saved_bytes)
+                self._alone[key] = (alone, piece.saved_bytes, working, piece.trained)
+            alone, saved, working, trained = self._alone[key]
+            self._known[key] = Priced(*alone.passes(self.in_step), saved, working, trained)
+        return self._known[key]
 
 
-def _passes(program: Program, device: Device, host: HostProfile, *, roofline_only: bool) -> tuple[Pass, Pass, Pass]:
-    """Forward, backward and update of a program: its kernels one after the other with the device's gap between."""
-    lowered = lower_program(program, LoweringContext())
-    costs = price(lowered, device, roofline_only=roofline_only)
-    schedule = build_schedule(program, lowered)
-    busy = host_seconds(schedule, program, host)
-    launches = np.flatnonzero(schedule.code == Code.LAUNCH)
-    call = schedule.call[launches]
-    phase_of_scope = np.asarray(program.columns.scope_phase)
-    phase, host_phase = phase_of_scope[schedule.scope[launches]], phase_of_scope[schedule.scope]
-    sigma = costs.spread()
-    family = np.array([item.family.name for item in lowered.calls])
-    kind = np.array([item.kind for item in lowered.calls])
-    compute = np.array([item.compute for item in lowered.calls])
-    passes = []
-    for chosen in ((Phase.FORWARD, Phase.LOSS), (Phase.BACKWARD,), (Phase.OPTIMIZER,)):
-        mine = call[np.isin(phase, chosen)]
-        seconds = costs.seconds[mine]
-        passes.append(
-            Pass(
-                device=float(seconds.sum() + len(mine) * device.kernel_gap),
-                host=float(busy[np.isin(host_phase, chosen)].sum()),
-                kernels=len(mine),
-                spread=float((seconds * sigma[mine]).sum()),
-                gemm=float(seconds[family[mine] == "gemm"].sum()),
-                grouped=float(seconds[kind[mine] == "bmm"].sum()),
-                attention=float(seconds[family[mine] == "attention"].sum()),
-                unknown=float(seconds[~costs.in_domain[mine]].sum()),
-                narrow=float(seconds[(family[mine] == "gemm") & (compute[mine] == "fp8")].sum()),
-                arithmetic=sum(_attention_flops(lowered.calls[i]) for i in mine.tolist()),
+class _Alone:
+    """The kernels of a piece, each priced by itself, and the host that launches them."""
+
+    def __init__(self, program: Program, device: Device, host: HostProfile, *, roofline_only: bool) -> None:
+        self.device, self.roofline_only = device, roofline_only
+        self.lowered = lower_program(program, LoweringContext())
+        self.costs = price_alone(self.lowered, device, roofline_only=roofline_only)
+        schedule = build_schedule(program, self.lowered)
+        launches = np.flatnonzero(schedule.code == Code.LAUNCH)
+        phase_of_scope = np.asarray(program.columns.scope_phase)
+        phase, host_phase = phase_of_scope[schedule.scope[launches]], phase_of_scope[schedule.scope]
+        busy = host_seconds(schedule, program, host)
+        names = np.array([name == MODULE_SCOPE for name in program.names], dtype=np.bool_)
+        modules = names[schedule.name] & (schedule.code == Code.HOST)
+        self.module_scale = host.alone[MODULE_SCOPE] / max(SHIPPED.module_us, 1e-9)
+        self.calls = [schedule.call[launches][np.isin(phase, chosen)] for chosen in _PHASES]
+        self.host = [float(busy[np.isin(host_phase, chosen)].sum()) for chosen in _PHASES]
+        self.modules = [int((modules & np.isin(host_phase, chosen)).sum()) for chosen in _PHASES]
+        self.family = np.array([item.family.name for item in self.lowered.calls])
+
+    def passes(self, in_step: InStep) -> tuple[Pass, Pass, Pass]:
+        """Forward, backward and update: kernels one after the other with the device's gap between."""
+        costs = self.costs
+        if not self.roofline_only:
+            costs = costs_in_step(costs, self.lowered, self.device, in_step)
+        sigma = costs.spread()
+        passes = []
+        for mine, host, modules in zip(self.calls, self.host, self.modules, strict=True):
+            seconds, family = costs.seconds[mine], self.family[mine]
+            passes.append(
+                Pass(
+                    device=float(seconds.sum() + len(mine) * self.device.kernel_gap),
+                    host=host + modules * self.module_scale * (in_step.module_us - SHIPPED.module_us),
+                    kernels=len(mine),
+                    spread=float((seconds * sigma[mine]).sum()),
+                    gemm=float(seconds[family == "gemm"].sum()),
+                    attention=float(seconds[family == "attention"].sum()),
+                    unknown=float(seconds[~costs.in_domain[mine]].sum()),
+                )
             )
-        )
-    forward, backward, update = passes
-    return forward, backward, update
-
-
-def _attention_flops(call: KernelCall) -> float:
-    """Floating-point operations of an attention kernel: two products forward, five backward, half of them masked."""
-    if call.family is not ATTENTION:
-        return 0.0
-    sizes = dict(zip(ATTENTION.fields, call.values, strict=True))
-    work = 4.0 * sizes["batch"] * sizes["q_heads"] * sizes["q_len"] * sizes["kv_len"] * sizes["head_dim"]
-    return work * (0.5 if sizes["causal"] else 1.0) * (2.5 if call.kind == "backward" else 1.0)
+        forward, backward, update = passes
+        return forward, backward, update

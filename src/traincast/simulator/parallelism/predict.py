@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import model_flops
-from traincast.simulator.parallelism.constants import SHARED, Constants
 from traincast.simulator.parallelism.layout import Layout, completed
 from traincast.simulator.parallelism.memory import peak
 from traincast.simulator.parallelism.pieces import Pieces
@@ -23,12 +23,13 @@ def predict_training(
     *,
     host: HostProfile | None = None,
     roofline_only: bool = False,
-    constants: Constants = SHARED,
+    constants: InStep = SHIPPED,
 ) -> TrainingPrediction:
     """Predicts one step; a layout that cannot be is refused."""
     layout = completed(layout, model)
     profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    step = StepModel(model, platform, _pieces(model, platform.key, _Held(platform, profile), roofline_only), constants)
+    pieces = _pieces(model, platform.key, _Held(platform, profile), roofline_only).with_numbers(constants)
+    step = StepModel(model, platform, pieces, constants)
     parts, stages = step.predict(layout)
     memory, needed = peak(layout, stages)
     device = platform.device

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from traincast.hardware.device import Device
+from traincast.costs.in_step import InStep
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.style import Shard, Style
 from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
-from traincast.simulator.parallelism.constants import HALF, NARROW, Constants
 from traincast.simulator.parallelism.exchanges import Exchanges, Price
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 from traincast.simulator.parallelism.pieces import Pass, Pieces, Priced
@@ -60,7 +59,7 @@ class Unit:
 class Roles:
     """Units of one layout."""
 
-    def __init__(self, model: Transformer, layout: Layout, pieces: Pieces, exchanges: Exchanges, c: Constants) -> None:
+    def __init__(self, model: Transformer, layout: Layout, pieces: Pieces, exchanges: Exchanges, c: InStep) -> None:
         self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, pieces, exchanges, c
         self.shard = Shard(
             batch=layout.micro_batch,
@@ -73,8 +72,6 @@ class Roles:
             document=layout.document_len,
         )
         self.style = _style(layout)
-        self.slowdown = _slowdown(layout, pieces.device, c)
-        self.throttled = self.slowdown[NARROW if layout.precision == "fp8" else HALF]
         self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
 
     def layer(self, number: int, *, encoder: bool = False) -> Unit:
@@ -95,8 +92,8 @@ class Roles:
         weights = embedding_parameters(self.model) / self.layout.tp
         reduced = self._after_tables()
         unit = Unit(
-            Way(self._slower(priced.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
-            Way(self._slower(priced.backward)),
+            Way(self._launched(priced.forward), {"tp": reduced[0]} if reduced[0] else {}, int(reduced[0] > 0)),
+            Way(self._launched(priced.backward)),
             weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.0, self._trained(weights, 0.0),
         )  # fmt: skip
         return _without_backward(unit) if self.layout.frozen_layers else unit
@@ -110,9 +107,9 @@ class Roles:
         gathered = self.exchanges.tensor("all_gather", self._message())[0] if self.shard.sequence else 0.0
         exposed = {"tp": gathered} if gathered else {}
         return Unit(
-            Way(self._slower(priced.forward), exposed, int(gathered > 0)),
-            Way(self._slower(priced.backward), exposed, int(gathered > 0)),
-            weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.5 * self.throttled * priced.backward.gemm,
+            Way(self._launched(priced.forward), exposed, int(gathered > 0)),
+            Way(self._launched(priced.backward), exposed, int(gathered > 0)),
+            weights, 0.0, priced.saved_bytes, priced.working_bytes, 0.5 * priced.backward.gemm,
             self._trained(weights, 0.0),
         )  # fmt: skip
 
@@ -122,7 +119,7 @@ class Roles:
 
     def _layer(self, number: int, experts: bool, window: int, encoder: bool, again: bool) -> Unit:
         priced = self.pieces.layer(self.shard, self.style, experts=experts, window=window, encoder=encoder)
-        forward, backward = self._slower(priced.forward), self._slower(priced.backward)
+        forward, backward = self._launched(priced.forward), self._launched(priced.backward)
         to, back = self._exchanged(priced, experts=experts)
         recomputed, repeats = self._recomputed(forward) if again else (Pass(), 0.0)
         whole = Way(
@@ -144,23 +141,9 @@ class Roles:
             self._trained(dense, sparse, adapters=priced.trained),
         )
 
-    def _slower(self, kernels: Pass) -> Pass:
-        """Kernels as they run in long steps, and the host as a framework's modules keep it busy."""
-        c, layout = self.constants, self.layout
-        host = 0.0 if layout.kernels == "graph" else kernels.host
-        if layout.kernels in ("eager", "fused"):
-            host += 1e-6 * c.module_us * kernels.kernels
-        slower = self.slowdown
-        gemm = (kernels.gemm - kernels.grouped - kernels.narrow) * slower[HALF]
-        gemm += kernels.narrow * slower[NARROW] + kernels.grouped * slower["grouped"]
-        attention = kernels.attention * slower["attention"]
-        share = {"triton": c.triton, "flash2": c.flash2}.get(layout.attention)
-        if share is not None:
-            attention = max(attention, kernels.arithmetic / (share * _matrix_rate(self.pieces.device)))
-        if layout.cp > 1 and layout.kernels in PYTORCH:
-            attention *= c.ring
-        device = kernels.device + gemm - kernels.gemm + attention - kernels.attention
-        return replace(kernels, device=device, gemm=gemm, attention=attention, host=host)
+    def _launched(self, kernels: Pass) -> Pass:
+        """Kernels as they are launched: the host does nothing where one graph replays all."""
+        return replace(kernels, host=0.0) if self.layout.kernels == "graph" else kernels
 
     def _recomputed(self, forward: Pass) -> tuple[Pass, float]:
         """What backward computes again before it starts, and which share of the exchanges it repeats."""
@@ -225,10 +208,10 @@ class Roles:
             for i, way in enumerate((priced.forward, priced.backward)):
                 # products in as many parts as there are ranks: all but the first part of an exchange can hide
                 share = self.constants.async_tp if layout.kernels in PYTORCH else 1 - 1 / layout.tp
-                hidden[i] = min(each[i] * share, self.throttled * way.gemm)
+                hidden[i] = min(each[i] * share, way.gemm)
         elif layout.overlap_tp == "backward":
             parts = each[1] * (2 / 3 if self.shard.sequence else 1.0)
-            hidden[1] = min(parts, 0.5 * self.throttled * priced.backward.gemm)
+            hidden[1] = min(parts, 0.5 * priced.backward.gemm)
         return [
             (
                 total - away + self.constants.beside * away + self._stalled(number if not away else 0),
@@ -240,7 +223,7 @@ class Roles:
 
     def _stalled(self, exchanges: int) -> float:
         """Seconds that the device stands still around exchanges that nothing runs beside."""
-        return 1e-6 * self.constants.meeting_us * exchanges
+        return 1e-6 * self.constants.stall_us * exchanges
 
     def _sample_parallel(self, priced: Priced) -> list[tuple[float, int, float]] | None:
         """Keys and values on their way round the ranks of a sample, beside attention; with their gradients backward."""
@@ -302,31 +285,13 @@ def _without_backward(unit: Unit) -> Unit:
     return replace(unit, backward=Way(Pass()), saved=0.0, weight_part=0.0, trained=Share())
 
 
-def _slowdown(layout: Layout, device: Device, c: Constants) -> dict[str, float]:
-    """How much longer products of each width, stacks of them and attention take in this step than in a benchmark."""
-    if layout.precision in ("fp32", "tf32"):
-        return {HALF: 1.0, NARROW: 1.0, "attention": 1.0, "grouped": 1.0}
-    slower = {kind: c.sustained.get(f"{device.arch} {kind}", 1.0) for kind in (HALF, NARROW, "attention")}
-    slower["grouped"] = c.grouped_narrow if layout.precision == "fp8" else c.grouped
-    if layout.attention == "unfused":
-        slower["grouped"] = c.batched
-    if layout.scaling == "row":
-        slower[NARROW] *= c.rowwise
-    if device.vendor == "amd" and layout.kernels in PYTORCH:
-        slower |= {bits: c.untuned * slower[bits] for bits in (HALF, NARROW)}
-    return slower
-
-
-def _matrix_rate(device: Device) -> float:
-    """Floating-point operations a second of A100-style matrix instructions: 1,024 fused ones a clock and SM."""
-    return device.num_sms * device.boost_clock_mhz * 1e6 * 2048
-
-
 def _style(layout: Layout) -> Style:
     """How kernels are run under this layout."""
     return Style(
         precision=layout.precision,
-        attention="unfused" if layout.attention == "unfused" else "flash",
+        attention=layout.attention,
+        ring=layout.cp > 1 and layout.kernels in PYTORCH,
+        tuned=layout.kernels not in PYTORCH,
         fused=layout.kernels != "eager",
         together=layout.kernels in ("compiled", "graph"),
         joined=layout.joined,

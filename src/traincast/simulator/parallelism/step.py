@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
-from traincast.simulator.parallelism.constants import SHARED, Constants
 from traincast.simulator.parallelism.exchanges import Exchanges
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.pieces import Pass, Pieces
@@ -76,7 +76,7 @@ def stages_of(model: Transformer, layout: Layout, roles: Roles) -> list[Stage]:
 class StepModel:
     """Steps of one model on one platform; what is priced once is kept."""
 
-    def __init__(self, model: Transformer, platform: Platform, pieces: Pieces, constants: Constants = SHARED) -> None:
+    def __init__(self, model: Transformer, platform: Platform, pieces: Pieces, constants: InStep = SHIPPED) -> None:
         self.model, self.platform, self.pieces, self.constants = model, platform, pieces, constants
 
     def roles(self, layout: Layout) -> Roles:
@@ -95,7 +95,7 @@ class _Composer:
     """Puts one step together."""
 
     def __init__(
-        self, layout: Layout, exchanges: Exchanges, pieces: Pieces, constants: Constants, stages: Sequence[Stage]
+        self, layout: Layout, exchanges: Exchanges, pieces: Pieces, constants: InStep, stages: Sequence[Stage]
     ) -> None:
         self.layout, self.exchanges, self.pieces, self.constants = layout, exchanges, pieces, constants
         self.stages = stages
@@ -142,9 +142,8 @@ class _Composer:
             backward = sum(unit.backward.device for unit in stage.units)
             shown = 0.0
         sends = self._sends()
-        host = 1e-6 * self.constants.exchange_us
         launching = [
-            sum(way.kernels.host + host * way.exchanges for way in ways)
+            sum(way.kernels.host for way in ways)
             for ways in ([unit.forward for unit in stage.units], [unit.backward for unit in stage.units])
         ]
         if self.layout.kernels == "graph":
@@ -160,7 +159,7 @@ class _Composer:
         one = self.exchanges.stages(roles_message / (layout.tp if layout.sequence else 1))[0]
         if layout.overlap_pp:
             return 2 * layout.vp * one * self.constants.beside
-        return 2 * layout.vp * (one + 1e-6 * self.constants.exchange_us)  # the host waits for each, then launches anew
+        return 2 * layout.vp * one
 
     def _fully_sharded(self, stage: Stage) -> tuple[float, float, float]:
         """Forward and backward of a micro-batch whose parameters are gathered one unit ahead, and what that costs."""

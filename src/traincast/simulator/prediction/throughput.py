@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.kernels.arithmetic import counted_flops
+from traincast.costs.kernels.work import counted_flops
 from traincast.hardware.device import Device
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.schedule import Code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from traincast.costs.kernels.lowering.views import MOVES_NOTHING
+from traincast.costs.kernels.control import MOVES_NOTHING
 from traincast.hardware.platform import Platform
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from traincast.costs.kernels.coverage import OpCoverage, coverage
+from traincast.costs.kernels.lowered import OpCoverage, coverage
 from traincast.costs.kernels.registry import lowering_context
 from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models
-from traincast.models.published.catalog import PublishedProgram, published_programs
+from traincast.models.published import PublishedProgram, published_programs
 from traincast.simulator.scenario.variant import Variant
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.results import Records, ResultList, flat

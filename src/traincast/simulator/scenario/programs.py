@@ -59,10 +59,10 @@ def recommender_on(
             f"{', '.join(choices(config.name))}"
         )
     if wanted not in (TORCHREC, PIPELINED):
-        from traincast.models.published.catalog import published_programs
+        from traincast.models.published import published_program
         from traincast.simulator.scenario.published import published_step
 
-        published = published_programs()[_PUBLISHED[config.name, wanted]]
+        published = published_program(_PUBLISHED[config.name, wanted])
         if config != described_dlrm(config.name):
             raise TraincastError(
                 f"{published.name} is one published program: it trains {config.name} as built in, not with other "

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.ir.workload import Workload
-from traincast.models.published.catalog import PublishedProgram
+from traincast.models.published import PublishedProgram
 from traincast.simulator.scenario.variant import Variant
 from traincast.utils.errors import TraincastError
 

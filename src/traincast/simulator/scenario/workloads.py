@@ -18,7 +18,7 @@ from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.hardware.platform import Platform
-    from traincast.models.published.catalog import PublishedProgram
+    from traincast.models.published import PublishedProgram
 
 _FILES = (".tc", ".yaml", ".yml")
 
@@ -62,9 +62,9 @@ def published_program(source: Source) -> PublishedProgram | None:
     if isinstance(source, Workload):
         return None
     name = str(source)
-    if Path(name).suffix in _FILES or name in {info.name for info in list_models()}:
+    if Path(name).suffix in _FILES or name in {info.name for info in list_models()} or is_transformer(source):
         return None
-    from traincast.models.published.catalog import published_programs
+    from traincast.models.published import published_programs
 
     return published_programs().get(name)
 

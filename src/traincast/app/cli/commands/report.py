@@ -24,10 +24,10 @@ from traincast.app.cli.progress import progress_bar
 from traincast.app.cli.verbs import OK
 from traincast.app.cli.whatif import add_edit_arguments, edits_of, scene_options
 from traincast.app.pages.decided import sweep_file_page
-from traincast.app.pages.evaluated import evaluation_file_page
 from traincast.app.pages.sources import is_evaluation, is_sweep, is_trace
 from traincast.app.pages.written import WrittenPage, write_page
 from traincast.utils.errors import TraincastError
+from traincast.utils.plugins import PAGES, require_plugin
 from traincast.utils.results import Result
 
 KINDS = ("prediction", "plan", "sharding", "advice")
@@ -65,7 +65,8 @@ def _written(args: argparse.Namespace) -> WrittenPage:
     if is_sweep(args.sources[0]):
         return write_page(sweep_file_page(Path(args.sources[0])), args.out)
     if is_evaluation(args.sources[0]):
-        return write_page(evaluation_file_page(Path(args.sources[0])), args.out)
+        pages = require_plugin(PAGES, "evaluation", "the report of an evaluation")
+        return write_page(pages.evaluation_file_page(Path(args.sources[0])), args.out)
     return write_report(_answer(args), args.out, price=args.price)
 
 

@@ -16,15 +16,7 @@ GEMM = Family(
 RECORD = FamilyRecord(
     family=GEMM,
     package=__name__,
-    roofline="roofline:gemm_seconds",
+    roofline="physics:gemm_seconds",
     model="model:GemmModel",
     profile="gemm",
-    training="training:fit_gemm",
-    evaluations=(
-        "evaluation:evaluate_gemm",
-        "timeline:evaluate_gemm_timeline",
-        "experts:evaluate_experts",
-        "trained:evaluate_gemm_training",
-        "xla:evaluate_gemm_xla",
-    ),
 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from traincast.models.layers.tape import Ref
+from traincast.ir.variants import BATCHED, FLASH2, RING, TRITON
+from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import LatentAttention, Transformer
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import dropout, norm, rotary
 from traincast.models.transformers.program.products import linear
 from traincast.models.transformers.program.style import Shard
 
+_OLDER = {"triton": TRITON, "flash2": FLASH2}
 _MATRICES_AT_ONCE = 4  # of scores, by Megatron's fused softmax: FusedScaleMaskSoftmax.is_kernel_available
 
 
@@ -163,10 +165,11 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
     for seen, masked in _pieces(heads, shard):
         keys, values = (tape.view(ref, (batch, seen, heads.keys, heads.width)) for ref in (key, value))
         pieces.append((keys, values, masked))
+    variant = graph.variant(_OLDER.get(graph.style.attention, ""), RING if graph.style.ring else "")
     graph.scope("aten::scaled_dot_product_attention")
     for keys, values, causal in pieces:
         arguments = [("query", queries), ("key", keys), ("value", values)]
-        graph.op("aten::_flash_attention_forward", arguments, [shaped, sums], [("is_causal", causal)])
+        graph.op("aten::_flash_attention_forward", arguments, [shaped, sums], [("is_causal", causal), *variant])
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
@@ -177,7 +180,7 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
             arguments = [("grad_out", outer), ("query", queries), ("key", keys), ("value", values)]
             arguments += [("out", shaped), ("logsumexp", sums)]
             shapes = [tape.view(ref, form.shape) for ref, form in zip(below, (queries, keys, values), strict=True)]
-            graph.op("aten::_flash_attention_backward", arguments, shapes, [("is_causal", causal)])
+            graph.op("aten::_flash_attention_backward", arguments, shapes, [("is_causal", causal), *variant])
         return below
 
     saved = [query, key, value, result, sums]
@@ -267,7 +270,8 @@ def _stacked(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result
     tape, (a, b, c) = graph.tape, (left[1], right[1], result[1])
     (stack, rows, depth), columns = a.shape, b.shape[-1]
     graph.scope("aten::matmul")
-    graph.op("aten::bmm", [("self", a), ("mat2", b)], [c])
+    variant = graph.variant(BATCHED if graph.style.fused else "")
+    graph.op("aten::bmm", [("self", a), ("mat2", b)], [c], variant)
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
@@ -276,8 +280,10 @@ def _stacked(graph: Graph, left: tuple[Ref, Ref], right: tuple[Ref, Ref], result
         first, second = graph.new(*left[0].shape), graph.new(*right[0].shape)
         b_turned = tape.view(b, (stack, columns, depth), (depth * columns, 1, columns))
         a_turned = tape.view(a, (stack, depth, rows), (rows * depth, 1, depth))
-        graph.op("aten::bmm", [("self", outer), ("mat2", b_turned)], [tape.view(first, (stack, rows, depth))])
-        graph.op("aten::bmm", [("self", a_turned), ("mat2", outer)], [tape.view(second, (stack, depth, columns))])
+        graph.op("aten::bmm", [("self", outer), ("mat2", b_turned)], [tape.view(first, (stack, rows, depth))], variant)
+        graph.op(
+            "aten::bmm", [("self", a_turned), ("mat2", outer)], [tape.view(second, (stack, depth, columns))], variant
+        )
         return [first, second]
 
     graph.node("BmmBackward0", [left[0], right[0]], [result[0]], [left[0], right[0]], backward)

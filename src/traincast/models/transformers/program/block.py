@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.ops import StorageKind
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.attention import attention
 from traincast.models.transformers.program.experts import feed_forward, mixture

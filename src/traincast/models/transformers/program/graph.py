@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.tape import Arguments, Ref, Scalars, Tape
+from traincast.ir.variants import MODULE_SCOPE, VARIANT
+from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.style import Style
 
 Gradients = Sequence[Ref | None]
@@ -30,7 +31,7 @@ class Graph:
     what the nodes so far keep for the backward pass.
     """
 
-    def __init__(self, tape: Tape, style: Style, *, training: bool = True) -> None:
+    def __init__(self, tape: StepBuilder, style: Style, *, training: bool = True) -> None:
         self.tape, self.style, self.training = tape, style, training
         self.weights: list[Ref] = []
         self.gradients: list[Ref] = []
@@ -83,6 +84,8 @@ class Graph:
             if self._scoped == name:
                 return
             self._scoped = name
+        else:
+            self.tape.scope(MODULE_SCOPE, phase)
         self.tape.scope(name, phase)
 
     def op(
@@ -90,6 +93,11 @@ class Graph:
     ) -> None:
         """An op of the open scope."""
         self.tape.op(name, arguments, outputs, scalars, overload=overload)
+
+    def variant(self, *words: str) -> Scalars:
+        """The scalar that names an implementation; none where no word is given."""
+        chosen = " ".join(word for word in words if word)
+        return [(VARIANT, chosen)] if chosen else []
 
     def fused(self, reads: Sequence[Ref], writes: Sequence[Ref]) -> None:
         """One kernel that streams what it reads and writes."""

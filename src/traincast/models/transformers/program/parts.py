@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.ops import StorageKind
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.graph import Gradients, Graph
 
 _BUFFER = StorageKind.BUFFER

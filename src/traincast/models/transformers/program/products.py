@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from traincast.models.layers.tape import Ref
+from traincast.ir.variants import ROWWISE, TUNED
+from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.graph import Gradients, Graph
 
 _NARROW = "float8_e4m3fn"
@@ -27,7 +28,7 @@ def linear(
         _product(graph, x, turned, result, narrow=narrow)
     else:
         left, right = (_narrowed(graph, ref) if narrow else ref for ref in (x, turned))
-        scalars = [("beta", 1), ("alpha", 1)]
+        scalars = [("beta", 1), ("alpha", 1), *_variant(graph, narrow=narrow)]
         graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
     kept = x
 
@@ -100,7 +101,14 @@ def _product(graph: Graph, left: Ref, right: Ref, result: Ref, *, narrow: bool) 
     """A matrix product in the style's arithmetic (`narrow`) or that of activations; the 8-bit one includes making 8-bit
     copies of its left operand."""
     first, second = (_narrowed(graph, ref) if narrow else ref for ref in (left, right))
-    graph.op("aten::mm", [("self", first), ("mat2", second)], [result])
+    graph.op("aten::mm", [("self", first), ("mat2", second)], [result], _variant(graph, narrow=narrow))
+
+
+def _variant(graph: Graph, *, narrow: bool) -> Scalars:
+    """Which implementation of a GEMM runs."""
+    style = graph.style
+    by_row = narrow and style.precision == "fp8" and style.scaling == "row"
+    return graph.variant(ROWWISE if by_row else "", TUNED if style.tuned else "")
 
 
 def _narrowed(graph: Graph, ref: Ref) -> Ref:

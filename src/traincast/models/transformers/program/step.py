@@ -8,8 +8,8 @@ from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
+from traincast.models.layers.builder import Ref, StepBuilder
 from traincast.models.layers.optimizers import step_one_by_one, with_state
-from traincast.models.layers.tape import Ref, Tape
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.block import block, embedding, head
 from traincast.models.transformers.program.graph import Graph
@@ -96,8 +96,8 @@ def optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: 
     return tape.build()
 
 
-def _tape(batch: int, seq_len: int) -> Tape:
-    return Tape(batch, builder=ProgramBuilder(batch_size=batch, seq_len=seq_len))
+def _tape(batch: int, seq_len: int) -> StepBuilder:
+    return StepBuilder(batch, target=ProgramBuilder(batch_size=batch, seq_len=seq_len))
 
 
 def _finished(graph: Graph, result: Ref) -> Piece:
@@ -106,7 +106,7 @@ def _finished(graph: Graph, result: Ref) -> Piece:
     return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights))
 
 
-def write_adam(tape: Tape, weights: list[Ref], gradients: list[Ref]) -> None:
+def write_adam(tape: StepBuilder, weights: list[Ref], gradients: list[Ref]) -> None:
     """One fused Adam over all weights; 16-bit ones are written from the fp32 copies that it updates."""
     state = StorageKind.OPTIMIZER_STATE
     exact = [

@@ -12,12 +12,13 @@ ELEMENT_TYPES = {"fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16"
 class Style:
     """How a framework runs a layer.
 
-    `precision` is the arithmetic of its matrix products. `attention` is "flash" or "unfused" (scores are written out,
-    as before 2022). `fused`: element-wise runs are one kernel each (a compiler's, or a vendor's), which are launched
-    `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and value are one
-    product, and so are gate and up (Megatron, MPT; not torchtitan). `dropout`: after attention and both projections.
-    `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is none), "add" (a kernel of its
-    own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
+    `precision` is the arithmetic of its matrix products. `attention` is "flash", one of its older kernels ("flash2",
+    "triton") or "unfused" (scores are written out, as before 2022); `ring`: its parts are merged in fp32. `tuned`: a
+    vendor chose the kernels of GEMMs. `fused`: element-wise runs are one kernel each (a compiler's, or a vendor's),
+    which are launched `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and
+    value are one product, and so are gate and up (Megatron, MPT; not torchtitan). `dropout`: after attention and both
+    projections. `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is
+    none), "add" (a kernel of its own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
 
     `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
     weights are 16-bit products. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss
@@ -41,6 +42,8 @@ class Style:
     autocast: bool = False
     compiled_loss: bool = False
     loss_by_ops: bool = False
+    ring: bool = False
+    tuned: bool = False
     frozen: bool = False
     adapter_rank: int = 0
 

@@ -15,7 +15,7 @@ def fuse_elementwise(scene: Scene, value: Value) -> Scene:
     """Fused chains; every other op stays as it is."""
     if scene.question.variant.compiled:
         raise TraincastError("a compiled step has its chains fused already; leave out `compiled`")
-    from traincast.transforms.fusing import fused  # only this edit needs it
+    from traincast.transforms.fusion import fused  # only this edit needs it
 
     return scene.edited("fuse-elementwise", fused)
 

@@ -1,0 +1,78 @@
+"""GEMMs and attention as they run inside a step: at the clock that board power sustains, in a framework's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from traincast.costs.in_step import HALF, NARROW, InStep
+from traincast.costs.kernels.attention import ATTENTION
+from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.gemm import GEMM
+from traincast.costs.kernels.work import counted_flops
+from traincast.hardware.device import Device
+from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TRITON, TUNED
+from traincast.utils.arrays import FloatArray
+
+_BITS = {"fp16": HALF, "bf16": HALF, "fp8": NARROW, "fp8_block": NARROW}
+_POWER_BOUND = 0.5  # of the peak rate: a GEMM that reaches it draws the board's full power; below, in proportion
+_A100_FLOPS_PER_SM_CLOCK = 2048.0  # of 16-bit matrix instructions: 1,024 fused multiply-adds
+_BACKWARD_FLOPS = 1.25  # five products where MFU counts four: scores are computed again
+
+
+def seconds_in_step(
+    calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
+) -> FloatArray:
+    """Seconds of these calls (`members`, of one family) in a step, from those they take alone."""
+    if calls.family is GEMM:
+        return seconds * _gemm_factors(calls, members, seconds, device, numbers)
+    if calls.family is ATTENTION:
+        return _attention_seconds(calls, members, seconds, device, numbers)
+    return seconds
+
+
+def _gemm_factors(
+    calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
+) -> FloatArray:
+    sustained = _power_factors(calls, seconds, device, numbers)
+    amd = device.vendor == "amd"
+    rows = zip(members, sustained.tolist(), strict=True)
+    return np.array([_gemm_factor(call, power, numbers, amd=amd) for call, power in rows])
+
+
+def _gemm_factor(call: KernelCall, power: float, numbers: InStep, *, amd: bool) -> float:
+    if call.compute not in _BITS:
+        return 1.0
+    words = call.variant.split()
+    if BATCHED in words:
+        return numbers.batched
+    if GROUPED in words or GROUPED_NARROW in words:
+        return numbers.grouped if GROUPED in words else numbers.grouped_narrow
+    factor = power * (numbers.rowwise if ROWWISE in words and _BITS[call.compute] == NARROW else 1.0)
+    return factor * (numbers.untuned if amd and TUNED not in words else 1.0)
+
+
+def _power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: InStep) -> FloatArray:
+    """How much longer calls take at the sustained clock: the more, the closer they come to the peak rate. Kernels that
+    wait for memory leave power to spare, and so does a clock that is locked below."""
+    by_type = {name: numbers.sustained.get(f"{device.arch} {bits}", 1.0) for name, bits in _BITS.items()}
+    full = calls.per_compute(by_type, 1.0)
+    if device.clock_mhz:
+        full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
+    peak = calls.per_compute({name: device.peak(name) for name in _BITS}, 1.0)
+    reached = counted_flops(calls) / np.maximum(peak * seconds, 1e-30)
+    return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND))
+
+
+def _attention_seconds(
+    calls: Calls, members: Sequence[KernelCall], seconds: FloatArray, device: Device, numbers: InStep
+) -> FloatArray:
+    factor = calls.per_compute(dict.fromkeys(_BITS, numbers.sustained.get(f"{device.arch} attention", 1.0)), 1.0)
+    rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
+    backward = np.array([call.kind.endswith("backward") for call in members])
+    flops = counted_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)
+    shares = {TRITON: numbers.triton, FLASH2: numbers.flash2}
+    share = np.array([next((shares[w] for w in call.variant.split() if w in shares), np.inf) for call in members])
+    ring = np.array([numbers.ring if RING in call.variant.split() else 1.0 for call in members])
+    return np.asarray(np.maximum(seconds * factor, flops / (share * rate)) * ring)

@@ -1,0 +1,28 @@
+"""Words that ops carry where their sizes do not tell which implementation runs, and host ops that stand for Python.
+
+An op whose signature has the scalar `variant` runs that implementation of its kernels: one or more of these words,
+separated by spaces. Costs that differ by implementation stand in `traincast.costs.in_step`.
+"""
+
+from __future__ import annotations
+
+VARIANT = "variant"
+"""The scalar of a signature."""
+
+GROUPED = "grouped"
+"""A GEMM per expert in one kernel, of an expert's own number of rows each."""
+GROUPED_NARROW = "grouped_8bit"
+"""Likewise in eight bits; the op itself is written in 16, in which alone batched GEMMs were measured."""
+BATCHED = "batched"
+"""Batched GEMMs of attention that is written out, by a vendor's library that was tuned for them."""
+ROWWISE = "rowwise"
+"""An 8-bit GEMM with a scale for every row."""
+TUNED = "tuned"
+"""A GEMM whose kernel a vendor or a submission chose for this size."""
+TRITON, FLASH2 = "triton", "flash2"
+"""Attention by Triton's first kernel, or by the second version of flash attention."""
+RING = "ring"
+"""Attention in parts whose results are merged in fp32 (PyTorch's context parallelism)."""
+
+MODULE_SCOPE = "torch.nn.Module._call_impl"
+"""The host op that stands for the Python of one module call in programs that are written from a description."""
