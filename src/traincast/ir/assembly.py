@@ -86,11 +86,13 @@ def move_waits(threads: Sequence[int], after: Sequence[int], kept: Sequence[bool
     last: dict[int, int] = {}
     waits: list[int] = []
     for scope, (thread, waited, keep) in enumerate(zip(threads, after, kept, strict=True)):
-        wait = max(stand_in[waited] if waited >= 0 else -1, inherited.pop(thread, -1))
+        wait = stand_in[waited] if waited >= 0 else -1
+        if inherited:
+            wait = max(wait, inherited.pop(thread, -1))
         waits.append(wait)
         if keep:
             last[thread] = scope
-        else:
+        elif wait >= 0:
             inherited[thread] = wait
         stand_in.append(last.get(thread, -1))
     return waits

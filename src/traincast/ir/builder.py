@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from traincast.ir.assembly import NEVER
+from traincast.ir.assembly import NEVER, count_up
 from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Columns, Program
 from traincast.ir.sizes import SizeTable
@@ -47,6 +47,9 @@ class ProgramBuilder:
     written alike have equal signatures whatever their sizes; `share_templates` joins them.
     """
 
+    # what is written gets numbers behind those of a program that is there already; see `Insertion`
+    _ops_before = _scopes_before = _tensors_before = _storages_before = 0
+
     def __init__(self, *, batch_size: int, seq_len: int = 0, by_place: bool = False) -> None:
         self.batch_size = batch_size
         self.seq_len = seq_len
@@ -57,18 +60,20 @@ class ProgramBuilder:
         # where equal sizes share a number, a form of a tensor is looked up once
         self._specs: dict[TensorSpec, TensorSpec] | None = None if by_place else {}
         self._column: dict[str, list[int]] = {name: [] for name in Columns.names()}
-        for pointer in ("input_ptr", "output_ptr", "scope_ptr"):
+        for pointer in ("input_ptr", "output_ptr"):
             self._column[pointer].append(0)
+        self._op_scope: list[int] = []
+        self._place = -1  # the scope that ops go to
 
     @property
     def num_ops(self) -> int:
         """Ops so far."""
-        return len(self._column["op_signature"])
+        return self._ops_before + len(self._op_scope)
 
     @property
     def num_scopes(self) -> int:
         """Scopes so far."""
-        return len(self._column["scope_name"])
+        return self._scopes_before + len(self._column["scope_name"])
 
     @property
     def last_scope(self) -> int:
@@ -82,11 +87,11 @@ class ProgramBuilder:
         c["storage_kind"].append(int(kind))
         c["storage_alloc"].append(-1 if before_step else self.num_ops)
         c["storage_free"].append(NEVER)
-        return len(c["storage_bytes"]) - 1
+        return self._storages_before + len(c["storage_bytes"]) - 1
 
     def set_kind(self, storage: int, kind: StorageKind) -> None:
         """Says what a storage turned out to hold."""
-        self._column["storage_kind"][storage] = int(kind)
+        self._column["storage_kind"][storage - self._storages_before] = int(kind)
 
     def set_lifetime(self, storage: int, alloc: int, free: int | None) -> None:
         """The storage is allocated by op `alloc` (-1: there before the step), freed after op `free` (None: never)."""
@@ -100,7 +105,7 @@ class ProgramBuilder:
     def tensor(self, storage: int) -> int:
         """A new tensor on this storage."""
         self._column["tensor_storage"].append(storage)
-        return len(self._column["tensor_storage"]) - 1
+        return self._tensors_before + len(self._column["tensor_storage"]) - 1
 
     def scope(self, name: str, phase: Phase, *, thread: int = 0, after: int = -1) -> int:
         """Opens a top-level host op; the ops that follow belong to it."""
@@ -109,8 +114,8 @@ class ProgramBuilder:
         c["scope_phase"].append(int(phase))
         c["scope_thread"].append(thread)
         c["scope_after"].append(after)
-        c["scope_ptr"].append(self.num_ops)
-        return self.num_scopes - 1
+        self._place = self._scopes_before + len(c["scope_name"]) - 1
+        return self._place
 
     def op(
         self,
@@ -123,11 +128,11 @@ class ProgramBuilder:
         stream: int = 0,
     ) -> int:
         """Adds an op to the scope opened last; `inputs` and `outputs` are tensor ids in signature order."""
-        if not self.num_scopes:
+        if self._place < 0:
             raise AssertionError("open a scope before adding an op")
-        symbolic = with_size_indices(signature, self._number_size, self._specs)
+        self._op_scope.append(self._place)
         c = self._column
-        c["op_signature"].append(self._signatures(symbolic))
+        c["op_signature"].append(self._number_signature(signature))
         c["op_module"].append(self._names(module))
         c["op_forward"].append(forward)
         c["op_stream"].append(stream)
@@ -135,12 +140,16 @@ class ProgramBuilder:
         c["input_ptr"].append(len(c["input_tensor"]))
         c["output_tensor"].extend(outputs)
         c["output_ptr"].append(len(c["output_tensor"]))
-        c["scope_ptr"][-1] = self.num_ops
-        return self.num_ops - 1
+        return self._ops_before + len(self._op_scope) - 1
+
+    def _number_signature(self, signature: Signature) -> int:
+        return self._signatures(with_size_indices(signature, self._number_size, self._specs))
 
     def build(self) -> Program:
         """The program. Storages never freed outlive the step."""
         arrays: dict[str, Int32Array] = {name: np.array(v, dtype=np.int32) for name, v in self._column.items()}
+        op_scope = np.array(self._op_scope, dtype=np.int64)
+        arrays["scope_ptr"] = count_up(np.bincount(op_scope, minlength=self.num_scopes)).astype(np.int32)
         arrays["storage_free"] = np.minimum(arrays["storage_free"], np.int32(self.num_ops))
         sizes = np.array(list(self._sizes.of), dtype=np.int64)
         return Program(

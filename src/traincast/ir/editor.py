@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import cached_property
@@ -214,3 +214,29 @@ def _find_removable(program: Program, gone: BoolArray, storages: int) -> BoolArr
     known |= made & np.append(gone, False)[c.storage_alloc]
     known &= made | (c.storage_kind == StorageKind.OPTIMIZER_STATE) | program.storages.on_host
     return removable
+
+
+class TensorCopies:
+    """Tensors that copies of ops use in the place of those of the ops: tensors on storages of which `is_own` says so
+    lie on a copy of their storage, others stay. `tensor` and `storage` give what became of each."""
+
+    def __init__(self, editor: ProgramEditor, is_own: Callable[[int], bool]) -> None:
+        self.editor, self.is_own = editor, is_own
+        self.tensor: dict[int, int] = {}
+        self.storage: dict[int, int] = {}
+
+    def copy(self, tensors: Iterable[int]) -> tuple[int, ...]:
+        """The tensors that stand for these."""
+        return tuple([self._copy_one(tensor) for tensor in tensors])
+
+    def _copy_one(self, tensor: int) -> int:
+        editor = self.editor
+        old = editor.tensors[tensor]
+        if tensor in self.tensor or not self.is_own(old):
+            return self.tensor.get(tensor, tensor)
+        if old in self.storage:
+            self.tensor[tensor] = editor.new_view(self.storage[old])
+        else:
+            self.tensor[tensor] = editor.new_tensor(editor.storages[old].size, editor.storages[old].kind)
+            self.storage[old] = len(editor.storages) - 1
+        return self.tensor[tensor]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from traincast.ir.assembly import BY_USE, NEVER
 from traincast.ir.builder import ProgramBuilder
-from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.ops import Phase, Signature
 from traincast.ir.program import Columns, Program, find_stale_storages
 from traincast.ir.size_book import SizeBook
 from traincast.utils.arrays import Int32Array, IntArray
@@ -24,30 +22,22 @@ class Insertion(ProgramBuilder):
 
     def __init__(self, program: Program, sizes: SizeBook) -> None:
         super().__init__(batch_size=program.batch_size, seq_len=program.seq_len)
-        self.program = program
+        c, self.program = program.columns, program
+        self._ops_before, self._scopes_before = program.num_ops, program.num_scopes
+        self._tensors_before, self._storages_before = len(c.tensor_storage), len(c.storage_bytes)
         self._number_size = sizes.constant
         self._names.of.update({name: index for index, name in enumerate(program.names)})
-        self._before = self._place = 0
+        self._before = 0
         self._scope_before: list[int] = []
-        self._op_scope: list[int] = []
         self._freed: dict[int, int] = {}
         self._waits: dict[int, int] = {}
+        self._numbers: dict[tuple[Signature, tuple[type, ...]], int] = {}
         self.symbolic = program.symbolic
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the program and new ones."""
         return tuple(self._names.of)
-
-    @property
-    def num_ops(self) -> int:
-        """Ops of the program and new ones; the next new op is called by this number."""
-        return self.program.num_ops + super().num_ops
-
-    @property
-    def num_scopes(self) -> int:
-        """Scopes of the program and new ones."""
-        return self.program.num_scopes + super().num_scopes
 
     @property
     def last_scope(self) -> int:
@@ -66,36 +56,26 @@ class Insertion(ProgramBuilder):
         """A scope of the program waits for the scope that new ops go to."""
         self._waits[scope] = self._place
 
-    def storage(self, nbytes: int, kind: StorageKind = StorageKind.ACTIVATION, *, before_step: bool = False) -> int:
-        """A new storage of `nbytes` bytes, allocated by the next new op unless it is there `before_step`."""
-        return len(self.program.columns.storage_bytes) + super().storage(nbytes, kind, before_step=before_step)
-
     def free(self, storage: int) -> None:
         """The storage, new or not, is released after the last new op."""
         self._freed[storage] = self.num_ops - 1
 
-    def tensor(self, storage: int) -> int:
-        """A new tensor on this storage."""
-        return len(self.program.columns.tensor_storage) + super().tensor(storage)
-
     def scope(self, name: str, phase: Phase, *, thread: int = 0, after: int = -1) -> int:
         """Opens a new top-level host op; the ops that follow belong to it."""
         self._scope_before.append(self._before)
-        self._place = super().scope(name, phase, thread=thread, after=after)
-        return self._place
+        return super().scope(name, phase, thread=thread, after=after)
 
-    def op(
-        self, signature: Signature, inputs: Iterable[int], outputs: Iterable[int], *,
-        module: str = "", forward: int = -1, stream: int = 0,
-    ) -> int:  # fmt: skip
-        """Adds an op at the end of the scope that new ops go to."""
-        self._op_scope.append(self._place)
-        return super().op(signature, inputs, outputs, module=module, forward=forward, stream=stream)
+    def _number_signature(self, signature: Signature) -> int:
+        """What is inserted has few signatures, many times each; types tell arguments 1 and 1.0 apart."""
+        key = (signature, tuple([type(value) for _, value in signature.scalars]))
+        if key not in self._numbers:
+            self._numbers[key] = super()._number_signature(signature)
+        return self._numbers[key]
 
     def parts(self) -> tuple[dict[str, IntArray | Int32Array], IntArray, IntArray]:
         """All columns by handle, with what is new behind what was there; the scope of every op; the order of scopes."""
         program, c = self.program, self.program.columns
-        new = {name: np.array(values, dtype=np.int64) for name, values in self._column.items()}
+        new = {name: np.array(values, dtype=np.int32) for name, values in self._column.items()}
         new["op_signature"] = self._join_signatures()[new["op_signature"]]
         for pointer in ("input_ptr", "output_ptr"):
             new[pointer] = new[pointer][1:] + getattr(c, pointer)[-1]
@@ -111,11 +91,11 @@ class Insertion(ProgramBuilder):
         places = np.arange(len(before))
         return parts, op_scope, np.lexsort((places, places < old, before))
 
-    def _join_signatures(self) -> IntArray:
+    def _join_signatures(self) -> Int32Array:
         """The numbers of new signatures among all, which `symbolic` then are."""
         known: dict[Signature, int] = {}
         if self._signatures.of:
             known = {signature: index for index, signature in enumerate(self.program.symbolic)}
         numbers = [known.setdefault(signature, len(known)) for signature in self._signatures.of]
         self.symbolic = tuple(known) or self.program.symbolic
-        return np.array(numbers, dtype=np.int64)
+        return np.array(numbers, dtype=np.int32)

@@ -23,6 +23,16 @@ TRITON, FLASH2 = "triton", "flash2"
 """Attention by Triton's first kernel, or by the second version of flash attention."""
 RING = "ring"
 """Attention in parts whose results are merged in fp32 (PyTorch's context parallelism)."""
+UNIFORM = "uniform"
+"""A collective whose `group` stands for many that are formed like it: every rank that runs the program calls it in a
+group of its own, and all ranks of that group run the same program."""
+BETWEEN_STAGES = "stages"
+"""A message from every rank that runs one program to its counterpart that runs another one; `source` and `target` are
+the first of them."""
+EXPOSED = "exposed"
+"""A collective that nothing can run beside: the kernels after it wait."""
 
+COUNTS_SCOPE = "moe::token_counts"
+"""The host op in which the token counts of experts reach Python and decide the sizes of what follows."""
 MODULE_SCOPE = "torch.nn.Module._call_impl"
 """The host op that stands for the Python of one module call in programs that are written from a description."""

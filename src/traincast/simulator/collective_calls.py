@@ -14,6 +14,7 @@ from traincast.costs.kernels.lowered import LoweredProgram
 from traincast.ir.collectives import COLLECTIVES, Route
 from traincast.ir.ops import Scalar, Signature
 from traincast.ir.program import Program
+from traincast.ir.variants import BETWEEN_STAGES, UNIFORM, VARIANT
 from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
@@ -28,7 +29,7 @@ class Exchange:
     """A collective as an op signature states it. Sizes in bytes, ranks global.
 
     `send` and `receive` are the bytes to and from every rank of the group, None where they are all equal. `root` is -1
-    for collectives without one.
+    for collectives without one. `replicated`: it stands for that of every rank which runs the same programs.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Exchange:
     send: IntArray | None
     receive: IntArray | None
     root: int
+    replicated: bool = False
 
     @property
     def group(self) -> tuple[int, ...]:
@@ -58,7 +60,10 @@ class ExchangeFinder:
 
     def __init__(self, lowered: LoweredProgram) -> None:
         self._calls, self._signatures = lowered.calls, lowered.signatures
-        self._collective = np.array([call.family is COLLECTIVE for call in lowered.calls], dtype=np.bool_)
+        self._collective = np.array(
+            [call.family is COLLECTIVE and UNIFORM not in call.variant.split() for call in lowered.calls],
+            dtype=np.bool_,
+        )
         self._known: dict[int, Exchange] = {}
         self._keys: dict[Key, Key] = {}
         self._splits: dict[bytes, IntArray] = {}  # what one rank sends, all others may receive alike
@@ -96,7 +101,7 @@ def exchange_of(signature: Signature, compute: str) -> Exchange:
     group = _ranks(signature, signature.scalar("group"))
     communicator = signature.scalar("communicator", 0)
     record = COLLECTIVES[kind]
-    message = record.route is Route.PAIR
+    message = record.route is Route.PAIR and signature.scalar("source") is not None
     if message:
         group = _ranks(signature, (signature.scalar("source"), signature.scalar("target")))
     root = signature.scalar("root", -1)
@@ -113,6 +118,7 @@ def exchange_of(signature: Signature, compute: str) -> Exchange:
         send=send,
         receive=receive,
         root=root if isinstance(root, int) else -1,
+        replicated=signature.scalar(VARIANT) == BETWEEN_STAGES,
     )
 
 

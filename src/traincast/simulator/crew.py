@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from traincast.simulator.blocks import Block, BlockKind, Blocks
 from traincast.simulator.clocks import Clocks, RankTimes
-from traincast.simulator.schedule import Schedule
+from traincast.simulator.schedule import Code, Schedule
 from traincast.utils.arrays import FloatArray, IndexArray
 
 Rows = IndexArray | slice  # some ranks of a crew; the slice means all of them
@@ -18,11 +18,18 @@ ALL = slice(None)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Crew:
-    """Ranks that execute the same instructions. Seconds are float64[ranks, instructions]."""
+    """Ranks that execute the same instructions. Seconds are float64[ranks, instructions]. `transfers` are instructions
+    that launch collectives which end by themselves."""
 
     schedule: Schedule
     host_seconds: FloatArray
     kernel_seconds: FloatArray
+    transfers: IndexArray = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+
+    def transfer_launches(self, blocks: Blocks) -> IndexArray:
+        """Where `transfers` are among the launches in the order of `blocks`."""
+        launches = np.flatnonzero(self.schedule.code == Code.LAUNCH)
+        return blocks.launch_place[np.searchsorted(launches, self.transfers)]
 
     @property
     def size(self) -> int:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traincast.costs.kernels.call import Estimate
+from traincast.costs.kernels.call import Estimate, KernelCall
+from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.costs.kernels.lowered import LoweredProgram, lower_programs
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.program import Program
+from traincast.ir.variants import UNIFORM
 from traincast.simulator.collective_calls import CollectiveCalls, ExchangeFinder
 from traincast.simulator.matched_calls import Describe, Meeting, match_calls
 from traincast.simulator.schedule import Schedule, Scheduler
@@ -29,6 +31,7 @@ class StepInstructions:
 
     `structure[p]` is equal for programs with equal instructions and places of meetings, `ranks_of[p]` are the ranks of
     a program. `meeting_call` has a row (meeting, kernel call) for every call that takes part in a meeting.
+    `uniform[p]` are the instructions of program p that launch collectives among ranks which all run that program.
     """
 
     programs: tuple[Program, ...]
@@ -41,6 +44,11 @@ class StepInstructions:
     structure: tuple[int, ...]
     ranks_of: tuple[tuple[int, ...], ...]
     meeting_call: IntArray
+    uniform: tuple[IntArray, ...]
+
+    def uniform_seconds(self, topology: Topology | None) -> tuple[IntArray, Estimate]:
+        """The calls of collectives whose ranks all run one program, and how long each takes on this topology."""
+        return _uniform_seconds(self, topology)
 
     def seconds(self, topology: Topology | None) -> Estimate:
         """How long every meeting takes on this topology."""
@@ -88,7 +96,19 @@ def join_instructions(
         structure=_structures(schedules, calls),
         ranks_of=tuple(tuple(running) for running in ranks_of),
         meeting_call=np.array(sorted(pairs), dtype=np.int64).reshape(len(pairs), 2),
+        uniform=_uniform_launches(lowered[0], schedules),
     )
+
+
+def _is_uniform(call: KernelCall) -> bool:
+    return call.family is COLLECTIVE and UNIFORM in call.variant.split()
+
+
+def _uniform_launches(lowered: LoweredProgram, schedules: Sequence[Schedule]) -> tuple[IntArray, ...]:
+    uniform = np.append(np.array([_is_uniform(call) for call in lowered.calls], dtype=np.bool_), False)
+    if not uniform.any():
+        return (np.empty(0, dtype=np.int64),) * len(schedules)
+    return tuple(np.flatnonzero(uniform[schedule.call]) for schedule in schedules)
 
 
 class _Labels(Sequence[str]):
@@ -121,13 +141,30 @@ def _structures(schedules: Sequence[Schedule], calls: Sequence[CollectiveCalls])
 
 
 @lru_cache(maxsize=8)  # each holds a whole step
+def _uniform_seconds(instructions: StepInstructions, topology: Topology | None) -> tuple[IntArray, Estimate]:
+    calls = instructions.lowered[0].calls
+    rows = np.array([row for row, call in enumerate(calls) if _is_uniform(call)], dtype=np.int64)
+    if not len(rows):
+        return rows, Estimate.zeros(0)
+    if topology is None:
+        raise _no_links()
+    from traincast.costs.collectives.in_step import price_uniform
+
+    return rows, price_uniform([calls[row] for row in rows.tolist()], topology)
+
+
+def _no_links() -> TraincastError:
+    return TraincastError(
+        "the platform says nothing of the links between its GPUs; name a node such as dgx-a100, or describe yours"
+    )
+
+
+@lru_cache(maxsize=8)  # each holds a whole step
 def _meeting_seconds(instructions: StepInstructions, topology: Topology | None) -> Estimate:
     if not instructions.meetings:
         return Estimate(np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_))
     if topology is None:
-        raise TraincastError(
-            "the platform says nothing of the links between its GPUs; name a node such as dgx-a100, or describe yours"
-        )
+        raise _no_links()
     from traincast.simulator.meeting_cost import price_meetings  # one GPU needs no curves of collectives
 
     return price_meetings(instructions.meetings, instructions.ranks, topology, instructions.describe)

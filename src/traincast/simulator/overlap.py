@@ -14,6 +14,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from traincast.costs.in_step import SHIPPED
 from traincast.simulator.clocks import Clocks
 from traincast.simulator.crew import Crew, CrewWalk
 from traincast.simulator.ranks import Agenda, Meetings, walk_ranks
@@ -39,7 +40,10 @@ class Overlap:
         self.lasts = np.zeros((len(instructions), walk.crew.size))
         place = np.searchsorted(instructions, meetings.instruction[mine])
         self.lasts[place, meetings.row[mine]] = meetings.seconds[meetings.meeting[mine]]
-        self.transfers = np.array([blocks.blocks[blocks.meetings[i]].first for i in instructions.tolist()], dtype=int)
+        met = np.array([blocks.blocks[blocks.meetings[i]].first for i in instructions.tolist()], dtype=int)
+        apart = walk.crew.transfer_launches(blocks)
+        self.transfers = np.concatenate((met, apart))
+        self.lasts = np.concatenate((self.lasts, walk.kernel_seconds[apart]))
         self.alone = walk.kernel_seconds
 
     def longer(self, walk: CrewWalk) -> FloatArray:
@@ -49,8 +53,9 @@ class Overlap:
         until = walk.ends[self.transfers]
         beside = covered((until - self.lasts).T, until.T, walk.starts.T, walk.ends.T).T
         share = beside / np.maximum(walk.ends - walk.starts, 1e-30)
-        share[self.transfers] = 0.0
-        return np.asarray(np.maximum(walk.kernel_seconds, self.alone + share * late_start()))
+        share[self.transfers] = beside[self.transfers] = 0.0
+        slower = np.minimum(SHIPPED.beside * beside, SHIPPED.beside * self.alone)
+        return np.asarray(np.maximum(walk.kernel_seconds, self.alone + share * late_start() + slower))
 
 
 def walk_with_overlap(
@@ -66,7 +71,7 @@ def walk_with_overlap(
     From walk to walk kernels only get longer, and none by more than a late start, so that this ends.
     """
     walks = walk_ranks(crews, meetings, gap=gap, clocks=clocks, agenda=agenda)
-    if not len(meetings.meeting):
+    if not len(meetings.meeting) and not any(len(crew.transfers) for crew in crews):
         return walks
     overlaps = [Overlap(walk, number, meetings) for number, walk in enumerate(walks)]
     for _ in range(_MOST_WALKS):

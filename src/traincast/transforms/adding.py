@@ -138,16 +138,13 @@ class _Adding:
 
     def _lengthen(self, op: OpRow, shared: set[int]) -> None:
         """One more place in the lists of an op, beside the table's."""
-        spans, start = [], 0
-        for _, count in op.signature.groups:
-            spans.append((start, start + count))
-            start += count
         old, inputs, tensors, groups = op.signature, list[TensorSpec](), list[int](), []
-        for (first, end), (name, count) in zip(spans, op.signature.groups, strict=True):
-            ours = [n for n in range(first, end) if self.editor.tensors[op.inputs[n]] in shared]
-            inputs += [*old.inputs[first:end], *(self._spec(old.inputs[n]) for n in ours)]
-            tensors += [*op.inputs[first:end], *(self._own(op.inputs[n]) for n in ours)]
-            groups.append((name, count + len(ours)))
+        for name, span in old.spans():
+            places = range(span.start, span.stop)
+            ours = [n for n in places if self.editor.tensors[op.inputs[n]] in shared]
+            inputs += [*old.inputs[span], *(self._spec(old.inputs[n]) for n in ours)]
+            tensors += [*op.inputs[span], *(self._own(op.inputs[n]) for n in ours)]
+            groups.append((name, len(places) + len(ours)))
         given = [n for n, t in enumerate(op.outputs) if self.editor.tensors[t] in shared]
         op.signature = replace(
             old, inputs=tuple(inputs), groups=tuple(groups),

@@ -33,11 +33,9 @@ class Bag:
 
     def input(self, name: str) -> tuple[int, TensorSpec]:
         """The tensor that was given as this argument, and its form."""
-        start = 0
-        for group, count in self.op.signature.groups:
-            if group == name and count:
-                return self.op.inputs[start], self.op.signature.inputs[start]
-            start += count
+        for group, span in self.op.signature.spans():
+            if group == name and self.op.inputs[span]:
+                return self.op.inputs[span.start], self.op.signature.inputs[span.start]
         raise TraincastError(f"{self.op.signature.name} without {name} cannot be fused")
 
 

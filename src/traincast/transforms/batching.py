@@ -12,9 +12,9 @@ from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
 from traincast.transforms.bags import Bag, copied, find_bags
+from traincast.transforms.optimizing import LISTS_SINCE, update_by_lists
 from traincast.transforms.pruning import Pruning
 from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batched_traced_bags
-from traincast.transforms.updates import LISTS_SINCE, update_by_lists
 from traincast.utils.errors import TraincastError
 
 _TRACED = "gradients and updates of tensors that have the form of a table were taken for theirs"

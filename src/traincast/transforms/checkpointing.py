@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from traincast.ir.editor import ProgramEditor
+from traincast.ir.editor import ProgramEditor, TensorCopies
 from traincast.ir.identity import check_follows_tensors
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
@@ -140,13 +140,16 @@ class _Checkpointing:
         kept = {op.forward for _, op in region.readers}
         last = max(number for number, op in enumerate(region.ops) if op in kept)
         ops = region.ops[: last + self._keeps_result(region, region.ops[last])]
-        own = set(ops)
-        copies = _Copies(editor, {n for n, row in enumerate(editor.storages) if row.made and row.alloc in own})
-        again = [OpRow(op.signature, copies.all(op.inputs), copies.all(op.outputs), op.module, op.stream) for op in ops]
+        ran = set(ops)
+        own = {n for n, row in enumerate(editor.storages) if row.made and row.alloc in ran}
+        copies = TensorCopies(editor, own.__contains__)
+        again = [
+            OpRow(op.signature, copies.copy(op.inputs), copies.copy(op.outputs), op.module, op.stream) for op in ops
+        ]
         scope = region.readers[0][0]
         scope.ops[:0] = again
         for _, op in region.readers:
-            op.inputs = copies.all(op.inputs)
+            op.inputs = copies.copy(op.inputs)
             for tensor in op.outputs:  # a view of what was kept
                 editor.tensors[tensor] = copies.storage.get(editor.tensors[tensor], editor.tensors[tensor])
         for old, new in copies.storage.items():
@@ -162,29 +165,3 @@ class _Checkpointing:
             op.forward is last and any(self.editor.tensors[tensor] in made for tensor in op.inputs)
             for _, op in region.readers
         )
-
-
-class _Copies:
-    """Tensors of the second run of a region."""
-
-    def __init__(self, editor: ProgramEditor, own: set[int]) -> None:
-        self.editor, self.own = editor, own
-        self.storage: dict[int, int] = {}
-        self.tensor: dict[int, int] = {}
-
-    def all(self, tensors: tuple[int, ...]) -> tuple[int, ...]:
-        """The tensors of the second run in the place of those of the first."""
-        return tuple(map(self._one, tensors))
-
-    def _one(self, tensor: int) -> int:
-        old = self.editor.tensors[tensor]
-        if old not in self.own:
-            return tensor
-        if tensor in self.tensor:
-            return self.tensor[tensor]
-        if old in self.storage:
-            self.tensor[tensor] = self.editor.new_view(self.storage[old])
-        else:
-            self.tensor[tensor] = self.editor.new_tensor(self.editor.storages[old].size, StorageKind.ACTIVATION)
-            self.storage[old] = len(self.editor.storages) - 1
-        return self.tensor[tensor]

@@ -85,7 +85,7 @@ class Pruning:
     def lists(self, op: OpRow) -> list[tuple[int, ...]]:
         """The lists of tensors of an op that have an entry for every parameter, its results among them."""
         length = max(count for _, count in op.signature.groups)
-        spans = [op.inputs[start : start + count] for start, count in _spans(op)]
+        spans = [op.inputs[span] for _, span in op.signature.spans()]
         return [span for span in (*spans, op.outputs) if len(span) == length]
 
     def keep_places(self, op: OpRow, kept: list[int]) -> set[int]:
@@ -93,11 +93,10 @@ class Pruning:
         length = max(count for _, count in op.signature.groups)
         gone = {self.editor.tensors[t] for span in self.lists(op) for n, t in enumerate(span) if n not in kept}
         self.lost |= gone
-        numbers = [
-            start + place
-            for start, count in _spans(op)
-            for place in (kept if count == length else range(count))
-        ]  # fmt: skip
+        numbers: list[int] = []
+        for _, span in op.signature.spans():
+            places = range(span.start, span.stop)
+            numbers += [places[n] for n in kept] if len(places) == length else places
         results = kept if len(op.outputs) == length else range(len(op.outputs))
         old = op.signature
         op.signature = replace(
@@ -162,12 +161,3 @@ def restack(editor: ProgramEditor) -> None:
             specs = zip(user.inputs, user.signature.inputs, strict=True)
             inputs = tuple(new if tensor == op.outputs[0] else spec for tensor, spec in specs)
             user.signature = replace(user.signature, inputs=inputs)
-
-
-def _spans(op: OpRow) -> list[tuple[int, int]]:
-    """First input and number of inputs of every argument."""
-    spans, start = [], 0
-    for _, count in op.signature.groups:
-        spans.append((start, count))
-        start += count
-    return spans

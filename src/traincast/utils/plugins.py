@@ -6,6 +6,7 @@ A group is read when something of it is first asked for: a prediction of a built
 - `traincast.fit`: `shipped`, the module that rebuilds the shipped profiles for `traincast fit`,
 - `traincast.definitions`: `steps`, the module that writes steps of built-in models in PyTorch,
 - `traincast.programs`: `published`, the function that gives published programs by name,
+- `traincast.lowerings`: the module that registers how ops become kernels, by their name space,
 - `traincast.pages`: `evaluation`, the module that draws reports of evaluations.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS, FIT, PAGES = "traincast.commands", "traincast.fit", "traincast.pages"
 DEFINITIONS, PROGRAMS = "traincast.definitions", "traincast.programs"
+LOWERED = "traincast.lowerings"
 """Groups of entry points."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from traincast.costs.in_step import InStep, in_step_from
 from traincast.planner.parallelism.ask import TrainingQuestion
-from traincast.simulator.parallelism.predict import predict_training
+from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
 
@@ -95,8 +95,8 @@ def log_error(case: Case, constants: InStep) -> float:
     """Logarithm of a predicted step over the measured one."""
     question = case.question
     assert isinstance(question, TrainingQuestion)
-    answer = predict_training(question.transformer(), question.platform(), question.layout, constants=constants)
-    return math.log(1e3 * answer.iteration / case.measured_ms)
+    seconds, _ = estimate_seconds(question.transformer(), question.platform(), question.layout, in_step=constants)
+    return math.log(1e3 * seconds / case.measured_ms)
 
 
 def source_of(case: Case) -> str:

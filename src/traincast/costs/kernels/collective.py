@@ -28,7 +28,7 @@ def collective(signature: Signature, context: LoweringContext) -> tuple[Item, ..
     """One kernel for the group; alone in its group, a rank copies its input to the output, if they differ."""
     kind, group, size = (signature.scalar(name) for name in ("collective", "group", "bytes"))
     record = COLLECTIVES.get(str(kind))
-    if record is not None and record.route is Route.PAIR:
+    if record is not None and record.route is Route.PAIR and signature.scalar("source") is not None:
         group = (signature.scalar("source"), signature.scalar("target"))
     nodes = _nodes(group, context.gpus_per_node) if isinstance(group, tuple) else 0
     if not isinstance(kind, str) or not isinstance(size, int) or not isinstance(group, tuple) or not nodes:

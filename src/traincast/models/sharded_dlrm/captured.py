@@ -62,12 +62,11 @@ def embedding_modules(program: Program) -> tuple[EmbeddingModule, ...]:
 def operand(program: Program, op: int, name: str) -> int:
     """The tensor that an op is given under a name."""
     c = program.columns
-    entry = int(c.input_ptr[op])
-    for group, count in program.signatures[c.op_signature[op]].groups:
+    signature = program.signatures[c.op_signature[op]]
+    for group, span in signature.spans():
         if group == name:
-            return int(c.input_tensor[entry])
-        entry += count
-    raise TraincastError(f"{program.signatures[c.op_signature[op]].name} has no '{name}'; capture the step again")
+            return int(c.input_tensor[c.input_ptr[op] + span.start])
+    raise TraincastError(f"{signature.name} has no '{name}'; capture the step again")
 
 
 def resident_bytes(program: Program, module: EmbeddingModule) -> int:

@@ -39,10 +39,6 @@ class Exchanges:
         """Among ranks that share experts."""
         return self._price(kind, nbytes, self.layout.ep, self.layout.etp)
 
-    def expert_nodes(self) -> int:
-        """Nodes that the ranks which share experts are on."""
-        return nodes_of(self.layout.ep, self.layout.etp, self.topology) if self.topology is not None else 1
-
     def data(self, kind: str, nbytes: float, *, ranks: int | None = None) -> Price:
         """Among data-parallel ranks, or the first `ranks` of them."""
         return self._price(kind, nbytes, ranks or self.layout.dp * self.layout.cp, self.layout.tp)

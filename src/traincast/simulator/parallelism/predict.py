@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
@@ -9,11 +11,58 @@ from traincast.costs.in_step import SHIPPED, InStep
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import model_flops
+from traincast.simulator.parallelism.figures import (
+    ParallelFigures,
+    exposed_and_bubble,
+    extend_periodically,
+    memory_of,
+)
 from traincast.simulator.parallelism.layout import Layout, completed
-from traincast.simulator.parallelism.memory import peak
+from traincast.simulator.parallelism.memory import peak, stage_memory
 from traincast.simulator.parallelism.pieces import Pieces
+from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.parallelism.result import TrainingPrediction
-from traincast.simulator.parallelism.step import StepModel
+from traincast.simulator.parallelism.step import Stage, StepModel
+from traincast.simulator.prediction.prediction import predict_step
+from traincast.simulator.prediction.result import Prediction
+
+
+def predict_parallel(
+    model: Transformer,
+    platform: Platform,
+    layout: Layout,
+    *,
+    host: HostProfile | None = None,
+    roofline_only: bool = False,
+) -> Prediction:
+    """Predicts one step by simulating a rank of every pipeline stage; a layout that cannot be is refused."""
+    layout = completed(layout, model)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    stages = _model_of(model, platform, profile, roofline_only).stages(layout)
+
+    def simulate(micro_batches: int) -> Prediction:
+        node = platform.topology.gpus_per_node if platform.topology is not None else 1
+        workload = parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
+        answer = predict_step(workload, platform, host=profile, roofline_only=roofline_only)
+        exposed, bubble, compute = exposed_and_bubble(answer, stages=layout.pp)
+        figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
+        return replace(answer, parallel=figures)
+
+    simulated, period = steady_micro_batches(layout)
+    answer = simulate(simulated)
+    if simulated < layout.accumulation:
+        answer = _extended(answer, simulate(simulated - period), (layout.accumulation - simulated) / period)
+    return _with_memory(answer, platform, layout, stages)
+
+
+def steady_micro_batches(layout: Layout) -> tuple[int, int]:
+    """Micro-batches to simulate, and after how many of them the step repeats itself: a pipeline is in its steady state
+    once it has filled twice; one stage alone at once."""
+    period = layout.pp if layout.vp > 1 else 1
+    fewest = 3 if layout.pp == 1 else 3 * layout.pp if layout.vp > 1 else 2 * layout.pp + 2
+    if layout.accumulation <= fewest + period:
+        return layout.accumulation, period
+    return fewest + (layout.accumulation - fewest) % period, period
 
 
 def predict_training(
@@ -23,45 +72,89 @@ def predict_training(
     *,
     host: HostProfile | None = None,
     roofline_only: bool = False,
-    constants: InStep = SHIPPED,
 ) -> TrainingPrediction:
-    """Predicts one step; a layout that cannot be is refused."""
-    layout = completed(layout, model)
-    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
-    pieces = _pieces(model, platform.key, _Held(platform, profile), roofline_only).with_numbers(constants)
-    step = StepModel(model, platform, pieces, constants)
-    parts, stages = step.predict(layout)
-    memory, needed = peak(layout, stages)
-    device = platform.device
-    rate = device.peak_flops.get(layout.precision) or device.peak_flops["fp32"]
-    limit = device.memory_bytes
-    warnings = []
-    if needed > limit:
-        warnings.append(
-            f"the fullest rank needs {needed / 1e9:.1f} GB but {device.key} has {limit / 1e9:.0f} GB: "
-            f"{(needed - limit) / 1e9:.1f} GB too much; it would not run as it is"
-        )
-    if layout.precision not in device.peak_flops:
-        warnings.append(f"{device.key} has no {layout.precision} units; products run at the rate of its others")
-    if platform.assumed and layout.gpus > 1:
-        warnings.append(platform.assumed)
-    return TrainingPrediction(
-        model=model,
-        platform=platform,
-        layout=layout,
-        host_profile=profile.name,
-        parts=parts,
-        memory=memory,
-        needed=needed,
-        flops=_arithmetic(model, layout),
-        peak_flops=rate,
-        warnings=tuple(warnings),
+    """`predict_parallel` in the form of before."""
+    return TrainingPrediction.of(
+        model, predict_parallel(model, platform, layout, host=host, roofline_only=roofline_only)
     )
 
 
+def estimate_seconds(
+    model: Transformer,
+    platform: Platform,
+    layout: Layout,
+    *,
+    host: HostProfile | None = None,
+    in_step: InStep = SHIPPED,
+) -> tuple[float, float]:
+    """Seconds of a step in closed form, and bytes that the fullest device must hold: for searches over many layouts.
+    `predict_parallel` simulates the same step."""
+    layout = completed(layout, model)
+    profile = host or load_host_profile(platform.device.host, platform.device.host_slowness)
+    parts, stages = _model_of(model, platform, profile, False, in_step).predict(layout)
+    return parts.total, peak(layout, stages)[1]
+
+
+def _extended(longer: Prediction, shorter: Prediction, times: float) -> Prediction:
+    whole = extend_periodically(longer, shorter, times)
+    first, second = longer.parallel, shorter.parallel
+    assert first is not None and second is not None
+    exposed = {
+        name: max(0.0, seconds + times * (seconds - second.exposed.get(name, 0.0)))
+        for name, seconds in first.exposed.items()
+    }
+    figures = replace(
+        first,
+        exposed=exposed,
+        bubble=max(0.0, first.bubble + times * (first.bubble - second.bubble)),
+        compute=first.compute + times * (first.compute - second.compute),
+    )
+    return replace(whole, parallel=figures)
+
+
+def _figures(
+    model: Transformer, platform: Platform, layout: Layout, stages: Sequence[Stage], exposed: dict[str, float],
+    bubble: float, compute: float, micro_batches: int,
+) -> ParallelFigures:  # fmt: skip
+    device = platform.device
+    return ParallelFigures(
+        layout=layout,
+        exposed=exposed,
+        bubble=bubble,
+        compute=compute,
+        flops=_arithmetic(model, layout),
+        peak_flops=device.peak_flops.get(layout.precision) or device.peak_flops["fp32"],
+        needed=peak(layout, stages)[1],
+        simulated=micro_batches,
+    )
+
+
+def _with_memory(answer: Prediction, platform: Platform, layout: Layout, stages: Sequence[Stage]) -> Prediction:
+    """The prediction with the memory of the whole step, and what is to be known of it."""
+    per_stage = layout.gpus // layout.pp
+    ranks = tuple(
+        replace(
+            rank, memory=memory_of(stage_memory(layout, stages[rank.ranks[0] // per_stage], rank.ranks[0] // per_stage))
+        )
+        for rank in answer.ranks
+    )
+    kinds, needed = peak(layout, stages)
+    device, warnings = platform.device, list[str]()
+    if needed > device.memory_bytes:
+        warnings.append(
+            f"the fullest rank needs {needed / 1e9:.1f} GB but {device.key} has {device.memory_bytes / 1e9:.0f} GB: "
+            f"{(needed - device.memory_bytes) / 1e9:.1f} GB too much; it would not run as it is"
+        )
+    if layout.precision not in device.peak_flops:
+        warnings.append(f"{device.key} has no {layout.precision} units; GEMMs run at the rate of its others")
+    if platform.assumed and layout.gpus > 1:
+        warnings.append(platform.assumed)
+    return replace(answer, memory=memory_of(kinds), ranks=ranks, warnings=tuple(warnings))
+
+
 def _arithmetic(model: Transformer, layout: Layout) -> float:
-    """Floating-point operations of a step as MFU counts them: a frozen weight has no gradient (four a weight and token
-    instead of six), and below all that is trained there is no backward pass (two)."""
+    """Floating-point operations of a step as MFU counts them: a frozen weight has no gradient (four per weight and
+    token instead of six), and below all that is trained there is no backward pass (two)."""
     whole = model_flops(model, layout.global_batch, layout.seq_len, document_len=layout.document_len)
     if layout.adapter_rank:
         return whole * 2 / 3
@@ -84,3 +177,10 @@ class _Held:
 @lru_cache(maxsize=128)
 def _pieces(model: Transformer, key: str, held: _Held, roofline_only: bool) -> Pieces:
     return Pieces(model, held.platform.device, held.host, roofline_only=roofline_only)
+
+
+def _model_of(
+    model: Transformer, platform: Platform, host: HostProfile, roofline_only: bool, in_step: InStep = SHIPPED
+) -> StepModel:
+    pieces = _pieces(model, platform.key, _Held(platform, host), roofline_only).with_numbers(in_step)
+    return StepModel(model, platform, pieces, in_step)

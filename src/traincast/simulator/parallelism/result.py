@@ -10,6 +10,7 @@ from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.step import Parts
+from traincast.simulator.prediction.result import Prediction
 from traincast.utils.display.text import milliseconds
 from traincast.utils.quantiles import Z90
 from traincast.utils.results import Records, Result
@@ -33,6 +34,38 @@ class TrainingPrediction(Result):
     flops: float
     peak_flops: float
     warnings: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(model: Transformer, answer: Prediction) -> TrainingPrediction:
+        """The figures of a simulated step."""
+        figures = answer.parallel
+        assert figures is not None
+        update = answer.by_phase.get("optimizer", 0.0)
+        shown = sum(figures.exposed.values())
+        parts = Parts(
+            total=answer.iteration,
+            sigma=math.log(answer.interval[1] / answer.iteration) / Z90,
+            kernels=figures.compute - update,
+            exposed=figures.exposed,
+            bubble=figures.bubble,
+            waiting=max(0.0, answer.iteration - figures.compute - shown - figures.bubble),
+            optimizer=update,
+            gemm=answer.by_family.get("gemm", 0.0),
+            attention=answer.by_family.get("attention", 0.0),
+            unknown=answer.out_of_domain_seconds,
+        )
+        return TrainingPrediction(
+            model=model,
+            platform=answer.platform,
+            layout=figures.layout,
+            host_profile=answer.host_profile,
+            parts=parts,
+            memory=dict(answer.memory.by_kind),
+            needed=figures.needed,
+            flops=figures.flops,
+            peak_flops=figures.peak_flops,
+            warnings=answer.warnings,
+        )
 
     @property
     def iteration(self) -> float:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from traincast.costs.in_step import InStep
 from traincast.models.transformers.description import Experts, Transformer
-from traincast.models.transformers.program.style import Shard, Style
 from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
 from traincast.simulator.parallelism.exchanges import Exchanges, Price
+from traincast.simulator.parallelism.groups import copies_of_token, shard_of, style_of
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 from traincast.simulator.parallelism.pieces import Pass, Pieces, Priced
 
@@ -61,17 +61,7 @@ class Roles:
 
     def __init__(self, model: Transformer, layout: Layout, pieces: Pieces, exchanges: Exchanges, c: InStep) -> None:
         self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, pieces, exchanges, c
-        self.shard = Shard(
-            batch=layout.micro_batch,
-            seq_len=layout.seq_len,
-            tp=layout.tp,
-            sequence=layout.sequence and layout.tp > 1,
-            cp=layout.cp,
-            ep=layout.ep,
-            etp=layout.etp,
-            document=layout.document_len,
-        )
-        self.style = _style(layout)
+        self.shard, self.style = shard_of(layout), style_of(layout)
         self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
 
     def layer(self, number: int, *, encoder: bool = False) -> Unit:
@@ -265,13 +255,9 @@ class Roles:
         return ways
 
     def _copies(self, experts: Experts) -> float:
-        """Copies of a token that leave for experts: one for each, or ("once") one for each node, or for each rank where
-        all are on one node, that holds any of them; experts are drawn evenly."""
-        if self.layout.dispatch == "each":
-            return float(experts.top_k)
-        nodes = self.exchanges.expert_nodes()
-        places = nodes if nodes > 1 else self.layout.ep
-        return places * (1 - (1 - 1 / places) ** experts.top_k)
+        """Copies of a token that leave for experts."""
+        topology = self.exchanges.topology
+        return copies_of_token(self.layout, experts, topology.gpus_per_node if topology is not None else 1)
 
     def _routing(self, experts: Experts) -> float:
         """Seconds that the device stands still while a layer's counts of tokens reach the host. Nothing waits where
@@ -283,27 +269,3 @@ class Roles:
 def _without_backward(unit: Unit) -> Unit:
     """A unit below all that is trained: it keeps nothing, and no gradient comes down to it."""
     return replace(unit, backward=Way(Pass()), saved=0.0, weight_part=0.0, trained=Share())
-
-
-def _style(layout: Layout) -> Style:
-    """How kernels are run under this layout."""
-    return Style(
-        precision=layout.precision,
-        attention=layout.attention,
-        ring=layout.cp > 1 and layout.kernels in PYTORCH,
-        tuned=layout.kernels not in PYTORCH,
-        fused=layout.kernels != "eager",
-        together=layout.kernels in ("compiled", "graph"),
-        joined=layout.joined,
-        autocast=layout.gather_bytes == 4 and layout.precision != "fp32",
-        dropout=layout.dropout,
-        accumulate="epilogue" if layout.kernels in ("fused", "graph") else "first",
-        compiled_loss=layout.kernels == "compiled",
-        loss_by_ops=layout.kernels == "fused" and layout.attention == "unfused",  # Megatron before 2023
-        exact_gradients=layout.reduce_bytes == 4,
-        wide_gradients=layout.wide_gradients,
-        scaling=layout.scaling,
-        quantised_weights=layout.precision == "fp8" and layout.sharding == "zero3",
-        frozen=layout.adapter_rank > 0,
-        adapter_rank=layout.adapter_rank,
-    )

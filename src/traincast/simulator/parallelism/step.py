@@ -53,7 +53,6 @@ class Parts:
     optimizer: float
     gemm: float
     attention: float
-    recomputed: float
     unknown: float
 
 
@@ -83,6 +82,10 @@ class StepModel:
         """The roles that ranks play under a layout."""
         exchanges = Exchanges(layout, self.platform.topology)
         return Roles(self.model, layout, self.pieces, exchanges, self.constants)
+
+    def stages(self, layout: Layout) -> list[Stage]:
+        """The stages of a layout: their weights, and what each costs."""
+        return stages_of(self.model, layout, self.roles(layout))
 
     def predict(self, layout: Layout) -> tuple[Parts, list[Stage]]:
         """The step and its stages."""
@@ -129,7 +132,6 @@ class _Composer:
             optimizer=update,
             gemm=kernels.gemm,
             attention=kernels.attention,
-            recomputed=0.0,
             unknown=kernels.unknown,
         )
 

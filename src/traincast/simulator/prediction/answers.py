@@ -66,6 +66,8 @@ class _Totals:
         self.host = walk.crew.host_seconds.sum(axis=1)
         exchanges = np.zeros(len(walk.blocks.launch_order), dtype=np.bool_)
         exchanges[[walk.blocks.blocks[block].first for block in walk.blocks.meetings.values()]] = True
+        met = exchanges.copy()
+        exchanges[walk.crew.transfer_launches(walk.blocks)] = True
         self.active = covered_seconds(walk.starts.T, walk.ends.T)
         self.compute = self.active
         self.waiting: FloatArray = np.zeros(walk.crew.size)
@@ -74,7 +76,7 @@ class _Totals:
             m = walked.meetings
             mine = m.crew == number
             exchanging = np.bincount(m.row[mine], weights=m.seconds[m.meeting[mine]], minlength=walk.crew.size)
-            self.waiting = (walk.ends - walk.starts)[exchanges].sum(axis=0) - exchanging
+            self.waiting = (walk.ends - walk.starts)[met].sum(axis=0) - exchanging
 
     def answer(self, row: int, ranks: tuple[int, ...], memory: Memory) -> RankAnswer:
         """One rank's, which stands for `ranks`."""

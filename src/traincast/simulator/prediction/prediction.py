@@ -24,6 +24,7 @@ from traincast.simulator.prediction.step import StepWalk, walk_step
 from traincast.simulator.prediction.warnings import warnings_of
 from traincast.simulator.timeline import Timeline
 from traincast.simulator.uneven import Unevenness
+from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 
@@ -64,6 +65,7 @@ def predict_step(
     device = platform.device_among(len(workload.ranks))
     costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
     costs = _with_meetings(costs, instructions, instructions.seconds(platform.topology))
+    costs = _with_uniform(costs, *instructions.uniform_seconds(platform.topology))
     host = host or load_host_profile(platform.device.host, platform.device.host_slowness)
     walked = walk_step(
         instructions,
@@ -137,6 +139,12 @@ def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Esti
     meeting, call = instructions.meeting_call.T
     np.maximum.at(costs.sigma, call, exchanged.sigma[meeting])
     np.logical_and.at(costs.in_domain, call, exchanged.in_domain[meeting])
+    return costs
+
+
+def _with_uniform(costs: Costs, rows: IntArray, estimate: Estimate) -> Costs:
+    """Gives the collectives among ranks of one program their time, spread and domain."""
+    costs.seconds[rows], costs.sigma[rows], costs.in_domain[rows] = estimate.seconds, estimate.sigma, estimate.in_domain
     return costs
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
@@ -21,6 +21,9 @@ from traincast.simulator.prediction.throughput import Throughput, throughput
 from traincast.simulator.timeline import Timeline
 from traincast.utils.display.text import milliseconds
 from traincast.utils.results import Records, Result, flat
+
+if TYPE_CHECKING:
+    from traincast.simulator.parallelism.figures import ParallelFigures
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -39,6 +42,9 @@ class Prediction(Result):
 
     `kernel_errors` are the seconds that one log-sigma of each kernel call is worth, `host_spread` is the log-sigma of
     the host: what two predictions share of their errors is found in them.
+
+    `parallel` are the figures that only a Transformer under a layout has. Where its timeline shows some of the
+    micro-batches, `extended` has the figures of all of them that would be read from the timeline, by property.
     """
 
     workload: Workload
@@ -66,6 +72,8 @@ class Prediction(Result):
     interval_terms: dict[str, float] = field(default_factory=dict)
     kernel_errors: dict[KernelCall, float] = field(default_factory=dict)
     host_spread: float = 0.0
+    parallel: ParallelFigures | None = None
+    extended: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def out_of_domain_ops(self) -> tuple[str, ...]:
@@ -85,6 +93,8 @@ class Prediction(Result):
     @cached_property
     def throughput(self) -> Throughput:
         """Samples and tokens a second of all GPUs, the step's arithmetic and its share of the peak."""
+        if self.parallel is not None:
+            return self._model_throughput(self.parallel)
         return throughput(
             self.walk.instructions, self.platform.device, self.iteration,
             batch_size=self.workload.samples, seq_len=self.workload.seq_len,
@@ -93,17 +103,44 @@ class Prediction(Result):
     @cached_property
     def by_module(self) -> dict[str, float]:
         """Kernel seconds by module, numbered ones together (`Bert.layers.*.mlp`), backward included."""
-        return seconds_by_module(self.timeline)
+        return self.extended.get("by_module") or seconds_by_module(self.timeline)
 
     @cached_property
     def by_layer(self) -> dict[str, float]:
         """Kernel seconds by layer (`Bert.layers.3`), backward included."""
-        return seconds_by_layer(self.timeline)
+        return self.extended.get("by_layer") or seconds_by_layer(self.timeline)
 
     @cached_property
     def by_op(self) -> dict[str, float]:
         """Kernel seconds by op (`aten::mm`)."""
-        return seconds_by_op(self.timeline)
+        return self.extended.get("by_op") or seconds_by_op(self.timeline)
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float | None:
+        """Tokens that one GPU trains per second; None for a model without sequences."""
+        return self.throughput.tokens / self.gpus if self.throughput.tokens else None
+
+    @property
+    def needed_bytes(self) -> float:
+        """Bytes that the fullest device must hold: those of the step, and where a layout tells, of its process."""
+        return self.parallel.needed if self.parallel is not None else float(self.memory.peak_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device holds all it must."""
+        return self.needed_bytes <= self.platform.device.memory_bytes
+
+    def _model_throughput(self, figures: ParallelFigures) -> Throughput:
+        layout = figures.layout
+        samples, peak = layout.global_batch / self.iteration, self.gpus * figures.peak_flops
+        return Throughput(
+            samples=samples,
+            tokens=samples * layout.seq_len,
+            flops=figures.flops,
+            peak_flops=peak,
+            peak_type=layout.precision,
+            mfu=figures.flops / self.iteration / peak,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain data; keys are stable and say their units."""
@@ -143,6 +180,9 @@ class Prediction(Result):
             "imbalance": self.imbalance,
             "critical_path_ranks": self._path_rows(),
             **self.throughput.to_dict(),
+            "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
+            "fits": self.fits,
+            **_of_layout(self.parallel),
             "by_module": _milliseconds(self.by_module),
             "by_layer": _milliseconds(self.by_layer),
             "by_op": _milliseconds(self.by_op),
@@ -180,6 +220,20 @@ class Prediction(Result):
     def _path_rows(self) -> list[dict[str, Any]]:
         places = seconds_by_place(self.path).items()
         return [{"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in places]
+
+
+def _of_layout(figures: ParallelFigures | None) -> dict[str, Any]:
+    """What only a layout has; null for other steps."""
+    names = ("global_batch", "micro_batch", "micro_batches", "micro_batches_in_timeline", "exposed_ms", "bubble_ms",
+             "memory_needed_gb")  # fmt: skip
+    return (
+        dict.fromkeys(("layout", *names))
+        if figures is None
+        else {
+            "layout": {**asdict(figures.layout), "dp": figures.layout.dp, "accumulation": figures.layout.accumulation},
+            **figures.to_dict(),
+        }
+    )
 
 
 def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:

@@ -250,7 +250,8 @@ def _crews(
         same = all(busy[p] is first for p in programs)
         hosts = np.broadcast_to(first, (len(programs), len(first))) if same else np.stack([busy[p] for p in programs])
         schedule = instructions.schedules[programs[0]]
-        crews.append(Crew(schedule, hosts, np.stack([kernel[p] for p in programs])))
+        transfers = instructions.uniform[programs[0]].astype(np.intp)
+        crews.append(Crew(schedule, hosts, np.stack([kernel[p] for p in programs]), transfers))
     return crews, tuple(place[c] for c in range(len(classes.program)))
 
 

@@ -152,6 +152,31 @@ def _pieces(heads: Heads, shard: Shard) -> list[tuple[int, bool]]:
     return [(local, True)] + [(max(1, local // 2), False)] * (shard.cp - 1)
 
 
+class _Ring:
+    """Keys and values on their way round the ranks that share a sample: beside attention to those that have arrived,
+    or gathered before. Backward, `gradients` travel with them."""
+
+    def __init__(self, graph: Graph, key: Ref, value: Ref, pieces: int, *, gradients: bool = False) -> None:
+        self.graph, self.key, self.left, self.event = graph, key, pieces - 1, -1
+        self.nbytes = (2 if gradients else 1) * float(key.spec.nbytes + value.spec.nbytes)
+        groups = graph.groups
+        if groups.cp is not None and groups.cp_gather:
+            graph.collective("all_gather", groups.cp, self.nbytes * len(groups.cp.ranks), key)
+            self.left = 0
+
+    def begin(self) -> None:
+        """Sends what the next piece of attention reads."""
+        if self.left > 0 and self.graph.groups.cp is not None:
+            self.event = self.graph.begin("send_recv", self.graph.groups.cp, self.nbytes, self.key)
+        self.left -= 1
+
+    def wait(self) -> None:
+        """Until it has come."""
+        if self.event >= 0:
+            self.graph.tape.wait(self.event)
+        self.event = -1
+
+
 def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: Shard) -> Ref:
     """Fused attention, forward and backward; several kernels where tokens of a sample are shared by ranks. Documents of
     a sample are sequences of their own."""
@@ -167,20 +192,26 @@ def _flash(graph: Graph, query: Ref, key: Ref, value: Ref, heads: Heads, shard: 
         pieces.append((keys, values, masked))
     variant = graph.variant(_OLDER.get(graph.style.attention, ""), RING if graph.style.ring else "")
     graph.scope("aten::scaled_dot_product_attention")
+    ring = _Ring(graph, key, value, len(pieces))
     for keys, values, causal in pieces:
+        ring.begin()
         arguments = [("query", queries), ("key", keys), ("value", values)]
         graph.op("aten::_flash_attention_forward", arguments, [shaped, sums], [("is_causal", causal), *variant])
+        ring.wait()
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         below = [graph.new(*ref.shape) for ref in (query, key, value)]
         outer = tape.view(grad, queries.shape)
+        ring = _Ring(graph, key, value, len(pieces), gradients=True)
         for keys, values, causal in pieces:
+            ring.begin()
             arguments = [("grad_out", outer), ("query", queries), ("key", keys), ("value", values)]
             arguments += [("out", shaped), ("logsumexp", sums)]
             shapes = [tape.view(ref, form.shape) for ref, form in zip(below, (queries, keys, values), strict=True)]
             graph.op("aten::_flash_attention_backward", arguments, shapes, [("is_causal", causal), *variant])
+            ring.wait()
         return below
 
     saved = [query, key, value, result, sums]

@@ -6,6 +6,7 @@ from traincast.ir.ops import StorageKind
 from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.attention import attention
+from traincast.models.transformers.program.communication import Region, write_collective
 from traincast.models.transformers.program.experts import feed_forward, mixture
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import add, norm
@@ -19,27 +20,116 @@ def block(
 ) -> Ref:  # fmt: skip
     """One layer, from the residual stream [rows, hidden] to the next; `crossed`: it also attends to an encoder."""
     for _ in range(2 if crossed else 1):
+        graph.module = "attention"
         normed = norm(graph, x, model.norm, bias=model.bias)
         mixed = attention(graph, gathered(graph, normed, shard), model, shard, window=window, causal=causal)
         graph.drop(normed)
-        x = add(graph, x, _scattered(graph, mixed, shard))
+        x = add(graph, x, scattered(graph, mixed, shard))
+    graph.module = "experts" if experts else "feed_forward"
     normed = norm(graph, x, model.norm, bias=model.bias)
     if experts:
-        changed = mixture(graph, normed, model, shard)
+        changed = _shared_experts(graph, normed, model, shard)
         graph.drop(normed)
         return add(graph, x, changed)
     changed = feed_forward(graph, gathered(graph, normed, shard), model, max(1, model.ffn // shard.tp))
     graph.drop(normed)
-    return add(graph, x, _scattered(graph, changed, shard))
+    return add(graph, x, scattered(graph, changed, shard))
+
+
+def _shared_experts(graph: Graph, normed: Ref, model: Transformer, shard: Shard) -> Ref:
+    """The mixture of experts; where ranks share single experts, they also share tokens around it."""
+    if shard.etp == 1 or graph.groups.tp is None:
+        return mixture(graph, normed, model, shard)
+    group, whole = graph.groups.tp, float(shard.tokens * normed.shape[1] * 2)
+    ways = ("all_gather", whole), ("reduce_scatter", whole)
+    inside = graph.communicated(normed, group, *ways, beside=False)
+    return graph.communicated(mixture(graph, inside, model, shard), group, *reversed(ways), beside=False)
 
 
 def gathered(graph: Graph, x: Ref, shard: Shard) -> Ref:
-    """All tokens of the micro-batch where each rank held a part: an exchange, not a kernel of the layer."""
-    return _seen(graph, x, shard.tokens) if shard.sequence and shard.tp > 1 else x
+    """All tokens of the micro-batch where each rank held a part: gathered forward, summed and scattered backward.
+    Without sequence parallelism every rank has them all, and sums gradients backward."""
+    if shard.tp == 1 or graph.groups.tp is None:
+        return _seen(graph, x, shard.tokens) if shard.sequence and shard.tp > 1 else x
+    group, groups = graph.groups.tp, graph.groups
+    rows, width = x.shape
+    element = x.spec.nbytes // max(1, x.spec.numel)
+    whole = float(shard.tokens * width * element)
+    if shard.sequence:
+        _communicate(graph, "all_gather", whole * groups.token_bytes / element, x)
+    result = graph.tape.view(x, (shard.tokens, width))
+    region = graph.regions[result.tensor] = Region()
+    overlaps = groups.overlap_tp != "none" and graph.training
+    arrived: list[int] = []
+
+    def regather() -> None:
+        region.regather = None
+        if overlaps:
+            arrived.append(graph.begin("all_gather", group, whole, x))
+        else:
+            graph.collective("all_gather", group, whole, x)
+
+    region.regather = regather if shard.sequence and graph.training else None
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        kind = "reduce_scatter" if shard.sequence else "all_reduce"
+        if overlaps:
+            graph.settle()
+            done = graph.begin(kind, group, whole, grad)
+            _write_weights(graph, region, arrived)
+            graph.tape.wait(done)
+        else:
+            _write_weights(graph, region, arrived)
+            graph.collective(kind, group, whole, grad)
+        return [graph.tape.view(grad, (rows, width))]
+
+    graph.node("GatherBackward", [x], [result], [], backward)
+    return result
 
 
-def _scattered(graph: Graph, x: Ref, shard: Shard) -> Ref:
-    return _seen(graph, x, shard.rows) if shard.sequence and shard.tp > 1 else x
+def _write_weights(graph: Graph, region: Region, arrived: list[int]) -> None:
+    """The gradients of a region's weights, once its input has been gathered again."""
+    for event in arrived:
+        graph.tape.wait(event)
+    arrived.clear()
+    for write in region.late:
+        write()
+    region.late.clear()
+
+
+def _communicate(graph: Graph, kind: str, nbytes: float, ref: Ref) -> None:
+    """A tensor-parallel collective: kernels wait for it, or where GEMMs run in parts for its first part only."""
+    groups = graph.groups
+    assert groups.tp is not None
+    if groups.overlap_tp != "all":
+        graph.collective(kind, groups.tp, nbytes, ref)
+        return
+    graph.settle()
+    graph.begin_until_next(kind, groups.tp, nbytes * groups.hidden_tp, ref)
+    if groups.hidden_tp < 1:
+        write_collective(graph.tape, kind, groups.tp, nbytes * (1 - groups.hidden_tp), ref)
+
+
+def scattered(graph: Graph, x: Ref, shard: Shard) -> Ref:
+    """The sum over tensor-parallel ranks: each keeps its own tokens, or (without sequence parallelism) all of them."""
+    if shard.tp == 1 or graph.groups.tp is None:
+        return _seen(graph, x, shard.rows) if shard.sequence and shard.tp > 1 else x
+    before, width = x.shape
+    whole = float(x.spec.nbytes)
+    _communicate(graph, "reduce_scatter" if shard.sequence else "all_reduce", whole, x)
+    result = graph.tape.view(x, (shard.rows, width))
+
+    def backward(grads: Gradients) -> Gradients:
+        (grad,) = grads
+        assert grad is not None
+        if shard.sequence:
+            _communicate(graph, "all_gather", whole, grad)
+        return [graph.tape.view(grad, (before, width))]
+
+    graph.node("ScatterBackward", [x], [result], [], backward)
+    return result
 
 
 def _seen(graph: Graph, x: Ref, rows: int) -> Ref:
@@ -58,7 +148,7 @@ def _seen(graph: Graph, x: Ref, rows: int) -> Ref:
 
 def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]:
     """The first residual stream, [rows, hidden], and the table it was looked up in (a projection for images)."""
-    rows, tape = shard.rows, graph.tape
+    rows, tape, graph.module = shard.rows, graph.tape, "embedding"
     if model.patch_inputs:
         inputs = graph.given(rows, model.patch_inputs)
         weight = graph.weight(model.hidden, model.patch_inputs)
@@ -82,7 +172,7 @@ def embedding(graph: Graph, model: Transformer, shard: Shard) -> tuple[Ref, Ref]
         return []
 
     graph.node("EmbeddingBackward0", [], [looked_up], [], backward)
-    x = _scattered(graph, looked_up, shard)
+    x = scattered(graph, looked_up, shard)
     return (_with_positions(graph, x, model) if model.position == "learned" else x), table
 
 
@@ -108,6 +198,7 @@ def _with_positions(graph: Graph, x: Ref, model: Transformer) -> Ref:
 
 def head(graph: Graph, x: Ref, model: Transformer, shard: Shard, *, table: Ref | None = None) -> Ref:
     """The last norm, the projection to words and the loss of every token; `table`: weights shared with the first."""
+    graph.module = "head"
     normed = norm(graph, x, model.norm, bias=model.bias)
     graph.drop(x)
     whole = gathered(graph, normed, shard)

@@ -24,7 +24,10 @@ def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     sent = _sent(rows, experts)
     # an expert that several ranks share sees the tokens of all of them
     each = max(1, sent * shard.etp // local)
+    if graph.groups.counts_on_host and graph.groups.ep is not None:
+        graph.wait_for_counts()
     sorted_tokens = _moved(graph, x, (local * each, model.hidden), "PermuteBackward")
+    sorted_tokens = _sent_to_experts(graph, sorted_tokens, rows, out=True)
     if shard.ep > 1:  # what has arrived is sorted once more, rank by rank to expert by expert
         sorted_tokens = _resorted(graph, sorted_tokens)
     width = max(1, experts.ffn // shard.etp)
@@ -35,11 +38,23 @@ def mixture(graph: Graph, x: Ref, model: Transformer, shard: Shard) -> Ref:
     graph.drop(active)
     if shard.ep > 1:
         result = _resorted(graph, result)
+    result = _sent_to_experts(graph, result, rows, out=False)
     mixed = _combined(graph, result, best, rows)
     graph.drop(result)
     if not experts.shared_ffn:
         return mixed
     return add(graph, mixed, feed_forward(graph, x, model, experts.shared_ffn // shard.tp))
+
+
+def _sent_to_experts(graph: Graph, x: Ref, rows: int, *, out: bool) -> Ref:
+    """Tokens on their way to the ranks of their experts (`out`), or back."""
+    groups = graph.groups
+    if groups.ep is None:
+        return x
+    # 8-bit tokens out, 16-bit results back
+    element = 1 if out and graph.style.precision == "fp8" else 2
+    way = ("all_to_all", rows * groups.dispatched * x.shape[1] * element)
+    return graph.communicated(x, groups.ep, way, way, beside=groups.overlap_ep)
 
 
 def _sent(rows: int, experts: Experts) -> int:

@@ -6,11 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.ir.variants import MODULE_SCOPE, VARIANT
-from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
+from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE, VARIANT
+from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
+from traincast.models.transformers.program.communication import (
+    LayerGroups,
+    Region,
+    begin_collective,
+    write_collective,
+)
 from traincast.models.transformers.program.style import Style
 
 Gradients = Sequence[Ref | None]
+ALONE = LayerGroups()
 
 
 @dataclass(slots=True)
@@ -22,6 +29,7 @@ class _Node:
     outputs: tuple[Ref, ...]
     saved: tuple[Ref, ...]
     backward: Callable[[Gradients], Gradients]
+    module: str
 
 
 class Graph:
@@ -31,8 +39,23 @@ class Graph:
     what the nodes so far keep for the backward pass.
     """
 
-    def __init__(self, tape: StepBuilder, style: Style, *, training: bool = True) -> None:
-        self.tape, self.style, self.training = tape, style, training
+    def __init__(
+        self,
+        tape: StepBuilder,
+        style: Style,
+        *,
+        training: bool = True,
+        groups: LayerGroups = ALONE,
+        split: bool = False,
+    ) -> None:
+        """`groups` are those that layers communicate in; `split`: gradients of weights come after all others, as
+        zero-bubble schedules want them."""
+        self.tape, self.style, self.training, self.groups = tape, style, training, groups
+        self.module = ""
+        self.regions: dict[int, Region] = {}
+        self.split = split
+        self._late: list[Callable[[], None]] = []
+        self._pending: list[int] = []
         self.weights: list[Ref] = []
         self.gradients: list[Ref] = []
         self._gradient_of: dict[int, Ref] = {}
@@ -92,7 +115,79 @@ class Graph:
         self, name: str, arguments: Arguments, outputs: Sequence[Ref], scalars: Scalars = (), *, overload: str = ""
     ) -> None:
         """An op of the open scope."""
-        self.tape.op(name, arguments, outputs, scalars, overload=overload)
+        self.tape.op(name, arguments, outputs, scalars, overload=overload, module=self.module)
+
+    def collective(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
+        """A collective in the open scope that the kernels after it wait for."""
+        self.settle()
+        write_collective(self.tape, kind, group, nbytes, ref, exposed=True, module=self.module)
+
+    def begin(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> int:
+        """A collective beside the kernels that follow; gives the event of its end."""
+        return begin_collective(self.tape, kind, group, nbytes, ref, module=self.module)
+
+    def begin_until_next(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
+        """A collective beside the kernels until the next one that kernels wait for, or the end of the pass."""
+        self._pending.append(self.begin(kind, group, nbytes, ref))
+
+    def communicated(
+        self, x: Ref, group: Communicator, forward: tuple[str, float], backward: tuple[str, float], *, beside: bool
+    ) -> Ref:
+        """The same tensor after a collective (kind and bytes), which another one undoes backward; `beside`: kernels do
+        not wait for either before the next collective that they wait for."""
+        write = self.begin_until_next if beside else self.collective
+        write(forward[0], group, forward[1], x)
+        result = self.tape.view(x, x.shape, x.spec.stride)
+
+        def undo(grads: Gradients) -> Gradients:
+            (grad,) = grads
+            assert grad is not None
+            write(backward[0], group, backward[1], grad)
+            return [grad]
+
+        self.node("CollectiveBackward", [x], [result], [], undo)
+        return result
+
+    def wait_for_counts(self) -> None:
+        """The host waits for the compute stream, and then decides the sizes of what follows."""
+        self.tape.scope("cudaStreamSynchronize")
+        self.tape.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
+        self.tape.scope(COUNTS_SCOPE)
+        self._scoped = ""
+
+    def settle(self) -> None:
+        """The compute stream waits for all that was begun until now."""
+        for event in self._pending:
+            self.tape.wait(event)
+        self._pending.clear()
+
+    def defer(self, write: Callable[[], None], refs: Sequence[Ref], region: Region | None) -> None:
+        """Writes later: with the region's input gradient on its way, or at the end of the pass where it is `split`.
+        `refs` stay until then."""
+        for ref in refs:
+            if ref.storage in self._users:
+                self._users[ref.storage] += 1
+
+        def finish() -> None:
+            write()
+            self.drop(*refs)
+
+        if self.split:
+            self._late.append(finish)
+        elif region is not None:
+            region.late.append(finish)
+        else:
+            finish()
+
+    def write_late(self) -> int:
+        """Writes the gradients of weights that were put off; gives the op they begin at."""
+        first = self.tape.target.num_ops
+        if self._late:
+            self.scope("WeightGradients", Phase.BACKWARD)
+        for write in self._late:
+            write()
+        self._late.clear()
+        return first
 
     def variant(self, *words: str) -> Scalars:
         """The scalar that names an implementation; none where no word is given."""
@@ -101,7 +196,7 @@ class Graph:
 
     def fused(self, reads: Sequence[Ref], writes: Sequence[Ref]) -> None:
         """One kernel that streams what it reads and writes."""
-        self.tape.op("inductor::fused", [("inputs", reads)], writes)
+        self.tape.op("inductor::fused", [("inputs", reads)], writes, module=self.module)
 
     def node(
         self,
@@ -117,7 +212,7 @@ class Graph:
         for ref in saved:
             if ref.storage in self._users:
                 self._users[ref.storage] += 1
-        self._nodes.append(_Node(name, tuple(inputs), tuple(outputs), tuple(saved), backward))
+        self._nodes.append(_Node(name, tuple(inputs), tuple(outputs), tuple(saved), backward, self.module))
 
     def run_backward(self, output: Ref, gradient: Ref) -> None:
         """Writes the backward pass of everything so far, from the gradient of its result."""
@@ -126,6 +221,7 @@ class Graph:
             grads = [arrived.pop(ref.tensor, None) for ref in node.outputs]
             if not any(grads):
                 continue
+            self.module = node.module
             self.scope(node.name, Phase.BACKWARD)
             for ref, grad in zip(node.inputs, node.backward(grads), strict=True):
                 if grad is not None:
@@ -133,6 +229,7 @@ class Graph:
             remaining = {grad.storage for grad in arrived.values()}
             self.drop(*(grad for grad in grads if grad is not None and grad.storage not in remaining))
             self.drop(*node.saved)
+        self.settle()
         self._nodes.clear()
 
     def _summed(self, before: Ref | None, grad: Ref) -> Ref:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from traincast.ir.variants import ROWWISE, TUNED
 from traincast.models.layers.builder import Ref, Scalars
+from traincast.models.transformers.program.communication import Region
 from traincast.models.transformers.program.graph import Gradients, Graph
 
 _NARROW = "float8_e4m3fn"
@@ -30,14 +31,16 @@ def linear(
         left, right = (_narrowed(graph, ref) if narrow else ref for ref in (x, turned))
         scalars = [("beta", 1), ("alpha", 1), *_variant(graph, narrow=narrow)]
         graph.op("aten::addmm", [("self", added), ("mat1", left), ("mat2", right)], [result], scalars)
-    kept = x
+    kept, region = x, graph.regions.get(x.tensor)
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
         below = graph.new(rows, fan_in)
+        if region is not None and region.regather is not None:
+            region.regather()
         _product(graph, grad, graph.tape.view(weight, (fan_out, fan_in)), below, narrow=narrow)
-        _weight_gradient(graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients)
+        _weight_gradient(graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients, region=region)
         if added is not None and graph.wants(added):
             total = graph.new(1, fan_out)
             graph.op("aten::sum", [("self", grad)], [total], [("dim", (0,)), ("keepdim", True)], overload="dim_IntList")
@@ -79,10 +82,21 @@ def _with_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
     return total
 
 
-def _weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool) -> None:
-    """The product that is a weight's gradient."""
-    if not graph.wants(weight):
-        return
+def _weight_gradient(
+    graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool, region: Region | None = None
+) -> None:
+    """The product that is a weight's gradient: now, or with its `region`'s."""
+    if graph.wants(weight):
+        module = graph.module
+
+        def write() -> None:
+            graph.module = module
+            _write_weight_gradient(graph, weight, grad, x, narrow=narrow)
+
+        graph.defer(write, [grad, x], region)
+
+
+def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool) -> None:
     (fan_out, fan_in), rows = weight.shape, grad.shape[0]
     flipped = graph.tape.view(grad, (fan_out, rows), (1, fan_out))
     update = graph.new(fan_out, fan_in)

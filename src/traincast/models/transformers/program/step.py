@@ -12,18 +12,21 @@ from traincast.models.layers.builder import Ref, StepBuilder
 from traincast.models.layers.optimizers import step_one_by_one, with_state
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.block import block, embedding, head
-from traincast.models.transformers.program.graph import Graph
+from traincast.models.transformers.program.communication import LayerGroups
+from traincast.models.transformers.program.graph import ALONE, Graph
 from traincast.models.transformers.program.style import Shard, Style
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Piece:
     """A part of a step on its own: forward and backward, the bytes it keeps in between, and how many elements of its
-    weights get a gradient."""
+    weights get a gradient. Backward begins at op `backward`, gradients of weights that come last at op `late`."""
 
     program: Program
     saved_bytes: int
     trained: int
+    backward: int = 0
+    late: int = 0
 
 
 def transformer_workload(
@@ -56,10 +59,11 @@ def transformer_workload(
 
 
 def layer_piece(
-    model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False
-) -> Piece:
-    """One layer with its backward, as one rank runs it."""
-    graph = Graph(_tape(shard.batch, shard.seq_len), style)
+    model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False,
+    groups: LayerGroups = ALONE, split: bool = False,
+) -> Piece:  # fmt: skip
+    """One layer with its backward, as one rank runs it; `groups` and `split` as `Graph` takes them."""
+    graph = Graph(_tape(shard.batch, shard.seq_len), style, groups=groups, split=split)
     x = graph.given(shard.rows, model.hidden)
     result = block(
         graph, x, model, shard, experts=experts, window=window, causal=not encoder,
@@ -68,16 +72,20 @@ def layer_piece(
     return _finished(graph, result)
 
 
-def embedding_piece(model: Transformer, shard: Shard, style: Style) -> Piece:
+def embedding_piece(
+    model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
+) -> Piece:
     """What stands before the first layer."""
-    graph = Graph(_tape(shard.batch, shard.seq_len), style)
+    graph = Graph(_tape(shard.batch, shard.seq_len), style, groups=groups, split=split)
     result, _ = embedding(graph, model, shard)
     return _finished(graph, result)
 
 
-def head_piece(model: Transformer, shard: Shard, style: Style) -> Piece:
+def head_piece(
+    model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
+) -> Piece:
     """What stands after the last layer, with the loss."""
-    graph = Graph(_tape(shard.batch, shard.seq_len), style)
+    graph = Graph(_tape(shard.batch, shard.seq_len), style, groups=groups, split=split)
     return _finished(graph, head(graph, graph.given(shard.rows, model.hidden), model, shard))
 
 
@@ -101,9 +109,11 @@ def _tape(batch: int, seq_len: int) -> StepBuilder:
 
 
 def _finished(graph: Graph, result: Ref) -> Piece:
-    saved = graph.saved_bytes
+    graph.settle()
+    saved, backward = graph.saved_bytes, graph.tape.target.num_ops
     graph.run_backward(result, graph.given(*result.shape))
-    return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights))
+    late = graph.write_late()
+    return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late)
 
 
 def write_adam(tape: StepBuilder, weights: list[Ref], gradients: list[Ref]) -> None:

@@ -17,8 +17,8 @@ class Style:
     vendor chose the kernels of GEMMs. `fused`: element-wise runs are one kernel each (a compiler's, or a vendor's),
     which are launched `together`, without a host op for each, by a compiler or a CUDA graph. `joined`: query, key and
     value are one product, and so are gate and up (Megatron, MPT; not torchtitan). `dropout`: after attention and both
-    projections. `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is
-    none), "add" (a kernel of its own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
+    projections. `accumulate` is how a gradient joins that of the micro-batch before: "first" (there is none), "add" (a
+    kernel of its own) or "epilogue" (in the product; in fp32 with `exact_gradients`).
 
     `quantised_weights`: 8-bit copies of weights are made anew for every micro-batch. `wide_gradients`: gradients of
     weights are 16-bit products. `autocast`: weights are in fp32 and cast for every product. `compiled_loss`: the loss

@@ -1,0 +1,128 @@
+"""What a step of a Transformer over GPUs has besides what every step has: groups, bubble, memory, model FLOPs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from traincast.ir.program import Memory
+from traincast.simulator.parallelism.groups import NAMES
+from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.timeline import Timeline, covered_seconds
+from traincast.utils.arrays import BoolArray, FloatArray, IntArray
+
+_KINDS = {
+    "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelFigures:
+    """Figures of a step under a layout, of the rank that the others wait for. Seconds and bytes.
+
+    `exposed` is the time by rank group in which the device only communicates; `bubble` the time in which a pipeline
+    stage waits for others; `compute` the time in which other kernels run. `flops` is the arithmetic of the model as MFU
+    counts it, `peak_flops` the rate of one GPU that it is compared with. `needed` is all that the fullest device must
+    hold. `simulated` is how many micro-batches the timeline shows (the rest repeat them).
+    """
+
+    layout: Layout
+    exposed: dict[str, float]
+    bubble: float
+    compute: float
+    flops: float
+    peak_flops: float
+    needed: float
+    simulated: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; keys say their units."""
+        layout = self.layout
+        return {
+            "global_batch": layout.global_batch,
+            "micro_batch": layout.micro_batch,
+            "micro_batches": layout.accumulation,
+            "micro_batches_in_timeline": self.simulated,
+            "exposed_ms": {name: 1e3 * seconds for name, seconds in self.exposed.items()},
+            "bubble_ms": 1e3 * self.bubble,
+            "memory_needed_gb": self.needed / 1e9,
+        }
+
+
+def exposed_and_bubble(answer: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
+    """Exposed communication by group, the pipeline's bubble, and the time in which other kernels run."""
+    timeline = answer.timeline
+    group = _communicators(timeline)
+    end = timeline.times.kernel_end
+    start = np.maximum(timeline.times.kernel_start, end - _transfer_seconds(answer))
+    chosen: BoolArray = group == 0
+    reached = compute = _covered(start, end, chosen)
+    exposed: dict[str, float] = {}
+    for name in ("tp", "cp", "ep", "pp", "dp"):
+        mine = np.isin(group, [number for number, called in NAMES.items() if called == name])
+        if mine.any():
+            chosen = chosen | mine
+            now = _covered(start, end, chosen)
+            exposed[name], reached = now - reached, now
+    bubble = max(0.0, answer.iteration - reached) if stages > 1 else 0.0
+    return {name: seconds for name, seconds in exposed.items() if seconds > 0}, bubble, compute
+
+
+def _covered(start: FloatArray, end: FloatArray, chosen: BoolArray) -> float:
+    return float(covered_seconds(start[chosen][None], end[chosen][None])[0])
+
+
+def _communicators(timeline: Timeline) -> IntArray:
+    """The communicator of every launch; 0 for one that communicates with nobody."""
+    numbers = [signature.scalar("communicator", 0) for signature in timeline.program.signatures]
+    of_signature = np.array([number if isinstance(number, int) else 0 for number in numbers], dtype=np.int64)
+    op = timeline.schedule.op[timeline.launches]
+    return np.asarray(of_signature[timeline.program.columns.op_signature[op]])
+
+
+def _transfer_seconds(answer: Prediction) -> FloatArray:
+    """How long every launch takes once all ranks it needs are there; infinite where that is its whole time."""
+    walked, timeline = answer.walk, answer.timeline
+    seconds = np.full(len(timeline.launches), np.inf)
+    places = [place for c, place in enumerate(walked.place) if walked.timeline(c).schedule is timeline.schedule]
+    crew, row = places[0]
+    m = walked.meetings
+    mine = (m.crew == crew) & (m.row == row)
+    at = np.searchsorted(timeline.launches, m.instruction[mine])
+    seconds[at] = m.seconds[m.meeting[mine]]
+    return seconds
+
+
+def memory_of(kinds: dict[str, float]) -> Memory:
+    """Bytes of a rank by kind, in the words of every prediction."""
+    by_kind = {_KINDS.get(kind, kind): int(size) for kind, size in kinds.items()}
+    return Memory(sum(by_kind.values()), by_kind)
+
+
+def extend_periodically(longer: Prediction, shorter: Prediction, times: float) -> Prediction:
+    """The step with more micro-batches: what `longer` has more than `shorter`, `times` times more."""
+
+    def more(name: str) -> float:
+        first, second = getattr(longer, name), getattr(shorter, name)
+        return float(first + times * (first - second))
+
+    def more_of(name: str) -> dict[str, float]:
+        first, second = getattr(longer, name), getattr(shorter, name)
+        return {key: value + times * (value - second.get(key, 0.0)) for key, value in first.items()}
+
+    ratio = more("iteration") / longer.iteration
+    low, high = longer.interval
+    plain = ("iteration", "device_active", "device_idle", "host", "exposed_comm", "estimated_seconds")
+    extended: dict[str, Any] = {name: more(name) for name in plain}
+    extended |= {name: more_of(name) for name in ("by_family", "by_phase", "by_source")}
+    return replace(
+        longer,
+        **extended,
+        interval=(low * ratio, high * ratio),
+        kernel_errors={call: ratio * seconds for call, seconds in longer.kernel_errors.items()},
+        outside=tuple(replace(item, seconds=ratio * item.seconds) for item in longer.outside),
+        extended={name: more_of(name) for name in ("by_module", "by_layer", "by_op")},
+    )

@@ -1,0 +1,125 @@
+"""Which ranks communicate with which under a layout, and how its layers are run.
+
+Ranks are numbered as Megatron and torchtitan do: tensor-parallel ones are neighbours, then those of a sample, then
+data-parallel ones; stages are farthest apart. Experts are spread over neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from traincast.costs.in_step import SHIPPED
+from traincast.models.layers.builder import Communicator
+from traincast.models.transformers.description import Experts, Transformer
+from traincast.models.transformers.program.communication import LayerGroups
+from traincast.models.transformers.program.style import Shard, Style
+from traincast.simulator.parallelism.layout import PYTORCH, Layout
+
+TENSOR, SAMPLE, EXPERT, DATA, SEND_FORWARD, RECEIVE_FORWARD, SEND_BACKWARD, RECEIVE_BACKWARD = range(1, 9)
+"""Numbers of communicators, and of the streams that their collectives run on."""
+
+NAMES = {TENSOR: "tp", SAMPLE: "cp", EXPERT: "ep", DATA: "dp", SEND_FORWARD: "pp", SEND_BACKWARD: "pp"}
+"""What a communicator is called in results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The rank groups of a layout, each as the group of rank 0."""
+
+    layout: Layout
+
+    def among(self, number: int, ranks: int, stride: int) -> Communicator | None:
+        """`ranks` ranks that are `stride` apart; None for one alone."""
+        return Communicator(number, tuple(range(0, ranks * stride, stride))) if ranks > 1 else None
+
+    @property
+    def sharing(self) -> Communicator | None:
+        """Ranks that share parameters, gradients or the optimizer."""
+        return self.among(DATA, self.layout.sharing, self.layout.tp)
+
+    @property
+    def data(self) -> Communicator | None:
+        """Data-parallel ranks, those of a sample's parts included: they hold the same weights."""
+        return self.among(DATA, self.layout.dp * self.layout.cp, self.layout.tp)
+
+    @property
+    def copies(self) -> Communicator | None:
+        """Ranks that hold the same shard in groups that each hold all (hybrid sharding)."""
+        layout = self.layout
+        return self.among(DATA, layout.dp * layout.cp // layout.sharing, layout.tp * layout.sharing)
+
+    @property
+    def expert_data(self) -> Communicator | None:
+        """Ranks that hold the same experts."""
+        inner = self.layout.ep * self.layout.etp
+        return self.among(DATA, self.layout.gpus // self.layout.pp // inner, inner)
+
+    def first_rank(self, stage: int) -> int:
+        """The first rank of a stage."""
+        return stage * (self.layout.gpus // self.layout.pp)
+
+    def in_layers(self, model: Transformer, gpus_per_node: int) -> LayerGroups:
+        """The groups that layers communicate in."""
+        layout = self.layout
+        experts = model.experts if layout.ep * layout.etp > 1 else None
+        by_pytorch = layout.kernels in PYTORCH
+        return LayerGroups(
+            tp=self.among(TENSOR, layout.tp, 1),
+            cp=self.among(SAMPLE, layout.cp, layout.tp),
+            ep=self.among(EXPERT, layout.ep, layout.etp) if experts is not None else None,
+            overlap_tp=layout.overlap_tp,
+            hidden_tp=SHIPPED.async_tp if by_pytorch else 1 - 1 / layout.tp,
+            token_bytes=1 if layout.quantised_tokens else 2,
+            cp_gather=layout.cp_gather,
+            dispatched=copies_of_token(layout, experts, gpus_per_node) if experts is not None else 0.0,
+            overlap_ep=layout.overlap_ep,
+            counts_on_host=experts is not None and layout.kernels != "graph" and not experts.capacity,
+        )
+
+
+def copies_of_token(layout: Layout, experts: Experts, gpus_per_node: int) -> float:
+    """Copies of a token that leave for experts: one for each, or ("once") one for each node, or for each rank where all
+    are on one node, that holds any of them; experts are drawn evenly."""
+    if layout.dispatch == "each":
+        return float(experts.top_k)
+    nodes = -(-layout.ep // max(1, gpus_per_node // layout.etp))
+    places = nodes if nodes > 1 else layout.ep
+    return places * (1 - (1 - 1 / places) ** experts.top_k)
+
+
+def shard_of(layout: Layout) -> Shard:
+    """What one rank holds of a micro-batch and of a layer."""
+    return Shard(
+        batch=layout.micro_batch,
+        seq_len=layout.seq_len,
+        tp=layout.tp,
+        sequence=layout.sequence and layout.tp > 1,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        document=layout.document_len,
+    )
+
+
+def style_of(layout: Layout) -> Style:
+    """How kernels are run under a layout."""
+    return Style(
+        precision=layout.precision,
+        attention=layout.attention,
+        ring=layout.cp > 1 and layout.kernels in PYTORCH,
+        tuned=layout.kernels not in PYTORCH,
+        fused=layout.kernels != "eager",
+        together=layout.kernels in ("compiled", "graph"),
+        joined=layout.joined,
+        autocast=layout.gather_bytes == 4 and layout.precision != "fp32",
+        dropout=layout.dropout,
+        accumulate="epilogue" if layout.kernels in ("fused", "graph") else "first",
+        compiled_loss=layout.kernels == "compiled",
+        loss_by_ops=layout.kernels == "fused" and layout.attention == "unfused",  # Megatron before 2023
+        exact_gradients=layout.reduce_bytes == 4,
+        wide_gradients=layout.wide_gradients,
+        scaling=layout.scaling,
+        quantised_weights=layout.precision == "fp8" and layout.sharding == "zero3",
+        frozen=layout.adapter_rank > 0,
+        adapter_rank=layout.adapter_rank,
+    )

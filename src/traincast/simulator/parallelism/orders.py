@@ -1,0 +1,112 @@
+"""In which order a pipeline stage takes up its micro-batches: 1F1B, interleaved and zero-bubble schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One pass of one micro-batch through one chunk of a stage; `kind` is FORWARD, BACKWARD or WEIGHTS (the gradients
+    of weights alone, where a schedule separates them)."""
+
+    kind: str
+    chunk: int
+    micro_batch: int
+
+
+def part_layers(layers: int, stages: int, chunks: int = 1) -> tuple[int, ...]:
+    """Layers of every part of the model in order; part p is chunk p // stages of stage p % stages. Where they do not
+    divide, the first and last parts get fewer: they also hold the embedding and the head.
+
+    >>> part_layers(14, 4)
+    (3, 4, 4, 3)
+    """
+    parts = stages * chunks
+    base, left = divmod(layers, parts)
+    by_part = [base] * parts
+    for part in sorted(range(parts), key=lambda part: abs(2 * part - parts + 1))[:left]:
+        by_part[part] += 1
+    return tuple(by_part)
+
+
+def order_1f1b(stage: int, stages: int, micro_batches: int) -> list[Turn]:
+    """One forward, one backward: as many forwards ahead as stages follow (Narayanan et al. 2019)."""
+    ahead = min(micro_batches, stages - stage - 1)
+    turns = [Turn(FORWARD, 0, m) for m in range(ahead)]
+    for m in range(micro_batches - ahead):
+        turns += [Turn(FORWARD, 0, ahead + m), Turn(BACKWARD, 0, m)]
+    return turns + [Turn(BACKWARD, 0, m) for m in range(micro_batches - ahead, micro_batches)]
+
+
+def order_interleaved(stage: int, stages: int, chunks: int, micro_batches: int) -> list[Turn]:
+    """Chunks in turns of as many micro-batches as there are stages (Narayanan et al. 2021, Megatron-LM)."""
+    total = micro_batches * chunks
+
+    def turn(number: int, kind: str) -> Turn:
+        group, inside = divmod(number, stages * chunks)
+        chunk = inside // stages
+        return Turn(kind, chunk if kind == FORWARD else chunks - 1 - chunk, group * stages + inside % stages)
+
+    ahead = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+    turns = [turn(number, FORWARD) for number in range(ahead)]
+    for number in range(total - ahead):
+        turns += [turn(ahead + number, FORWARD), turn(number, BACKWARD)]
+    return turns + [turn(number, BACKWARD) for number in range(total - ahead, total)]
+
+
+def order_zero_bubble(
+    forward: Sequence[float], backward: Sequence[float], weights: Sequence[float], micro_batches: int
+) -> list[list[Turn]]:
+    """The order of every stage where gradients of weights fill what would be bubbles, with the memory of 1F1B (ZB-H1,
+    Qi et al. 2024): a stage prefers a backward pass, then a forward pass, then gradients of weights.
+
+    `forward`, `backward` (inputs' gradients only) and `weights` are the seconds of a micro-batch on every stage.
+    """
+    stages = len(forward)
+    orders: list[list[Turn]] = [[] for _ in range(stages)]
+    done_f = [[float("inf")] * micro_batches for _ in range(stages)]
+    done_b = [[float("inf")] * micro_batches for _ in range(stages)]
+    clock, counts = [0.0] * stages, [[0, 0, 0] for _ in range(stages)]
+    for _ in range(3 * micro_batches * stages):
+        options = [_next_turn(s, counts, clock, done_f, done_b, micro_batches) for s in range(stages)]
+        ready = [(start, s, kind) for s, option in enumerate(options) if option is not None for start, kind in [option]]
+        start, s, kind = min(ready)
+        number = counts[s][kind]
+        counts[s][kind] += 1
+        clock[s] = start + (forward, backward, weights)[kind][s]
+        if kind == 0:
+            done_f[s][number] = clock[s]
+        elif kind == 1:
+            done_b[s][number] = clock[s]
+        orders[s].append(Turn((FORWARD, BACKWARD, WEIGHTS)[kind], 0, number))
+    return orders
+
+
+def _next_turn(
+    s: int,
+    counts: Sequence[Sequence[int]],
+    clock: Sequence[float],
+    done_f: Sequence[Sequence[float]],
+    done_b: Sequence[Sequence[float]],
+    micro_batches: int,
+) -> tuple[float, int] | None:
+    """When a stage can begin its next turn, and which kind it is (0 forward, 1 backward, 2 weights)."""
+    stages = len(counts)
+    f, b, w = counts[s]
+    choices = []
+    if b < f:
+        arrived = done_f[s][b] if s == stages - 1 else done_b[s + 1][b]
+        choices.append((max(clock[s], arrived), 1))
+    if f < micro_batches and f - b < stages - s:
+        choices.append((max(clock[s], 0.0 if s == 0 else done_f[s - 1][f]), 0))
+    if w < b:
+        choices.append((clock[s], 2))
+    known = [choice for choice in choices if choice[0] < float("inf")]
+    if not known:
+        return None
+    first = min(start for start, _ in known)
+    return min((choice for choice in known if choice[0] <= first), key=lambda choice: (choice[1] != 1, choice[1]))

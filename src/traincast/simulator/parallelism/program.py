@@ -1,0 +1,320 @@
+"""The program of one rank of every pipeline stage: passes of micro-batches, collectives between them, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from traincast.ir.cuda_graph import with_graphs
+from traincast.ir.program import Program
+from traincast.ir.workload import Workload
+from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.program.communication import LayerGroups
+from traincast.models.transformers.program.step import Piece, embedding_piece, head_piece, layer_piece
+from traincast.models.transformers.program.style import Shard, Style
+from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
+from traincast.simulator.parallelism.groups import Groups, shard_of, style_of
+from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.orders import (
+    BACKWARD,
+    FORWARD,
+    Turn,
+    order_1f1b,
+    order_interleaved,
+    order_zero_bubble,
+    part_layers,
+)
+from traincast.simulator.parallelism.snippets import Snippets
+from traincast.simulator.parallelism.splicing import ProgramWriter, Unit, phases_between
+from traincast.simulator.parallelism.step import Stage
+from traincast.utils.arrays import BoolArray
+
+_BUCKET_ELEMENTS = 40e6  # of gradients that are reduced together: Megatron's default
+_GEMMS = ("aten::mm", "aten::addmm", "aten::bmm")
+_KEPT = ("aten::_flash_attention_forward", "aten::_softmax")
+"""Ops besides GEMMs whose results every way of checkpointing but the full one keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A layer (or what stands before or after them) on one rank. Elements of weights on this rank, before sharding:
+    `dense` ones that all tokens meet and `sparse` ones of experts; those of them that are trained. `again`: backward
+    computes it again; `frozen`: it has no backward."""
+
+    module: str
+    piece: Piece
+    dense: float
+    sparse: float
+    trained_dense: float
+    trained_sparse: float
+    again: bool = False
+    frozen: bool = False
+
+
+class StageProgram:
+    """Writes the program of one rank of a stage."""
+
+    def __init__(
+        self, model: Transformer, layout: Layout, groups: Groups, chunks: Sequence[Sequence[Part]], stage: int
+    ) -> None:
+        self.model, self.layout, self.chunks, self.stage = model, layout, chunks, stage
+        self.writer = ProgramWriter(batch_size=layout.micro_batch, seq_len=layout.seq_len)
+        self.snippets = Snippets(layout, groups, model.hidden, stage)
+        self._units: dict[tuple[int, int, int], Unit] = {}
+        self._gathered: set[tuple[int, int]] = set()
+        self._waiting: list[tuple[int, float, float]] = []  # gradients of (event) that wait for a full bucket
+        self._buckets: list[int] = []
+        self._parameter_events: dict[tuple[int, int], int] = {}
+
+    def build(self, turns: Sequence[Turn]) -> Program:
+        """The program under this order of micro-batches."""
+        layout = self.layout
+        if layout.sharding in ("zero1", "zero2") and layout.overlap_parameters:
+            self._gather_parameters()
+        last = {turn.chunk: turn.micro_batch for turn in turns if turn.kind == BACKWARD}
+        for turn in turns:
+            if turn.kind == FORWARD:
+                self._forward(turn, first=turn.micro_batch == 0)
+            elif turn.kind == BACKWARD:
+                self._backward(turn, last=turn.micro_batch == last[turn.chunk])
+            else:
+                for number, part in reversed(list(enumerate(self.chunks[turn.chunk]))):
+                    if not part.frozen:
+                        self._write_late(turn, number, part)
+        self._finish()
+        program = self.writer.build()
+        if layout.kernels == "graph":
+            return with_graphs(program, np.ones(program.num_scopes, dtype=np.bool_))
+        return program
+
+    def _forward(self, turn: Turn, *, first: bool) -> None:
+        parts = self.chunks[turn.chunk]
+        self._emit(self.snippets.receive(FORWARD, turn.chunk))
+        for number, part in enumerate(parts):
+            if self.layout.sharding == "zero3":
+                self._prefetch(turn.chunk, number, number + 1 if number + 1 < len(parts) else -1, FORWARD)
+            elif first and (turn.chunk, number) in self._parameter_events:
+                self._emit(self.snippets.wait(self._parameter_events[turn.chunk, number], FORWARD))
+            unit = self._unit(turn, number, part)
+            self._write(unit, phases_between(part.piece.program, 0, part.piece.backward), part)
+        if self.layout.sharding == "zero3" and self.layout.reshard:
+            self._gathered.clear()
+        self._emit(self.snippets.send(FORWARD, turn.chunk))
+
+    def _backward(self, turn: Turn, *, last: bool) -> None:
+        parts = self.chunks[turn.chunk]
+        self._emit(self.snippets.receive(BACKWARD, turn.chunk))
+        for number in range(len(parts) - 1, -1, -1):
+            part = parts[number]
+            if part.frozen:
+                break
+            if self.layout.sharding == "zero3":
+                below = number - 1 if number and not parts[number - 1].frozen else -1
+                self._prefetch(turn.chunk, number, below, BACKWARD)
+            unit = self._unit(turn, number, part)
+            if part.again:
+                self._write(unit, _computed_again(part.piece, self.layout.checkpoint), part)
+            end = part.piece.late if self.layout.schedule == "zero-bubble" else part.piece.program.num_ops
+            self._write(unit, phases_between(part.piece.program, part.piece.backward, end), part)
+            if self.layout.schedule != "zero-bubble":
+                self._reduce(part, turn.chunk, number, last=last)
+        if self.layout.sharding == "zero3":
+            self._gathered.clear()
+        self._emit(self.snippets.send(BACKWARD, turn.chunk))
+
+    def _write_late(self, turn: Turn, number: int, part: Part) -> None:
+        unit = self._unit(turn, number, part)
+        self._write(unit, phases_between(part.piece.program, part.piece.late, part.piece.program.num_ops), part)
+
+    def _unit(self, turn: Turn, number: int, part: Part) -> Unit:
+        key = (turn.chunk, number, turn.micro_batch)
+        if key not in self._units:
+            self._units[key] = self.writer.unit(part.piece.program, f"{turn.chunk} {number}")
+        return self._units[key]
+
+    def _write(self, unit: Unit, ops: BoolArray, part: Part) -> None:
+        self.writer.write(unit, ops, part.module)
+
+    def _emit(self, program: Program | None) -> None:
+        """A whole short program; its tensors are shared by all its copies."""
+        if program is not None:
+            unit = self.writer.unit(program, f"snippet {id(program)}")
+            self.writer.write(unit, np.ones(program.num_ops, dtype=np.bool_), "")
+
+    def _prefetch(self, chunk: int, number: int, following: int, phase: str) -> None:
+        """Fully sharded parameters: those of this layer are there, those of the next one on their way."""
+        for wanted in (number, following):
+            if wanted >= 0 and (chunk, wanted) not in self._gathered:
+                part = self.chunks[chunk][wanted]
+                self._emit(self.snippets.gather(part.dense, part.sparse, self._event(chunk, wanted), phase))
+                self._gathered.add((chunk, wanted))
+        self._emit(self.snippets.wait(self._event(chunk, number), phase))
+
+    def _event(self, chunk: int, number: int) -> int:
+        return sum(len(parts) for parts in self.chunks[:chunk]) + number
+
+    def _reduce(self, part: Part, chunk: int, number: int, *, last: bool) -> None:
+        """Gradients of a layer between copies of the model: at once where parameters are sharded too, else with those
+        of its bucket after the last micro-batch."""
+        if self.layout.sharding == "zero3":
+            self._emit(self.snippets.reduce(part.trained_dense, part.trained_sparse))
+        elif last:
+            self._waiting.append((self._event(chunk, number), part.trained_dense, part.trained_sparse))
+            if self.layout.overlap_gradients and self._bucket_size() >= _BUCKET_ELEMENTS:
+                self._reduce_bucket()
+
+    def _bucket_size(self) -> float:
+        return sum(dense + sparse for _, dense, sparse in self._waiting)
+
+    def _reduce_bucket(self) -> None:
+        dense, sparse = (sum(bucket[i] for bucket in self._waiting) for i in (1, 2))
+        self._emit(self.snippets.reduce(dense, sparse))
+        self._waiting.clear()
+
+    def _gather_parameters(self) -> None:
+        """Parameters that a distributed optimizer updated elsewhere: gathered bucket by bucket while the first
+        micro-batch runs."""
+        event, dense, sparse = self.snippets.first_bucket, 0.0, 0.0
+        keys: list[tuple[int, int]] = []
+        every = [(chunk, number, part) for chunk, parts in enumerate(self.chunks) for number, part in enumerate(parts)]
+        for index, (chunk, number, part) in enumerate(every):
+            dense, sparse = dense + part.trained_dense, sparse + part.trained_sparse
+            keys.append((chunk, number))
+            if dense + sparse >= _BUCKET_ELEMENTS or index + 1 == len(every):
+                self._emit(self.snippets.gather_updated(dense, sparse, event))
+                self._parameter_events[keys[0]] = event
+                event, dense, sparse, keys = event + 1, 0.0, 0.0, []
+
+    def _finish(self) -> None:
+        """What is left of gradients, then the update, then parameters that nothing hides."""
+        layout = self.layout
+        every = [part for parts in self.chunks for part in parts]
+        dense, sparse = (
+            sum(values) for values in zip(*((p.trained_dense, p.trained_sparse) for p in every), strict=True)
+        )
+        if layout.sharding != "zero3" and layout.schedule == "zero-bubble":
+            self._waiting = [(0, dense, sparse)]
+        if self._waiting:
+            self._reduce_bucket()
+        self._emit(self.snippets.wait_for_reduced())
+        self._emit(self.snippets.update(dense, sparse))
+        if layout.sharding in ("zero1", "zero2") and not layout.overlap_parameters:
+            self._emit(self.snippets.gather_updated(dense, sparse, self.snippets.first_bucket, waits=True))
+
+
+def _computed_again(piece: Piece, checkpoint: str) -> BoolArray:
+    """Which forward ops backward computes again: all, or those that are cheap ("light"), with every second GEMM
+    ("selective")."""
+    marked = phases_between(piece.program, 0, piece.backward)
+    if checkpoint == "full":
+        return marked
+    names = [piece.program.symbolic[s].name for s in piece.program.columns.op_signature.tolist()]
+    gemms = 0
+    for index, name in enumerate(names):
+        if name in _GEMMS and index < piece.backward:
+            gemms += 1
+            marked[index] &= checkpoint == "selective" and gemms % 2 == 0
+        elif name in _KEPT or name.startswith(("c10d::", "cuda::")):
+            marked[index] = False
+    return marked
+
+
+@lru_cache(maxsize=256)
+def write_layer(
+    model: Transformer, shard: Shard, style: Style, groups: LayerGroups, experts: bool, window: int, encoder: bool,
+    split: bool,
+) -> Piece:  # fmt: skip
+    """One layer, written once."""
+    return layer_piece(model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split)
+
+
+@lru_cache(maxsize=128)
+def write_ends(model: Transformer, shard: Shard, style: Style, groups: LayerGroups, split: bool) -> tuple[Piece, Piece]:
+    """What stands before the first layer and after the last."""
+    return (
+        embedding_piece(model, shard, style, groups=groups, split=split),
+        head_piece(model, shard, style, groups=groups, split=split),
+    )
+
+
+def parallel_workload(
+    model: Transformer, layout: Layout, stages: Sequence[Stage], *, gpus_per_node: int, micro_batches: int
+) -> Workload:
+    """One step of a Transformer under a layout with so many micro-batches per pipeline: one program per stage, which
+    every rank of the stage runs. `stages` are the weights of each and, for zero-bubble schedules, its times."""
+    groups = Groups(layout)
+    parts = _parts(model, layout, groups.in_layers(model, gpus_per_node))
+    orders = _orders(layout, stages, micro_batches)
+    programs = []
+    for stage in range(layout.pp):
+        chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
+        programs.append(StageProgram(model, layout, groups, chunks, stage).build(orders[stage]))
+    per_stage = layout.gpus // layout.pp
+    return Workload(
+        name=model.name,
+        programs=tuple(programs),
+        ranks=tuple(np.repeat(np.arange(layout.pp), per_stage).tolist()),
+        synchronised=True,  # the host reads the loss and the norm of gradients of every step
+        meta={"optimizer": layout.optimizer, **({"compiled": "yes"} if layout.kernels == "compiled" else {})},
+    )
+
+
+def _orders(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list[list[Turn]]:
+    if layout.schedule == "zero-bubble":
+        weights = [sum(unit.weight_part for unit in stage.units) for stage in stages]
+        forward = [sum(unit.forward.device for unit in stage.units) for stage in stages]
+        backward = [sum(unit.backward.device for unit in stage.units) for stage in stages]
+        inputs = [max(0.0, b - w) for b, w in zip(backward, weights, strict=True)]
+        return order_zero_bubble(forward, inputs, weights, micro_batches)
+    if layout.vp > 1:
+        return [order_interleaved(stage, layout.pp, layout.vp, micro_batches) for stage in range(layout.pp)]
+    return [order_1f1b(stage, layout.pp, micro_batches) for stage in range(layout.pp)]
+
+
+def _parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
+    """What every part of the model holds, in order: layers, and at the ends embedding and head."""
+    shard, style, split = shard_of(layout), style_of(layout), layout.schedule == "zero-bubble"
+    before, after = write_ends(model, shard, style, groups, split)
+    counts = layout.stage_layers or part_layers(model.layers, layout.pp, layout.vp)
+    parts: list[list[Part]] = []
+    first = 0
+    for number, count in enumerate(counts):
+        inside = [_layer(model, layout, shard, style, groups, layer) for layer in range(first, first + count)]
+        if number == 0:
+            encoder = [
+                _layer(model, layout, shard, style, groups, layer, encoder=True)
+                for layer in range(model.encoder_layers)
+            ]
+            weights = embedding_parameters(model) / layout.tp
+            inside = [_end(layout, before, weights, frozen=layout.frozen_layers > 0), *encoder, *inside]
+        if number == len(counts) - 1:
+            tied = model.hidden * model.vocab if model.tied and layout.pp > 1 else 0
+            inside.append(_end(layout, after, (head_parameters(model) + tied) / layout.tp))
+        parts.append(inside)
+        first += count
+    return parts
+
+
+def _end(layout: Layout, piece: Piece, weights: float, *, frozen: bool = False) -> Part:
+    trained = 0.0 if frozen or layout.adapter_rank else weights
+    return Part("", piece, weights, 0.0, trained, 0.0, frozen=frozen)
+
+
+def _layer(
+    model: Transformer, layout: Layout, shard: Shard, style: Style, groups: LayerGroups, number: int, *,
+    encoder: bool = False,
+) -> Part:  # fmt: skip
+    frozen = (encoder and layout.frozen_layers > 0) or number < layout.frozen_layers
+    experts = not encoder and model.has_experts(number)
+    window = 0 if encoder else model.window_of(number)
+    split = layout.schedule == "zero-bubble"
+    piece = write_layer(model, shard, style, groups, experts, window, encoder, split)
+    dense, sparse = layer_parameters(model, number)
+    here = (dense / layout.tp, sparse / (layout.ep * layout.etp))
+    trained = (float(piece.trained), 0.0) if layout.adapter_rank else here
+    again = layout.checkpoint != "none" and number % layout.checkpoint_every == 0 and not frozen
+    module = f"{'encoder' if encoder else 'layers'}.{number}"
+    return Part(module, piece, *here, *((0.0, 0.0) if frozen else trained), again=again, frozen=frozen)

@@ -1,0 +1,206 @@
+"""Short programs between the layers of a stage: messages to other stages, collectives between copies, the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from traincast.ir.builder import ProgramBuilder
+from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.program import Program
+from traincast.ir.variants import BETWEEN_STAGES, VARIANT
+from traincast.models.layers.builder import Communicator, Scalars, StepBuilder
+from traincast.models.layers.optimizers import step_one_by_one, with_state
+from traincast.models.transformers.program.communication import write_collective
+from traincast.models.transformers.program.step import write_adam
+from traincast.simulator.parallelism.groups import (
+    DATA,
+    RECEIVE_BACKWARD,
+    RECEIVE_FORWARD,
+    SEND_BACKWARD,
+    SEND_FORWARD,
+    Groups,
+)
+from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.orders import FORWARD
+
+_EVENTS_OF_LAYERS = 256
+"""Events below are those of collectives inside layers."""
+_ISSUE, _REDUCED, _MESSAGE, _SENT = range(_EVENTS_OF_LAYERS, _EVENTS_OF_LAYERS + 4)
+_FIRST = _EVENTS_OF_LAYERS + 8
+_TENSOR_ELEMENTS = 10_000_000  # weights of one tensor of the update
+
+
+def _kept(write: Callable[..., Program | None]) -> Callable[..., Program | None]:
+    """Writes every snippet once."""
+
+    @wraps(write)
+    def look_up(self: Snippets, *arguments: object, **options: object) -> Program | None:
+        key = (write.__name__, arguments, tuple(sorted(options.items())))
+        if key not in self.written:
+            self.written[key] = write(self, *arguments, **options)
+        return self.written[key]
+
+    return look_up
+
+
+class Snippets:
+    """Writes what one rank of a stage does between its layers; None where a layout needs nothing."""
+
+    def __init__(self, layout: Layout, groups: Groups, hidden: int, stage: int) -> None:
+        self.layout, self.groups, self.hidden, self.stage = layout, groups, hidden, stage
+        self.first_bucket = _FIRST + 1024
+        self.written: dict[object, Program | None] = {}
+        self._used = False
+
+    @_kept
+    def receive(self, kind: str, chunk: int) -> Program | None:
+        """What the stage before (or after, backward) sends: the compute stream waits for it."""
+        other = self._neighbour(chunk, -1 if kind == FORWARD else 1)
+        if other is None:
+            return None
+        forward = kind == FORWARD
+        tape = self._tape("c10d::recv_", kind)
+        stream = RECEIVE_FORWARD if forward else RECEIVE_BACKWARD
+        self._message(tape, "recv_", other, self.stage, SEND_FORWARD if forward else SEND_BACKWARD, stream)
+        _record(tape, _MESSAGE, stream)
+        _wait(tape, _MESSAGE, 0)
+        return tape.build()
+
+    @_kept
+    def send(self, kind: str, chunk: int) -> Program | None:
+        """A message to the next stage (or the one before, backward), which the kernels after it overlap with unless the
+        layout says otherwise."""
+        other = self._neighbour(chunk, 1 if kind == FORWARD else -1)
+        if other is None:
+            return None
+        stream = SEND_FORWARD if kind == FORWARD else SEND_BACKWARD
+        tape = self._tape("c10d::send", kind)
+        _record(tape, _ISSUE, 0)
+        _wait(tape, _ISSUE, stream)
+        self._message(tape, "send", self.stage, other, stream, stream)
+        if not self.layout.overlap_pp:
+            _record(tape, _SENT, stream)
+            _wait(tape, _SENT, 0)
+        return tape.build()
+
+    @_kept
+    def gather(self, dense: float, sparse: float, event: int, kind: str) -> Program | None:
+        """Parameters of a layer that data-parallel ranks share, gathered beside what runs now."""
+        size = 1 if self.layout.quantised_gather else self.layout.gather_bytes
+        parts = [
+            ("all_gather", self.groups.sharing, size * dense),
+            ("all_gather", self.groups.expert_data, size * sparse),
+        ]
+        return self._between_copies(parts, _FIRST + event, kind)
+
+    @_kept
+    def wait(self, event: int, kind: str) -> Program | None:
+        """The compute stream waits for parameters."""
+        if self.groups.data is None and self.groups.expert_data is None:
+            return None
+        tape = self._tape("cuda::stream_wait_event", kind)
+        _wait(tape, event if event >= self.first_bucket else _FIRST + event, 0)
+        return tape.build()
+
+    @_kept
+    def reduce(self, dense: float, sparse: float) -> Program | None:
+        """Gradients summed over copies of the model, beside what runs now."""
+        layout, groups, size = self.layout, self.groups, self.layout.reduce_bytes
+        kind = "all_reduce" if layout.sharding == "none" else "reduce_scatter"
+        whole = groups.sharing if layout.sharding == "zero3" else groups.data
+        parts = [(kind, whole, size * dense)]
+        if layout.sharding == "zero3" and layout.sharing < layout.dp * layout.cp:
+            parts.append(("all_reduce", groups.copies, size * dense / layout.sharing))
+        parts.append((kind, groups.expert_data, size * sparse))
+        program = self._between_copies(parts, _REDUCED, "backward")
+        self._used |= program is not None
+        return program
+
+    def wait_for_reduced(self) -> Program | None:
+        """The compute stream waits for all gradients."""
+        if not self._used:
+            return None
+        tape = self._tape("cuda::stream_wait_event", "update")
+        _wait(tape, _REDUCED, 0)
+        return tape.build()
+
+    @_kept
+    def gather_updated(self, dense: float, sparse: float, event: int, waits: bool = False) -> Program | None:
+        """16-bit parameters after the update of a distributed optimizer."""
+        parts = [("all_gather", self.groups.data, 2 * dense), ("all_gather", self.groups.expert_data, 2 * sparse)]
+        return self._between_copies(parts, event, "forward", waits=waits)
+
+    def update(self, dense: float, sparse: float) -> Program | None:
+        """The norm of gradients and Adam over this rank's share of the weights."""
+        layout = self.layout
+        if layout.optimizer == "none":
+            return None
+        inner = layout.gpus // layout.pp // (layout.ep * layout.etp)
+        shared, experts = (layout.sharing, inner) if layout.sharding != "none" else (1, 1)
+        elements = int(dense / shared + sparse / experts)
+        if not elements:
+            return None
+        tensors = max(1, round(elements / _TENSOR_ELEMENTS))
+        tape = self._tape("aten::_foreach_norm", "update")
+        dtype = "float32" if layout.precision == "fp32" else "bfloat16"
+        each = max(1, elements // tensors)
+        weights = [tape.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
+        gradients = [tape.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
+        tape.op("inductor::fused", [("inputs", gradients)], [tape.new((1,))], module="optimizer")
+        if layout.optimizer == "adam-loop":
+            step_one_by_one(tape, "adam", with_state(tape, "adam", weights), gradients)
+        else:
+            write_adam(tape, weights, gradients)
+        return tape.build()
+
+    def _between_copies(
+        self, parts: list[tuple[str, Communicator | None, float]], event: int, kind: str, *, waits: bool = False
+    ) -> Program | None:
+        wanted = [(name, group, nbytes) for name, group, nbytes in parts if group is not None and nbytes > 0]
+        if not wanted:
+            return None
+        tape = self._tape("c10d::" + wanted[0][0], kind)
+        _record(tape, _ISSUE, 0)
+        _wait(tape, _ISSUE, DATA)
+        for name, group, nbytes in wanted:
+            ref = tape.resident((max(1, int(nbytes) // 2),), StorageKind.BUFFER, "bfloat16")
+            write_collective(tape, name, group, nbytes, ref, stream=DATA)
+        _record(tape, event, DATA)
+        if waits:
+            _wait(tape, event, 0)
+        return tape.build()
+
+    def _neighbour(self, chunk: int, step: int) -> int | None:
+        """The stage that holds the part of the model before or after this chunk."""
+        stages = self.layout.pp
+        part = chunk * stages + self.stage + step
+        return part % stages if stages > 1 and 0 <= part < stages * self.layout.vp else None
+
+    def _message(self, tape: StepBuilder, name: str, source: int, target: int, communicator: int, stream: int) -> None:
+        layout = self.layout
+        rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)
+        ranks = (self.groups.first_rank(source), self.groups.first_rank(target))
+        ref = tape.resident((max(1, rows), self.hidden), StorageKind.BUFFER, "bfloat16")
+        scalars: Scalars = [
+            ("collective", "send_recv"), ("group", ranks), ("source", ranks[0]), ("target", ranks[1]),
+            ("communicator", communicator), ("bytes", ref.spec.nbytes), (VARIANT, BETWEEN_STAGES),
+        ]  # fmt: skip
+        tape.op(f"c10d::{name}", [("tensors", ref)], [ref], scalars, stream=stream)
+
+    def _tape(self, scope: str, kind: str) -> StepBuilder:
+        layout = self.layout
+        tape = StepBuilder(
+            layout.micro_batch, target=ProgramBuilder(batch_size=layout.micro_batch, seq_len=layout.seq_len)
+        )
+        phases = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "update": Phase.OPTIMIZER}
+        tape.scope(scope, phases[kind])
+        return tape
+
+
+def _record(tape: StepBuilder, event: int, stream: int) -> None:
+    tape.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
+
+
+def _wait(tape: StepBuilder, event: int, stream: int) -> None:
+    tape.op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)

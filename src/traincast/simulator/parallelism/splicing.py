@@ -1,0 +1,272 @@
+"""A long program from short ones: segments of their columns, copied as arrays in the order in which a rank runs them.
+
+A layer is written once, whatever the number of layers and micro-batches; its columns are then copied with new numbers
+for ops, tensors and storages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.program import Columns, Program
+from traincast.ir.sizes import SizeTable
+from traincast.ir.symbolic import with_size_indices
+from traincast.utils.arrays import BoolArray, Int32Array
+
+_LASTING = (StorageKind.PARAMETER, StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE, StorageKind.BUFFER)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A short program prepared for copying: signatures, sizes and names under the numbers of the long one."""
+
+    program: Program
+    signature: Int32Array
+    names: tuple[str, ...]
+    scope_name: Int32Array
+    storage_bytes: Int32Array
+    lasting: BoolArray  # storages that all copies of one unit share
+
+
+@dataclass(slots=True)
+class Unit:
+    """One copy of a source's tensors: a layer of the model, for one micro-batch."""
+
+    source: Source
+    tensors: int
+    storage: Int32Array  # number of each of the source's storages in the long program
+    begins: list[tuple[int, int, int]] = field(default_factory=list)  # (first op, end) of a segment, and where it went
+
+
+class ProgramWriter:
+    """Puts segments together; `build` gives the program."""
+
+    def __init__(self, *, batch_size: int, seq_len: int) -> None:
+        self.batch_size, self.seq_len = batch_size, seq_len
+        self._sizes: dict[int, int] = {}
+        self._names: dict[str, int] = {}
+        self._signatures: dict[Signature, int] = {}
+        self._sources: dict[int, Source] = {}
+        self._modules: dict[tuple[int, str], Int32Array] = {}
+        self._segments: dict[tuple[int, bytes], _Segment] = {}
+        self._columns: dict[str, list[Int32Array]] = {name: [] for name in Columns.names()}
+        self._ops = self._scopes = self._tensors = self._storages = self._inputs = self._outputs = 0
+        self._thread = 0
+        self._lasting: dict[str, Int32Array] = {}
+        self._units: list[Unit] = []
+
+    def unit(self, program: Program, owner: str) -> Unit:
+        """New tensors for a copy of `program`; copies with one `owner` share their weights."""
+        source = self._source(program)
+        c = program.columns
+        storage = np.full(len(c.storage_kind), -1, dtype=np.int32)
+        fresh = ~source.lasting
+        if owner not in self._lasting:
+            fresh = np.ones_like(source.lasting)
+        storage[fresh] = self._storages + np.arange(int(fresh.sum()), dtype=np.int32)
+        self._storages += int(fresh.sum())
+        for name, column in (("storage_bytes", source.storage_bytes), ("storage_kind", c.storage_kind)):
+            self._columns[name].append(column[fresh])
+        if owner in self._lasting:
+            storage[source.lasting] = self._lasting[owner]
+        else:
+            self._lasting[owner] = storage[source.lasting]
+        unit = Unit(source, self._tensors, storage)
+        self._columns["tensor_storage"].append(storage[c.tensor_storage])
+        self._tensors += len(c.tensor_storage)
+        self._units.append(unit)
+        return unit
+
+    def write(self, unit: Unit, ops: BoolArray, module: str) -> None:
+        """Copies the marked ops of a unit's source, in their scopes, under the path `module`."""
+        segment = self._segment(unit.source, ops)
+        if not segment.scopes:
+            return
+        c = self._columns
+        c["op_signature"].append(segment.signature)
+        c["op_module"].append(self._module_numbers(unit.source, module)[segment.module])
+        c["op_stream"].append(segment.stream)
+        c["input_tensor"].append(segment.inputs + np.int32(unit.tensors))
+        c["input_ptr"].append(segment.input_ends + np.int32(self._inputs))
+        c["output_tensor"].append(segment.outputs + np.int32(unit.tensors))
+        c["output_ptr"].append(segment.output_ends + np.int32(self._outputs))
+        c["scope_name"].append(segment.scope_name)
+        c["scope_phase"].append(segment.scope_phase)
+        c["scope_thread"].append(segment.scope_thread)
+        c["scope_ptr"].append(segment.scope_ends + np.int32(self._ops))
+        after = np.full(segment.scopes, -1, dtype=np.int32)
+        after[segment.joins] = self._scopes + segment.joins - 1
+        first = int(segment.scope_thread[0])
+        after[0] = self._scopes - 1 if first != self._thread and self._scopes else -1
+        c["scope_after"].append(after)
+        self._thread = int(segment.scope_thread[-1])
+        unit.begins.append((segment.first, segment.end, self._ops))
+        self._ops += len(segment.signature)
+        self._scopes += segment.scopes
+        self._inputs += len(segment.inputs)
+        self._outputs += len(segment.outputs)
+
+    def build(self) -> Program:
+        """The program written so far."""
+        alloc, free = self._lifetimes()
+        zero = np.zeros(1, dtype=np.int32)
+        joined = {
+            name: np.concatenate((zero, *parts) if name.endswith("_ptr") else parts or [zero[:0]])
+            for name, parts in self._columns.items()
+            if name not in ("storage_alloc", "storage_free", "op_forward")
+        }
+        columns = Columns(
+            **joined, storage_alloc=alloc, storage_free=free, op_forward=np.full(self._ops, -1, dtype=np.int32)
+        )
+        return Program(
+            sizes=SizeTable.constant(np.array(list(self._sizes), dtype=np.int64)),
+            symbolic=tuple(self._signatures),
+            names=tuple(self._names),
+            columns=columns,
+            batch_size=self.batch_size,
+            seq_len=self.seq_len,
+            rigid="it was written for this layout; ask for another batch or sequence length instead",
+        )
+
+    def _lifetimes(self) -> tuple[Int32Array, Int32Array]:
+        """When storages come and go: as in their sources, at the ops that copies of their segments became."""
+        alloc = np.full(self._storages, -1, dtype=np.int32)
+        free = np.full(self._storages, self._ops, dtype=np.int32)
+        for unit in self._units:
+            c, mine = unit.source.program.columns, ~unit.source.lasting
+            if not unit.begins or not mine.any():
+                continue
+            last = max(begin + end - first for first, end, begin in unit.begins)
+            where = np.full(len(c.op_signature) + 1, -1, dtype=np.int64)
+            for first, end, begin in unit.begins:
+                where[first:end] = begin + np.arange(end - first)
+            born, gone = c.storage_alloc[mine], c.storage_free[mine]
+            at = np.where(born >= 0, where[born], where.max(initial=0))
+            until = np.where(gone < len(c.op_signature), where[np.minimum(gone, len(where) - 1)], last - 1)
+            numbers = unit.storage[mine]
+            alloc[numbers] = np.where(at >= 0, at, last - 1)
+            free[numbers] = np.maximum(np.where(until >= 0, until, last - 1), alloc[numbers])
+        return alloc, free
+
+    def _source(self, program: Program) -> Source:
+        if id(program) not in self._sources:
+            c = program.columns
+            numbers = [
+                self._signatures.setdefault(with_size_indices(plain, self._size), len(self._signatures))
+                for plain in program.signatures
+            ]
+            sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)
+            lasting = np.isin(c.storage_kind, _LASTING) & (c.storage_alloc < 0)
+            # what comes from a neighbour takes no memory of its own
+            borrowed = (c.storage_alloc < 0) & (c.storage_kind == StorageKind.ACTIVATION)
+            nbytes = np.where(borrowed, self._size(0), sizes[c.storage_bytes]).astype(np.int32)
+            scope = np.array([self._name(name) for name in program.names], dtype=np.int32)
+            self._sources[id(program)] = Source(
+                program, np.array(numbers, dtype=np.int32), program.names, scope, nbytes, lasting
+            )
+        return self._sources[id(program)]
+
+    def _size(self, value: int) -> int:
+        return self._sizes.setdefault(value, len(self._sizes))
+
+    def _name(self, name: str) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _module_numbers(self, source: Source, module: str) -> Int32Array:
+        key = (id(source), module)
+        if key not in self._modules:
+            paths = [f"{module}.{name}" if name and module else name or module for name in source.names]
+            used = np.unique(source.program.columns.op_module).tolist()
+            numbers = np.zeros(len(paths), dtype=np.int32)
+            numbers[used] = [self._name(paths[n]) for n in used]
+            self._modules[key] = numbers
+        return self._modules[key]
+
+    def _segment(self, source: Source, ops: BoolArray) -> _Segment:
+        key = (id(source), ops.tobytes())
+        if key not in self._segments:
+            self._segments[key] = _cut_segment(source, ops)
+        return self._segments[key]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Segment:
+    """The columns of some ops of a source, under the long program's numbers but for where it begins."""
+
+    signature: Int32Array
+    module: Int32Array
+    stream: Int32Array
+    inputs: Int32Array
+    input_ends: Int32Array
+    outputs: Int32Array
+    output_ends: Int32Array
+    scope_name: Int32Array
+    scope_phase: Int32Array
+    scope_thread: Int32Array
+    scope_ends: Int32Array
+    joins: Int32Array  # scopes inside that another thread hands over to
+    scopes: int
+    first: int
+    end: int
+
+
+def _cut_segment(source: Source, ops: BoolArray) -> _Segment:
+    c = source.program.columns
+    chosen = np.flatnonzero(ops)
+    scope_of = source.program.op_scope
+    # scopes without ops (the host's own work) go with the marked ones around them
+    low, high = (int(scope_of[chosen[0]]), int(scope_of[chosen[-1]]) + 1) if len(chosen) else (0, 0)
+    low = _with_empty_before(c.scope_ptr, low)
+    scopes = np.arange(low, high)
+    counts = np.bincount(scope_of[chosen] - low, minlength=len(scopes)) if len(chosen) else np.zeros(0, dtype=np.int64)
+    whole = np.diff(c.scope_ptr)[scopes]
+    kept = (counts > 0) | (whole == 0)
+    inputs, input_ends = _taken(c.input_ptr, c.input_tensor, chosen)
+    outputs, output_ends = _taken(c.output_ptr, c.output_tensor, chosen)
+    thread = c.scope_thread[scopes[kept]]
+    return _Segment(
+        signature=source.signature[c.op_signature[chosen]],
+        module=c.op_module[chosen],
+        stream=c.op_stream[chosen],
+        inputs=inputs,
+        input_ends=input_ends,
+        outputs=outputs,
+        output_ends=output_ends,
+        scope_name=source.scope_name[c.scope_name[scopes[kept]]],
+        scope_phase=c.scope_phase[scopes[kept]],
+        scope_thread=thread,
+        scope_ends=np.cumsum(counts[kept]).astype(np.int32),
+        joins=(1 + np.flatnonzero(np.diff(thread))).astype(np.int32),
+        scopes=int(kept.sum()),
+        first=int(chosen[0]) if len(chosen) else 0,
+        end=int(chosen[-1]) + 1 if len(chosen) else 0,
+    )
+
+
+def _with_empty_before(scope_ptr: Int32Array, scope: int) -> int:
+    while scope > 0 and scope_ptr[scope - 1] == scope_ptr[scope]:
+        scope -= 1
+    return scope
+
+
+def _taken(pointer: Int32Array, tensor: Int32Array, chosen: np.ndarray) -> tuple[Int32Array, Int32Array]:
+    counts = np.diff(pointer)[chosen]
+    ends = np.cumsum(counts)
+    place = np.repeat(pointer[chosen] - (ends - counts), counts) + np.arange(int(counts.sum()))
+    return tensor[place].astype(np.int32), ends.astype(np.int32)
+
+
+def phases_between(program: Program, first: int, end: int) -> BoolArray:
+    """The ops from `first` to before `end`, marked."""
+    marked = np.zeros(program.num_ops, dtype=np.bool_)
+    marked[first:end] = True
+    return marked
+
+
+def runs_in(program: Program, phases: Sequence[Phase]) -> BoolArray:
+    """The ops of these phases, marked."""
+    return np.isin(program.op_phase, phases)
