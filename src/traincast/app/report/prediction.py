@@ -88,9 +88,13 @@ def _memory(p: Prediction) -> str:
         kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
     parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
+    return f"peak memory {peak_memory_text(p)}" + (f": {parts}" if parts else "")
+
+
+def peak_memory_text(p: Prediction) -> str:
+    """The peak of the fullest rank, and how much a device has where that is known: `1.20 GB of 80 GB`."""
     limit = p.platform.device.memory_bytes
-    capacity = f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else ""
-    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB{capacity}" + (f": {parts}" if parts else "")
+    return f"{p.memory.peak_bytes / 1e9:.2f} GB" + (f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else "")
 
 
 def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:
