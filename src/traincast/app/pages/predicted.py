@@ -70,13 +70,8 @@ def _neighbours(p: Prediction) -> Html:
     rows = []
     for family, seconds in p.by_family.items():
         devices = measured_devices(family)
-        near = (
-            "this device"
-            if p.platform.device.is_cpu or key in devices
-            else f"{len(devices)} other devices"
-            if devices
-            else "no kernel of it"
-        )
+        measured = p.platform.device.is_cpu or key in devices
+        near = "this device" if measured else f"{len(devices)} other devices" if devices else "no kernel of it"
         rows.append((family, f"{seconds / whole:.1%}", near))
     return table(("kernels", "of kernel time", "measured on"), rows, right=(1,), caption="What was measured")
 

@@ -26,7 +26,7 @@ Work = tuple[FloatArray, FloatArray]
 """Operations and bytes of every call."""
 
 
-def counted_flops(calls: Calls) -> FloatArray:
+def count_flops(calls: Calls) -> FloatArray:
     """Operations of every call (a multiplication and its addition are two); 0 for families that only move data. Calls
     of a measured CPU carry theirs."""
     if COUNTED_FLOPS in calls.family.fields:
@@ -60,7 +60,7 @@ _COUNTED: dict[str, Callable[[Calls], FloatArray]] = {
 }
 
 
-def work(calls: Calls) -> Work | None:
+def count_work(calls: Calls) -> Work | None:
     """Operations and bytes of calls of one family; None where there is no arithmetic (transfers, collectives)."""
     function = _WORK.get(calls.family.name)
     return None if function is None else function(calls)
@@ -68,7 +68,7 @@ def work(calls: Calls) -> Work | None:
 
 def _gemm(calls: Calls) -> Work:
     batch, m, n, k = (calls[name] for name in ("batch", "m", "n", "k"))
-    return counted_flops(calls), batch * (m * k + k * n + m * n) * calls.item_bytes()
+    return count_flops(calls), batch * (m * k + k * n + m * n) * calls.item_bytes()
 
 
 def _conv(calls: Calls) -> Work:
@@ -76,13 +76,13 @@ def _conv(calls: Calls) -> Work:
     pixels = calls["batch"] * calls["in_h"] * calls["in_w"]
     weights = calls["in_channels"] / calls["groups"] * calls["out_channels"] * calls["kernel_h"] * calls["kernel_w"]
     elements = pixels * calls["in_channels"] + out * calls["out_channels"] + weights
-    return counted_flops(calls), elements * calls.item_bytes()
+    return count_flops(calls), elements * calls.item_bytes()
 
 
 def _attention(calls: Calls) -> Work:
     rows = calls["batch"] * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
     passes = np.where(calls.is_kind("backward", "efficient_backward"), 4.0, 2.0)
-    return counted_flops(calls), passes * rows * calls["head_dim"] * calls.item_bytes()
+    return count_flops(calls), passes * rows * calls["head_dim"] * calls.item_bytes()
 
 
 def _streaming(calls: Calls) -> Work:

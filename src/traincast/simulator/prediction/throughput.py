@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.kernels.work import counted_flops
+from traincast.costs.kernels.work import count_flops
 from traincast.hardware.device import Device
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.schedule import Code
@@ -81,7 +81,7 @@ def _flops_by_type(instructions: StepInstructions) -> dict[str, float]:
     lowered = instructions.lowered[0]  # all programs refer to the same calls
     per_call = np.zeros(len(lowered.calls))
     for rows, calls in lowered.by_family():
-        per_call[rows] = counted_flops(calls)
+        per_call[rows] = count_flops(calls)
     launches = np.zeros(len(per_call))
     for schedule, ranks in zip(instructions.schedules, instructions.ranks_of, strict=True):
         made = schedule.call[schedule.code == Code.LAUNCH]
