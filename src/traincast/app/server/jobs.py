@@ -93,6 +93,7 @@ class _Worker:
         self.process = context.Process(target=work, args=(theirs, memory), daemon=True)
         self.process.start()
         theirs.close()
+        self.killed = False
 
     def answer(self, job: Job, seconds: float) -> tuple[bytes, bytes]:
         """The kind of the worker's last message, and the message."""
@@ -108,6 +109,7 @@ class _Worker:
 
     def kill(self) -> None:
         """Ends the process, whatever it does; the thread that listens to its pipe hears the end."""
+        self.killed = True
         with suppress(OSError, ValueError):
             self.process.kill()
 
@@ -226,6 +228,7 @@ class Jobs:
             refusal = Refusal(422, f"took longer than {seconds:g} s; ask for less", "workload")
             self._end(job, FAILED, refusal=refusal)
         except (EOFError, OSError):
+            worker.kill()
             refusal = Refusal(422, "the process that worked on it ended; ask for less", "workload")
             self._end(job, FAILED, refusal=refusal)
         else:
@@ -243,7 +246,7 @@ class Jobs:
     def _worker(self) -> _Worker:
         """The process of this thread; one that was ended is replaced."""
         worker: _Worker | None = getattr(self._own, "worker", None)
-        if worker is not None and worker.process.is_alive():
+        if worker is not None and not worker.killed and worker.process.is_alive():
             return worker
         started = self._own.worker = _Worker(self.limits.memory)
         with self._lock:
