@@ -51,7 +51,7 @@ class Throughput:
             "tokens_per_s": self.tokens or None,
             "flops": self.flops,
             "mfu": self.mfu if self.flops and self.peak_flops else None,
-            "mfu_peak_tflops": self.peak_flops / 1e12 if self.peak_flops else None,
+            "mfu_peak_tflops": self.peak_flops / 1e12,
             "mfu_peak_type": self.peak_type,
         }
 
