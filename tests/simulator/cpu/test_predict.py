@@ -15,7 +15,7 @@ from traincast.app.report.prediction import prediction_text
 from traincast.calibration.fit import fit_profile
 from traincast.costs.cpu.crowding import Crowding
 from traincast.costs.cpu.host_events import host_seconds_by_op
-from traincast.costs.cpu.machine import is_machine, load_machine, machine_platform
+from traincast.costs.cpu.machine import is_here, load_machine, machine_platform
 from traincast.costs.cpu.op_costs import price_ops
 from traincast.costs.cpu.profile import save_profile
 from traincast.simulator.cpu.instructions import lower_step
@@ -157,4 +157,4 @@ def test_a_machine_is_found_by_its_profile(profile, tmp_path, monkeypatch):
     save_profile(profile, tmp_path / "here.toml")
 
     assert load_machine("here").key == "here" and load_machine(str(tmp_path / "here.toml")).device.is_cpu
-    assert is_machine("here") and is_machine(str(tmp_path / "here.toml")) and not is_machine("v100")
+    assert is_here("here") and is_here(str(tmp_path / "here.toml")) and not is_here("v100")

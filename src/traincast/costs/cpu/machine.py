@@ -47,7 +47,7 @@ def profile_file() -> Path:
     return home() / "here.toml"
 
 
-def is_machine(on: str) -> bool:
+def is_here(on: str) -> bool:
     """Whether a platform's name means a machine that was measured: `here`, or the file of a fitted profile."""
     return on == HERE or (on.endswith(".toml") and is_profile(on))
 

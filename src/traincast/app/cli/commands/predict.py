@@ -30,7 +30,7 @@ from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.verbs import OK
 from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.prediction import prediction_text
-from traincast.costs.cpu.machine import is_machine
+from traincast.costs.cpu.machine import is_here
 from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.prediction.places import PLACES
 from traincast.simulator.prediction.result import Prediction
@@ -101,7 +101,7 @@ Answer = Prediction | ScalingCurve | TrainingPrediction
 
 def answered(args: argparse.Namespace) -> Answer:
     """The prediction, scaling curve, laid-out Transformer or step on this machine that the options ask for."""
-    if is_machine(args.on):
+    if is_here(args.on):
         return _here(args)
     gpus = None if args.gpus is None else whole_numbers("--gpus", args.gpus)
     if has_layout(args) or (gpus and gpus[-1] > 1 and is_transformer(args.workload)):
