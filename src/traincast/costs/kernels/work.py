@@ -17,6 +17,8 @@ from traincast.costs.kernels.conv.physics import output_positions
 from traincast.costs.kernels.gemm import GEMM
 from traincast.utils.arrays import FloatArray
 
+COUNTED_FLOPS = "counted_flops"
+"""The field of calls whose operations were counted when they were lowered."""
 # a product of scores and one with values, two operations each; backwards twice as many, the scores that fused kernels
 # compute again are not counted (Chowdhery et al., PaLM, appendix B)
 _ATTENTION_FLOPS = {"forward": 4.0, "backward": 8.0}
@@ -25,7 +27,10 @@ Work = tuple[FloatArray, FloatArray]
 
 
 def count_flops(calls: Calls) -> FloatArray:
-    """Operations of every call (a multiplication and its addition are two); 0 for families that only move data."""
+    """Operations of every call (a multiplication and its addition are two); 0 for families that only move data. Calls
+    of a measured CPU carry theirs."""
+    if COUNTED_FLOPS in calls.family.fields:
+        return calls[COUNTED_FLOPS]
     count = _COUNTED.get(calls.family.name)
     return np.zeros(len(calls)) if count is None else np.asarray(count(calls))
 
