@@ -8,8 +8,9 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-SLOW = {"captured"}
-"""Suites that take most of a minute: left to the script."""
+FAST = ("dlrm", "cnn", "transformers", "distributed-embeddings", "multi-gpu")
+SLOW = {"captured", "llm"}
+"""Suites that take a minute and more: left to the script."""
 
 
 @pytest.fixture
@@ -18,9 +19,7 @@ def script(monkeypatch):
     return runpy.run_path(str(ROOT / "scripts" / "write_figures.py"))
 
 
-@pytest.mark.parametrize(
-    "suite", ["dlrm", "cnn", "transformers", "distributed-embeddings", "llm", "multi-gpu"], ids=lambda suite: suite
-)
+@pytest.mark.parametrize("suite", FAST)
 def test_pages_show_what_a_suite_gives(suite, script, shared_data):
     from traincast_evaluation.suites.registry import evaluate
 
@@ -35,7 +34,7 @@ def test_pages_show_what_a_suite_gives(suite, script, shared_data):
 def test_every_suite_is_compared_or_left_to_the_script(script):
     shown = {suite for suites in script["ROWS"].values() for suite in suites}
 
-    assert shown - SLOW == {"dlrm", "cnn", "transformers", "distributed-embeddings", "llm", "multi-gpu"}
+    assert shown - SLOW == set(FAST)
 
 
 def test_cells_follow_from_the_titles_of_their_columns(script):
