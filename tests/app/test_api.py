@@ -6,22 +6,22 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import fields
+import typing
 
 import pytest
 
 import traincast
 from traincast.app.cli.main import main
 from traincast.app.cli.verbs import VERBS
+from traincast.app.keywords import ScenarioFields
 from traincast.ir.workload import Workload
 from traincast.planner.sharding.result import ShardingAnswer
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.scenario.export import Exported
+from traincast.simulator.scenario.fields import scenario_fields
 from traincast.simulator.scenario.models import ModelList, built_in_models
 from traincast.simulator.scenario.platforms import PlatformList
-from traincast.simulator.scenario.variant import Variant, VariantOptions
-from traincast.simulator.uneven import Unevenness
 from traincast.traces.replay.results import TraceReport
 from traincast.utils.errors import TraincastError
 
@@ -66,8 +66,7 @@ def test_prediction_is_that_of_the_command_line(capsys):
 
 
 def test_prediction_on_many_gpus_is_that_of_the_command_line(capsys):
-    uneven = Unevenness(skew_ms=1.0, seed=3)
-    result = traincast.predict("dlrm-default", on="dgx-a100", gpus=4, batch_size=256, uneven=uneven)
+    result = traincast.predict("dlrm-default", on="dgx-a100", gpus=4, batch_size=256, skew_ms=1.0, seed=3)
 
     asked = ("--gpus", 4, "--batch-size", 256, "--skew-ms", 1, "--seed", 3)
     assert plain(result) == document(capsys, "predict", "dlrm-default", "--on", "dgx-a100", *asked)
@@ -135,7 +134,7 @@ def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
     [
         ({"time_limit": -1.0}, "`time_limit=-1`; give seconds, 0 or more"),
         ({"seed": -3}, "`seed=-3`; give a whole number, 0 or more"),
-        ({"gpus": 0}, "`gpus=0`; give a whole number from 1"),
+        ({"gpus": 0}, "`gpus` 0 is out of range; give 1 to"),
     ],
 )
 def test_sharding_refuses_what_makes_no_sense(wrong, said):
@@ -263,10 +262,17 @@ def test_an_unknown_keyword_names_the_nearest():
         traincast.predict("resnet50", on="v100", batchsize=8)
 
 
-def test_keywords_are_the_fields_of_a_variant():
-    assert list(VariantOptions.__annotations__) == [field.name for field in fields(Variant)]
-    for call in (traincast.predict,):
-        assert all(f"`{field.name}`" in call.__doc__ for field in fields(Variant))
+def test_keywords_are_the_fields_of_a_scenario():
+    keywords = typing.get_type_hints(ScenarioFields)
+    assert {"workload", "on", *keywords} == set(scenario_fields())
+
+
+def test_types_are_there_when_they_are_named():
+    scenario = traincast.Scenario(workload="vgg13", on="v100", batch_size=2)
+    assert isinstance(traincast.predict("vgg13", on="v100", batch_size=2), traincast.Prediction)
+    assert scenario.given() == {"workload": "vgg13", "on": "v100", "batch_size": 2}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = traincast.nothing
 
 
 def test_every_verb_is_a_call_and_no_module_has_its_name():

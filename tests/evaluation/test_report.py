@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.report import cases_text, evaluation_text, summary_text
 from traincast_evaluation.suites.cases import Case, Outcome, summarise
 from traincast_evaluation.suites.registry import Evaluation
@@ -12,7 +12,7 @@ def outcome(name, measured, predicted, low, high):
     case = Case(
         name=name,
         group="V100",
-        question=Question(workload="dlrm-default", on="v100"),
+        question=Scenario(workload="dlrm-default", on="v100"),
         measured_ms=measured,
         others={"peer": -20.0},
     )

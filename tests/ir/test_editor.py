@@ -132,7 +132,7 @@ def test_who_had_to_come_first_still_does_when_scopes_are_dropped(data: st.DataO
     ]
     kept = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
     # When some are dropped
-    waits = move_waits(threads, after, kept)
+    waits = move_waits(np.array(threads), np.array(after), np.array(kept)).tolist()
     # Then the others are ordered exactly as before
     left = [scope for scope in range(count) if kept[scope]]
     assert all(waits[scope] < scope and (waits[scope] < 0 or kept[waits[scope]]) for scope in left)
@@ -211,11 +211,20 @@ def test_the_program_that_is_edited_stays_as_it_is() -> None:
     editor.drop_ops(set(editor.ops[:3]))
     editor.build()
     columns = ProgramEditor(program)
-    columns.drop_scopes(program.columns.scope_phase == Phase.BACKWARD)
     columns.rename_scopes(program.columns.scope_phase == Phase.FORWARD, "mine::")
+    columns.drop_scopes(program.columns.scope_phase == Phase.BACKWARD)
     columns.insertion.scope("new", Phase.OTHER)
     columns.build()
     assert same_program(program, same)
+
+
+def test_an_edit_keeps_to_columns_or_to_rows() -> None:
+    program = make_mlp(batch=8)
+    rows, columns = as_rows(program), ProgramEditor(program)
+    columns.insertion.scope("new", Phase.OTHER)
+    for mixed in (lambda: rows.insertion, lambda: rows.drop_scopes(np.ones(8, dtype=bool)), lambda: columns.scopes):
+        with pytest.raises(AssertionError, match="columns or to rows"):
+            mixed()
 
 
 def test_copies_of_ops_have_memory_of_their_own_and_share_the_rest() -> None:

@@ -10,14 +10,13 @@ from typing import Any
 from traincast.calibration.measure import Source, runnable
 from traincast.calibration.measure_ranks import captured_ranks
 from traincast.costs.cpu.machine import HERE, home, load_machine, profile_file
-from traincast.costs.cpu.machine import is_here as is_here
 from traincast.costs.cpu.profile import Profile, save_profile
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import shown_path
@@ -36,7 +35,7 @@ def captured_here(
     """A step as a device of this kind runs it, without running it, and which rows its tables' lookups want."""
     if isinstance(source, Workload) or str(source).endswith(".tc"):
         held = source if isinstance(source, Workload) else str(source)
-        return load(held, variant), ()
+        return load(variant.replace(workload=held)), ()
     from traincast.capturing.step import capture_step
 
     step = runnable(source, variant, device="cuda", drawn=False)
@@ -61,7 +60,7 @@ def predict_here(
     """One step on a machine that was measured: of one process, or of as many ranks as `gpus`."""
     machine = load_machine(on)
     if isinstance(source, Workload) or str(source).endswith(".tc"):
-        workload = load(source if isinstance(source, Workload) else str(source), variant)
+        workload = load(variant.replace(workload=source if isinstance(source, Workload) else str(source)))
         if gpus is not None and gpus != len(workload.ranks):
             raise TraincastError(
                 f"{workload.name} was captured on {len(workload.ranks)} ranks, not {gpus}; capture it again"

@@ -13,7 +13,7 @@ from traincast.ir.workload import MAX_BATCH
 from traincast.models.catalog import list_models
 from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError, unknown
 from traincast.utils.plugins import DEFINITIONS, require_plugin
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.calibration.measure import Source, check_sizes, definitions, named_model
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def measure_ranks(
     if device == "cuda" and places < ranks:
         raise TraincastError(f"`gpus` is {ranks} and this machine has {places}; give as many as there are")
     step = ranks_step(source, variant, ranks, device)
-    job = {"step": str(source), "variant": asdict(variant), "seconds": seconds, "most": repeats}
+    job = {"step": str(source), "variant": variant.given(), "seconds": seconds, "most": repeats}
     heard: list[dict[str, Any]] = []
     run_ranks([job], ranks, each=heard.append, module=__name__, device=device)
     series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))

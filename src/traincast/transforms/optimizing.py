@@ -52,14 +52,10 @@ def _stepped(program: Program, optimizer: str) -> Program:
     held = (program.columns.storage_alloc >= 0) & (program.columns.storage_free == program.num_ops - 1)
     for storage in np.flatnonzero(held).tolist():
         builder.insertion.free(storage)
-    last = [i for i, phase in enumerate(program.columns.scope_phase.tolist()) if phase == Phase.BACKWARD][-1]
+    backward = np.flatnonzero(program.columns.scope_phase == Phase.BACKWARD)
+    builder.insertion.set_wait(program.num_scopes, int(backward[-1]))  # the first new scope
     built = builder.build()
-    c = built.columns
-    updates = np.flatnonzero(c.scope_phase == Phase.OPTIMIZER)
-    after = c.scope_after.copy()
-    after[updates[0]] = last
-    names = tuple(_renamed(name, optimizer) for name in built.names)
-    return replace(built, columns=replace(c, scope_after=after), names=names)
+    return replace(built, names=tuple(_renamed(name, optimizer) for name in built.names))
 
 
 def _renamed(name: str, optimizer: str) -> str:

@@ -12,11 +12,11 @@ import pytest
 
 import traincast
 from traincast.app.cli import main as main_module
-from traincast.app.cli.arguments import variant_options, whole_numbers
 from traincast.app.cli.main import main
 from traincast.app.cli.options import in_options
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar, progress_line
+from traincast.app.cli.scenario import gpu_numbers, scenario_values
 from traincast.app.cli.verbs import known_verbs, options, parsers
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
@@ -141,18 +141,18 @@ def test_a_mistake_of_our_own_is_shown_whole_to_who_looks_for_it(monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "1,", "a", "-1", "1.5", "1234567890", "٣"])
 def test_what_is_no_list_of_numbers_is_refused(text):
-    with pytest.raises(TraincastError, match=f"--gpus {text}: give a whole number"):
-        whole_numbers("--gpus", text)
+    with pytest.raises(TraincastError, match=f"--gpus {text}: give an integer"):
+        gpu_numbers(text)
 
 
 def test_numbers_may_have_spaces_between():
-    assert whole_numbers("--gpus", "1, 2 ,16") == [1, 2, 16]
+    assert gpu_numbers("1, 2 ,16") == [1, 2, 16]
 
 
-def test_only_the_fields_that_a_verb_has_are_options_of_the_variant():
-    args = argparse.Namespace(workload="x", batch_size=3, seq_len=None, to="pytorch")
+def test_only_the_fields_that_were_given_are_values_of_the_scenario():
+    args = argparse.Namespace(workload="x", batch_size=3, seq_len=None, compiled=False, to="pytorch")
 
-    assert variant_options(args) == {"batch_size": 3, "seq_len": None}
+    assert scenario_values(args) == {"workload": "x", "batch_size": 3}
 
 
 def test_a_result_is_printed_as_a_document_or_as_text(capsys):

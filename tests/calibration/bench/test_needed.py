@@ -12,12 +12,12 @@ from traincast.costs.cpu.caches import operands
 from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
 from traincast.costs.cpu.features import kind_of, touched_bytes
 from traincast.costs.cpu.op_costs import PricedOp
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
 def program():
-    return captured_here(TINY, Variant(batch_size=64))[0].programs[0]
+    return captured_here(TINY, Scenario(batch_size=64, dtype="fp32"))[0].programs[0]
 
 
 def test_nothing_measured_covers_nothing_and_everything_all(program):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from traincast.simulator.scenario.predict import Question, predict
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.suites.cases import Case, Outcome, outcomes_row, run_cases, summarise
 
-STEP = Question(workload="dlrm-default", on="v100", variant=Variant(batch_size=256))
+STEP = Scenario(workload="dlrm-default", on="v100", batch_size=256)
 
 
 def outcome(name="a", group="V100", measured=10.0, predicted=11.0, *, active=None, **others):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.suites.cases import Case, Outcome
 from traincast_evaluation.suites.choices import choice_notes, choices, fixed_choice_right
 from traincast_evaluation.suites.here import by_task
@@ -13,7 +13,7 @@ from traincast_evaluation.trials.catalog import sharding_trials
 
 def outcome(predicted, measured, spread=1.0, name="step"):
     case = Case(
-        name=name, group="g", question=Question(workload="w", on="here"), measured_ms=measured, spread_percent=spread
+        name=name, group="g", question=Scenario(workload="w", on="here"), measured_ms=measured, spread_percent=spread
     )
     return Outcome(case=case, predicted_ms=predicted, low_ms=0.0, high_ms=1e9, active_ms=predicted)
 

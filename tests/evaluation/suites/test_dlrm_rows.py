@@ -58,7 +58,7 @@ def test_the_default_program_stands_beside_every_configuration(shared_data):
     # one of them: eight H100 with DCNv2
     (case,) = [case for case in cases if case.name.startswith("dlrm-v2 on 1 x 8 h100")]
     (outcome,) = run_cases([case])
-    assert (case.question.workload, case.question.gpus, case.question.variant.dtype) == ("dlrm-v2", 8, "fp16")
+    assert (case.question.workload, case.question.gpus, case.question.dtype) == ("dlrm-v2", 8, "fp16")
     assert outcome.predicted_ms > 2 * case.measured_ms
     assert "measured was HugeCTR" in case.note and "eager PyTorch" in case.note
     assert 0 < outcome.exposed_comm_ms < outcome.active_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.evaluation.suites.folders import CNN, DLE, DLRM, EMBEDDINGS, FOUR_GPUS, MLPERF, TRANSFORMER, write_rows
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites import multi_gpu
 from traincast_evaluation.suites.distributed_embeddings import distributed_embeddings_cases
@@ -22,7 +22,7 @@ def test_a_row_of_the_dlrm_study_runs_at_its_locked_clock(tmp_path):
     assert case.others == {"reference": -6.9, "kernels only": -53.7}
     question = case.question
     assert (question.workload, question.on, question.clock_mhz) == ("dlrm-default", "v100", 1297.0)
-    assert question.variant == Variant(batch_size=512)
+    assert question.batch_size == 512
 
 
 def test_a_row_of_the_cnn_study_stops_its_clock_before_gradients_are_zeroed(tmp_path):
@@ -35,11 +35,11 @@ def test_a_row_of_the_cnn_study_stops_its_clock_before_gradients_are_zeroed(tmp_
 @pytest.mark.parametrize(
     ("changes", "variant", "name"),
     [
-        ({}, Variant(batch_size=2, seq_len=512, mode="training", optimizer="none"), "bert_large train 2x512"),
-        ({"mode": "inf"}, Variant(batch_size=2, seq_len=512, mode="inference"), "bert_large inf 2x512"),
+        ({}, Scenario(batch_size=2, seq_len=512, mode="training", optimizer="none"), "bert_large train 2x512"),
+        ({"mode": "inf"}, Scenario(batch_size=2, seq_len=512, mode="inference"), "bert_large inf 2x512"),
         (
             {"mode": "inf", "compiled": "true"},
-            Variant(batch_size=2, seq_len=512, mode="inference", compiled=True),
+            Scenario(batch_size=2, seq_len=512, mode="inference", compiled=True),
             "bert_large inf 2x512 compiled",
         ),
     ],
@@ -47,8 +47,8 @@ def test_a_row_of_the_cnn_study_stops_its_clock_before_gradients_are_zeroed(tmp_
 def test_a_transformer_trains_without_an_optimizer_or_serves(tmp_path, changes, variant, name):
     (case,) = transformer_cases(write_rows(tmp_path, "transformers_single_gpu", {**TRANSFORMER, **changes}))
 
-    assert (case.question.variant, case.name) == (variant, name)
-    assert (case.question.workload, case.question.on) == ("bert-large", "a100-40gb-pcie")
+    assert case.question == variant.replace(workload="bert-large", on="a100-40gb-pcie")
+    assert case.name == name
     assert case.others == {"NeuSight": pytest.approx(10.0)}, "the roofline has no figure in this row"
 
 
@@ -84,7 +84,7 @@ def test_a_data_parallel_row_divides_its_batch(tmp_path, monkeypatch):
     (case,) = multi_gpu.transformer_cases(write_rows(tmp_path, "transformers_4gpu", FOUR_GPUS, divided))
 
     assert (case.name, case.group) == ("gpt2_large dp 4, batch 4", "Transformers, NVIDIA A100-SXM4-40GB")
-    assert (case.question.on, case.question.gpus, case.question.variant.batch_size) == ("dgx-a100", 4, 1)
+    assert (case.question.on, case.question.gpus, case.question.batch_size) == ("dgx-a100", 4, 1)
     assert case.others == {"NeuSight": pytest.approx(10.0)}
 
 
@@ -105,7 +105,7 @@ def published(folder, dle=DLE, mlperf=MLPERF):
 def test_rows_of_deep_learning_examples_fall_into_groups_by_code(tmp_path, changes, group, dtype):
     case, _ = published(tmp_path, {**DLE, **changes})
 
-    assert (case.group, case.question.variant.dtype) == (GROUPS[group], dtype)
+    assert (case.group, case.question.dtype) == (GROUPS[group], dtype)
     assert case.question.on.device.key == "a100-40gb"
     assert len(case.question.workload.ranks) == case.question.on.gpus_per_node == 8
 
@@ -151,5 +151,5 @@ def test_a_row_of_distributed_embeddings_is_the_program_of_its_model(tmp_path):
 
     assert (case.name, case.measured_ms) == ("tiny x1", 20.0)
     assert case.question.on.topology is None
-    assert case.question.variant.dtype == "tf32"
+    assert case.question.dtype == "tf32"
     assert case.question.host.name == "tensorflow"

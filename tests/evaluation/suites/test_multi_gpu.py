@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.suites import multi_gpu
 from traincast_evaluation.suites.cases import Case, Outcome, run_cases
 from traincast_evaluation.suites.multi_gpu_dlrm import GROUPS
@@ -21,7 +20,8 @@ def without_torch(monkeypatch):
 def test_the_data_parallel_transformer(shared_data, without_torch):
     (case,) = multi_gpu.transformer_cases(shared_data)
     assert case.question.gpus == 4
-    assert case.question.variant == Variant(batch_size=1, seq_len=1024, optimizer="none")
+    asked = case.question
+    assert (asked.batch_size, asked.seq_len, asked.optimizer) == (1, 1024, "none")
     (outcome,) = run_cases([case])
     assert abs(outcome.error_percent) < 15
     assert outcome.covered
@@ -40,7 +40,7 @@ def test_with_torch_nothing_is_left_out(monkeypatch):
 
 def test_only_pytorch_counts_among_all(monkeypatch):
     def outcome(group, predicted):
-        case = Case(name=group, group=group, question=Question(workload="dlrm-default", on="v100"), measured_ms=10.0)
+        case = Case(name=group, group=group, question=Scenario(workload="dlrm-default", on="v100"), measured_ms=10.0)
         return Outcome(case=case, predicted_ms=predicted, low_ms=1.0, high_ms=20.0, active_ms=1.0)
 
     monkeypatch.setattr(multi_gpu, "replay_rows", lambda suite, data: [])

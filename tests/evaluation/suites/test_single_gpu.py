@@ -54,7 +54,7 @@ def test_transformer_steps_beat_neusight_overall(shared_data):
 
 def test_compiled_transformers_are_predicted_better_than_by_neusight(shared_data):
     cases = transformer_cases(shared_data)
-    compiled = [case for case in cases if case.question.variant.compiled]
+    compiled = [case for case in cases if case.question.compiled]
     assert (len(cases), len(compiled)) == (44, 4)
     for outcome in run_cases(compiled[1:3]):
         assert abs(outcome.error_percent) < abs(outcome.case.others["NeuSight"])

@@ -145,12 +145,14 @@ def test_the_next_batch_is_distributed_beside_the_step():
 
 def test_a_copied_dlrm_looks_up_and_multiplies_as_the_written_one():
     # Given the captured step of a DLRM, and the one that is written from its configuration
-    from traincast.simulator.scenario.variant import Variant
-    from traincast.simulator.scenario.workloads import load_on
+    from traincast.simulator.scenario.predict import load_step
+    from traincast.simulator.scenario.resolved import resolve
+    from traincast.simulator.scenario.scenario import Scenario
 
     platform = load_platform("dgx-a100")
     captured = load_model("dlrm-default", embedding="fbgemm")
-    steps = [load_on(source, platform, Variant(), gpus=8)[0] for source in (captured, "dlrm-default")]
+    asked = [resolve(Scenario(workload=source, on=platform, gpus=8)) for source in (captured, "dlrm-default")]
+    steps = [load_step(one)[0] for one in asked]
     first, second = (predict_step(step, platform).by_family for step in steps)
     # When both are sharded over eight GPUs, then lookups and products take as long
     assert first["embedding"] == pytest.approx(second["embedding"], rel=0.01)

@@ -22,7 +22,7 @@ from traincast.simulator.cpu.instructions import lower_step
 from traincast.simulator.cpu.predict import predict_on_machine
 from traincast.simulator.cpu.rank_plan import step_seconds
 from traincast.simulator.prediction.prediction import predict_step
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.simulator.uneven import Unevenness
 from traincast.utils.errors import TraincastError
@@ -35,7 +35,7 @@ def profile():
 
 @pytest.fixture(scope="module")
 def dlrm():
-    return load("dlrm-ddp", Variant(batch_size=64))
+    return load(Scenario(workload="dlrm-ddp", batch_size=64))
 
 
 def ranks_of(*sizes, wait=True):

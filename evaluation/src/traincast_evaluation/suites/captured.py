@@ -16,9 +16,7 @@ from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.given import costs_from
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.loading import Loader
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, Repeated, outcomes_row
@@ -77,21 +75,18 @@ def _case(row: Row) -> Case:
     platform = _platform(*row.known("device", _NODES))
     precision, batch, gpus = row.known("precision", _PRECISIONS), row.count("micro_batch"), row.count("gpus")
     steps = _steps(row, program.model, batch, gpus)
-    variant = Variant(dtype="tf32" if row["precision"] == "TF32" else "fp32")
-    question = Question(
+    question = Scenario(
         workload=_captured(program, precision, batch, update=True),
         on=platform,
-        variant=variant,
+        dtype="tf32" if row["precision"] == "TF32" else "fp32",
         gpus=gpus,
         host=_HOST,
-        loader=Loader(ms=batch * program.reading_ms) if program.reading_ms else None,
+        loader_ms=batch * program.reading_ms if program.reading_ms else None,
     )
     repeated = None
     if steps > 1:
         alone = program.model == "bert-large"  # only BERT's program leaves exchanges to the last step of an update
-        micro = replace(
-            question, workload=_captured(program, precision, batch, update=False), gpus=1 if alone else gpus
-        )
+        micro = question.replace(workload=_captured(program, precision, batch, update=False), gpus=1 if alone else gpus)
         repeated = Repeated(question=micro, times=steps - 1, per=1 if alone else steps)
     mark = f" {HELD_BACK}" if held_back(row) else ""
     return Case(

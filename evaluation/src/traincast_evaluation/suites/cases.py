@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.planner.parallelism.ask import TrainingQuestion, answer_training
-from traincast.simulator.parallelism.result import TrainingPrediction
-from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.suites.training_question import TrainingQuestion, predict_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Repeated:
     """A step that runs so many `times` before the one that is asked for (gradients are added up); what was measured is
     one of `per` equal parts of all of them."""
 
-    question: Question
+    question: Scenario
     times: int
     per: int = 1
 
@@ -39,7 +40,7 @@ class Case:
 
     name: str
     group: str
-    question: Question | TrainingQuestion
+    question: Scenario | TrainingQuestion
     measured_ms: float
     measured_active_ms: float | None = None
     measured_memory_gb: float | None = None
@@ -103,9 +104,9 @@ def run_cases(
 def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     try:
         if isinstance(case.question, TrainingQuestion):
-            return _training_outcome(case, answer_training(replace(case.question, roofline_only=roofline_only)))
-        answer = predict(replace(case.question, roofline_only=roofline_only))
-        before = case.repeated and predict(replace(case.repeated.question, roofline_only=roofline_only))
+            return _training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
+        answer = predict(case.question.replace(roofline_only=roofline_only))
+        before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
     except TraincastError as error:
         return LeftOut(name=case.name, group=case.group, reason=str(error))
     timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
@@ -124,7 +125,7 @@ def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
     )
 
 
-def _training_outcome(case: Case, answer: TrainingPrediction) -> Outcome:
+def _training_outcome(case: Case, answer: Prediction) -> Outcome:
     low, high = answer.interval
     return Outcome(
         case=case,
@@ -132,7 +133,7 @@ def _training_outcome(case: Case, answer: TrainingPrediction) -> Outcome:
         low_ms=1e3 * low,
         high_ms=1e3 * high,
         active_ms=1e3 * answer.device_active,
-        memory_gb=sum(answer.memory.values()) / 1e9,
+        memory_gb=answer.memory.peak_bytes / 1e9,
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.fields import scenario_fields
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
 from traincast_evaluation.suites.machines import machine_of
@@ -52,6 +52,7 @@ def _configuration(row: Row) -> _Configuration:
     machine = machine_of(row)
     gpus, batch = row.count("num_gpus"), row.count("global_batch")
     row.positive("iteration_ms")
+    scenario_fields()["batch_size"].check(batch // gpus)
     return _Configuration(
         row.known("benchmark", _MODELS), machine.device.key, machine.gpus_per_node, gpus, batch // gpus
     )
@@ -64,11 +65,12 @@ def _case(configuration: _Configuration, rows: list[Row]) -> Case:
         name=f"{configuration.model} on {nodes} x {configuration.per_node} {configuration.accelerator}, "
         f"{configuration.batch} a GPU ({len(rows)} rows)",
         group=GROUP,
-        question=Question(
+        question=Scenario(
             workload=configuration.model,
             on=machine_of(rows[0]),
             gpus=configuration.gpus,
-            variant=Variant(batch_size=configuration.batch, dtype="fp16"),
+            batch_size=configuration.batch,
+            dtype="fp16",
         ),
         measured_ms=median(row.positive("iteration_ms") for row in rows),
         note=_REASON.format(others=others),

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import load_platform
-from traincast.simulator.scenario.predict import Question
 from traincast.simulator.scenario.published import tensorflow_host
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, cases_of
@@ -33,10 +32,10 @@ def distributed_embeddings_cases(data: Path) -> list[Case | LeftOut]:
         return Case(
             name=f"{row['model']} x{gpus}",
             group="DGX A100",
-            question=Question(
+            question=Scenario(
                 workload=program.step(gpus=gpus, global_batch=row.count("global_batch"), dtype="tf32"),
                 on=node if gpus > 1 else replace(node, topology=None, gpus_per_node=1),
-                variant=Variant(dtype="tf32"),
+                dtype="tf32",
                 host=host,
             ),
             measured_ms=row.positive("iteration_ms"),

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.simulator.scenario.predict import Question, predict
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.timeline import Timeline
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row
@@ -32,9 +32,8 @@ def evaluate_dlrm_timeline(data: Path) -> list[ErrorRow]:
     rows = []
     for snapshot, model, name in _SNAPSHOTS:
         measured = _measured(data, snapshot)
-        variant = Variant(batch_size=_BATCH)
-        timeline = predict(Question(workload=name, on="v100", variant=variant, clock_mhz=_CLOCK_MHZ)).timeline
-        predicted = _predicted(timeline)
+        answer = predict(Scenario(workload=name, on="v100", batch_size=_BATCH, clock_mhz=_CLOCK_MHZ))
+        predicted = _predicted(answer.timeline)
         if len(predicted) != len(measured):
             raise TraincastError(
                 f"'{_FILE}', snapshot {snapshot}: {len(measured)} ops launch kernels, of {name} {len(predicted)} do; "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.in_step import InStep, in_step_from
-from traincast.planner.parallelism.ask import TrainingQuestion
 from traincast.simulator.parallelism.predict import estimate_seconds
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case
+from traincast_evaluation.suites.training_question import TrainingQuestion
 
 _STEPS = (0.16, 0.08, 0.04, 0.02)  # of a number's logarithm: tried up and down until neither helps, then the next
 _LOWEST = {"batched": 0.5}  # a batched product of attention cannot be faster than its scores are written to memory

@@ -11,10 +11,10 @@ from traincast.hardware.catalog import load_device
 from traincast.hardware.platform import Platform, load_platform
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.reading import load_transformer
-from traincast.planner.parallelism.ask import TrainingQuestion
 from traincast.simulator.parallelism.layout import Layout
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.published import Row
+from traincast_evaluation.suites.training_question import TrainingQuestion
 
 _SEED = "llm steps 2026-11"
 _KEY = (

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, outcomes_row
@@ -59,20 +58,22 @@ def _transformer(row: Row) -> Case | None:
     )
 
 
-def _divided(row: Row) -> Question:
+def _divided(row: Row) -> Scenario:
     """The row's model divided over its GPUs."""
     gpus, batch, length = row.count("num_gpus"), row.count("global_batch"), row.count("seq_len")
     node = row.known("device", _NODES)
     if row["strategy"] == "dp":
-        variant = Variant(batch_size=batch // gpus, seq_len=length, optimizer="none")
-        return Question(workload=row.known("model", TRANSFORMERS), on=node, gpus=gpus, variant=variant)
+        return Scenario(
+            workload=row.known("model", TRANSFORMERS), on=node, gpus=gpus, batch_size=batch // gpus, seq_len=length,
+            optimizer="none",
+        )  # fmt: skip
     row.known("model", _DIVIDED)
     if gpus > _MOST_CAPTURED or batch > _MOST_SAMPLES or length > _LONGEST:
         raise TraincastError(
             f"'{row.file}', row {row.number}: {gpus} GPUs, {batch} samples of {length} tokens; a divided model is "
             f"captured on up to {_MOST_CAPTURED} GPUs with up to {_MOST_SAMPLES} samples of {_LONGEST} tokens"
         )
-    return Question(workload=_captured(row["strategy"], gpus, batch, length), on=node)
+    return Scenario(workload=_captured(row["strategy"], gpus, batch, length), on=node)
 
 
 @cache

@@ -10,8 +10,7 @@ from pathlib import Path
 from traincast.hardware.catalog import device_by_name
 from traincast.hardware.platform import Platform, load_platform
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, unknown
 from traincast_evaluation.published.catalog import published_programs
 from traincast_evaluation.suites.cases import Case, LeftOut
@@ -79,10 +78,10 @@ def _dle(row: Row) -> Case:
     return Case(
         name=f"{row['system']} x{gpus} {row['precision']} {batch} ({row.label('readme_date')})",
         group=GROUPS[group],
-        question=Question(
+        question=Scenario(
             workload=_workload(name, gpus, batch, dtype, platform.gpus_per_node),
             on=platform,
-            variant=Variant(dtype="tf32" if dtype == "tf32" else "fp32"),
+            dtype="tf32" if dtype == "tf32" else "fp32",
         ),
         measured_ms=row.positive("iteration_ms"),
     )
@@ -98,7 +97,7 @@ def _mlperf(row: Row) -> Case:
     return Case(
         name=name + (" (held back)" if row["system"] in HELD_BACK else ""),
         group=GROUPS[_group(program, platform, gpus)],
-        question=Question(workload=_workload(program, gpus, batch, "fp16", platform.gpus_per_node), on=platform),
+        question=Scenario(workload=_workload(program, gpus, batch, "fp16", platform.gpus_per_node), on=platform),
         measured_ms=row.positive("iteration_ms"),
     )
 

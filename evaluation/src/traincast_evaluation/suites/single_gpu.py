@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traincast.hardware.catalog import device_by_name
-from traincast.simulator.scenario.predict import Question
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, cases_of
 
@@ -57,17 +56,16 @@ def _transformer(row: Row) -> Case:
         for name, column in (("NeuSight", "neusight_pred_e2e_ms"), ("roofline", "roofline_pred_e2e_ms"))
         if row[column]
     }
-    variant = Variant(
+    question = Scenario(
+        workload=row.known("model", TRANSFORMERS),
+        on=device_by_name(row["device"]).key,
         batch_size=row.count("batch"),
         seq_len=row.count("seq_len"),
         mode=mode,
         optimizer=None if mode == "inference" else "none",
         compiled=row.known("compiled", _COMPILED),
     )
-    question = Question(
-        workload=row.known("model", TRANSFORMERS), on=device_by_name(row["device"]).key, variant=variant
-    )
-    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * variant.compiled
+    name = f"{row['model']} {row['mode']} {row['batch']}x{row['seq_len']}" + " compiled" * question.compiled
     return Case(name=name, group=row["device"], question=question, measured_ms=measured, others=others)
 
 
@@ -76,10 +74,10 @@ def _study(row: Row, names: Mapping[str, str], others: Mapping[str, str]) -> Cas
     return Case(
         name=f"{row['model']} {row['batch']}",
         group=row["device"],
-        question=Question(
+        question=Scenario(
             workload=row.known("model", names),
             on=device_by_name(row["device"]).key,
-            variant=Variant(batch_size=row.count("batch")),
+            batch_size=row.count("batch"),
             clock_mhz=row.known("device", _STUDY_CLOCK_MHZ),
         ),
         measured_ms=row.positive("iteration_ms"),

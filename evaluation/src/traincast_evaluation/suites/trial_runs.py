@@ -12,7 +12,7 @@ import numpy as np
 
 from traincast.calibration.bench.ranks import run_ranks
 from traincast.costs.cpu.samples import CALM
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.suites.cases import Case, LeftOut, Outcome
@@ -121,7 +121,7 @@ def outcome_of(trial: Trial, predicted: Predicted, measured: Measured, nominal: 
     case = Case(
         name=trial.key,
         group=group_of(trial),
-        question=Question(workload=trial.key, on="here", gpus=trial.ranks),
+        question=Scenario(workload=trial.key, on="here", gpus=trial.ranks),
         measured_ms=1e3 * nominal * middle,
         others=others,
         spread_percent=100 * 1.4826 * float(np.median(np.abs(ratios / middle - 1))),

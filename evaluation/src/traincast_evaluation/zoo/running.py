@@ -8,7 +8,7 @@ from dataclasses import replace
 from traincast.calibration.measure import Runnable
 from traincast.calibration.measure_ranks import RanksStep
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.trials.catalog import task_plans
 from traincast_evaluation.trials.dlrm import dlrm_step as sharded_step

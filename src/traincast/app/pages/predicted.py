@@ -12,6 +12,7 @@ from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.prediction import peak_memory_text
 from traincast.planner.what_if.money import Prices, cost_of
 from traincast.simulator.matched_calls import rank_list
+from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.answers import RankAnswer
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_place, seconds_by_what
@@ -78,6 +79,8 @@ def _neighbours(p: Prediction) -> Html:
 
 def step_parts(p: Prediction) -> list[tuple[str, float]]:
     """What the seconds of a step are spent on; they add up to it."""
+    if p.parallel is not None:
+        return split_step(p)
     compute = p.device_active - p.exposed_comm
     return [("computing", compute), ("exposed communication", p.exposed_comm), ("device idle", p.device_idle)]
 

@@ -11,7 +11,7 @@ from traincast.app.pages.against import against_page
 from traincast.app.pages.curves import scaling_page
 from traincast.app.pages.decided import advice_page, sweep_page, what_if_page, what_if_rows, what_ifs_html
 from traincast.app.pages.elements import joined
-from traincast.app.pages.layouts import layout_page, plan_page
+from traincast.app.pages.layouts import plan_page
 from traincast.app.pages.measured import trace_page
 from traincast.app.pages.page import MOST_BYTES, Page, Section, page_html
 from traincast.app.pages.parts import folded_records
@@ -23,7 +23,6 @@ from traincast.planner.sharding.result import ShardingAnswer
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.result import WhatIf
 from traincast.planner.what_if.sweeps.result import SweepResult
-from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.traces.replay.results import TraceReport
@@ -65,7 +64,6 @@ _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
     Prediction: prediction_page,
     TraceReport: trace_page,
     ScalingCurve: scaling_page,
-    TrainingPrediction: layout_page,
     Plan: plan_page,
     ShardingAnswer: sharding_page,
     WhatIf: what_if_page,

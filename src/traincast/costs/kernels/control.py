@@ -34,7 +34,7 @@ _OTHER = (
 )
 MOVES_NOTHING = frozenset((*aten_names(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER))
 """Names of ops that hand out memory or look at it in another way."""
-_MOST_NUMBERS = 1 << 20  # of events and streams; the walk keeps a clock for each
+_MOST_NUMBERS = 1 << 20  # of events and streams; the simulator keeps a clock for each
 _KINDS = {
     "cuda::device_synchronize": ControlKind.DEVICE_SYNCHRONIZE,
     "cuda::stream_synchronize": ControlKind.STREAM_SYNCHRONIZE,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.ir.identity import follows_tensors
-from traincast.ir.ops import StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, StorageKind
 from traincast.ir.program import Program, storages_of
 from traincast.ir.workload import Workload
 from traincast.models.data_parallel.broadcast import broadcast_buffers, buffers_of
@@ -20,7 +20,6 @@ from traincast.models.layers.builder import Communicator, Ref
 from traincast.utils.errors import TraincastError
 
 MAX_GPUS = 1 << 16
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _FUSED_UPDATE = re.compile("traincast::batched_embedding_backward_|fbgemm::split_embedding_backward_codegen_")
 """Ops of the backward pass that update tables; a compiled step shows them by their names only."""
 
@@ -120,9 +119,9 @@ def _check(workload: Workload) -> None:
 
 def _accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """Scopes that accumulate a gradient."""
-    if _ACCUMULATE not in program.names:
+    if ACCUMULATE_GRAD not in program.names:
         return np.zeros(0, dtype=np.intp)
-    return np.flatnonzero(program.columns.scope_name == program.names.index(_ACCUMULATE))
+    return np.flatnonzero(program.columns.scope_name == program.names.index(ACCUMULATE_GRAD))
 
 
 def _reduce(
@@ -137,7 +136,7 @@ def _reduce(
     builder.insert_before(end)
     reducer.finish()
     if end < builder.program.num_scopes:
-        builder.insertion.wait_for_last(end)
+        builder.insertion.set_wait(end)
 
 
 def gradients_of(program: Program) -> list[Gradient]:

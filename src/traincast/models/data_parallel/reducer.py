@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, assign_buckets
 from traincast.models.layers.builder import Communicator, Ref, Scalars, StepBuilder
 
@@ -44,7 +44,7 @@ class Reducer:
     def accumulate(self, grad: Ref) -> Ref:
         """A gradient has come where there was none; gives the tensor that the optimizer will read."""
         builder = self.builder
-        builder.scope("torch::autograd::AccumulateGrad")
+        builder.scope(ACCUMULATE_GRAD)
         kept = builder.view(grad, grad.shape)
         builder.op("aten::detach", [("self", grad)], [kept])
         if not self.as_views:

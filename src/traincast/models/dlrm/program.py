@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.ir.ops import Phase
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase
 from traincast.ir.program import Program
 from traincast.ir.sizes import MONOMIALS, SizeTable
 from traincast.ir.workload import STUDY_FRAMEWORK, Workload
@@ -129,7 +129,7 @@ class _Writer:
         to_dense, to_pooled = below(builder, self.interaction, grad)
         self.tables.update(to_pooled)
         # the tables' own gradient is none, but the engine visits them all the same
-        builder.scope("torch::autograd::AccumulateGrad")
+        builder.scope(ACCUMULATE_GRAD)
         builder.free(to_pooled)
         self.bottom.backward(to_dense)
         builder.free(one)

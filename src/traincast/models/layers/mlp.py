@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
@@ -208,7 +208,7 @@ class Mlp:
             return self.reducer.accumulate(grad)
         assert before is not None
         builder = self.builder
-        builder.scope("torch::autograd::AccumulateGrad")
+        builder.scope(ACCUMULATE_GRAD)
         builder.op("aten::add_", [("self", before), ("other", grad)], [before], [("alpha", 1)], overload="Tensor")
         builder.free(grad)
         return before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
 from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.layers.optimizers import Stepped, step_together, with_state
@@ -230,5 +230,5 @@ class ShardedTables:
                 if dense is not None and self.reducer is not None:
                     kept.append(self.reducer.accumulate(dense))
                 else:  # the tables' own gradient is none, but the engine visits them all the same
-                    builder.scope("torch::autograd::AccumulateGrad")
+                    builder.scope(ACCUMULATE_GRAD)
         return kept

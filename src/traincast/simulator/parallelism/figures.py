@@ -19,6 +19,10 @@ _KINDS = {
 }  # fmt: skip
 
 
+_GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
+           "dp": "data parallel"}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelFigures:
     """Figures of a step under a layout, of the rank that the others wait for. Seconds and bytes.
@@ -50,6 +54,20 @@ class ParallelFigures:
             "bubble_ms": 1e3 * self.bubble,
             "memory_needed_gb": self.needed / 1e9,
         }
+
+
+def split_step(answer: Prediction) -> list[tuple[str, float]]:
+    """The step of the rank that the others wait for by what it is spent on, in seconds; together they are the step."""
+    figures = answer.parallel
+    assert figures is not None
+    gemm, attention = (answer.by_family.get(name, 0.0) for name in ("gemm", "attention"))
+    update = answer.by_phase.get("optimizer", 0.0)
+    shown = figures.compute + sum(figures.exposed.values()) + figures.bubble
+    rows = [("GEMMs", gemm), ("attention", attention)]
+    rows.append(("other kernels", max(0.0, figures.compute - update - gemm - attention)))
+    rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
+    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, answer.iteration - shown))]
+    return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
 
 
 def exposed_and_bubble(answer: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:

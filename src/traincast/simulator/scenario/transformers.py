@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, Workload
+from pathlib import Path
+
+from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.step import transformer_workload
 from traincast.models.transformers.program.style import Style
 from traincast.models.transformers.reading import load_transformer
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 _OPTIMIZERS = (None, "adam", "none")
 
 
-def described_step(source: str | Transformer, variant: Variant) -> Workload:
-    """One step of a described Transformer (by name, in a file, or itself) in a variant."""
-    model = load_transformer(source) if isinstance(source, str) else source
-    if variant.optimizer not in _OPTIMIZERS:
+def described_transformer(source: str | Path | Transformer | Workload) -> Transformer:
+    """A described Transformer: by name, in a file, or itself."""
+    return source if isinstance(source, Transformer) else load_transformer(str(source))
+
+
+def described_step(source: str | Path | Transformer | Workload, scenario: Scenario) -> Workload:
+    """One step of a described Transformer (by name, in a file, or itself) as a scenario asks for it."""
+    model = described_transformer(source)
+    if scenario.optimizer not in _OPTIMIZERS:
         raise TraincastError(
-            f"{model.name} is written with adam; give `optimizer` adam or none, not {variant.optimizer}"
+            f"{model.name} is written with adam; give `optimizer` adam or none, not {scenario.optimizer}"
         )
-    if variant.embedding is not None:
-        raise TraincastError(f"{model.name} has no embedding variants; leave out embedding '{variant.embedding}'")
-    batch = 1 if variant.batch_size is None else variant.batch_size
-    seq_len = model.seq_len if variant.seq_len is None else variant.seq_len
-    for what, value, most in (("batch size", batch, MAX_BATCH), ("sequence length", seq_len, MAX_SEQ_LEN)):
-        if not 1 <= value <= most:
-            raise TraincastError(f"{what} {value} is out of range; give a whole number from 1 to {most}")
     style = Style(
-        precision=variant.dtype,
-        attention="unfused" if variant.attention == "eager" else "flash",
-        fused=variant.compiled,
-        together=variant.compiled,
+        precision=scenario.dtype or "bf16",
+        attention="unfused" if scenario.attention == "eager" else "flash",
+        fused=scenario.is_compiled,
+        together=scenario.is_compiled,
         joined=False,
     )
-    training = variant.mode != "inference"
     return transformer_workload(
-        model, batch_size=batch, seq_len=seq_len, style=style, optimizer=variant.optimizer or "adam", training=training
-    )
+        model, batch_size=scenario.batch_size or 1, seq_len=scenario.seq_len or model.seq_len, style=style,
+        optimizer=scenario.optimizer or "adam", training=scenario.mode != "inference",
+    )  # fmt: skip

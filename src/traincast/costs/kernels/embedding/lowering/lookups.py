@@ -126,7 +126,7 @@ def sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, .
 
 
 def read_integers(value: Scalar) -> tuple[int, ...]:
-    """The whole numbers of a list argument."""
+    """The integers of a list argument."""
     return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
 
 

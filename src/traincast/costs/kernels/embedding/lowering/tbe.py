@@ -114,7 +114,7 @@ def tbe_preparation(tables: Tables) -> tuple[Item, ...]:
 
 
 def _pass_over(count: int, *, read_bytes: int, written_bytes: int) -> KernelCall:
-    """Run-length encoding, a prefix sum, or the search for long runs: one walk along the sorted indices."""
+    """Run-length encoding, a prefix sum, or the search for long runs: one pass over the sorted indices."""
     return REDUCTION.call(
         "inner",
         "int32",
