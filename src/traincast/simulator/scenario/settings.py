@@ -37,6 +37,14 @@ def settings_of(resolved: Resolved, answer: Prediction) -> dict[str, Any]:
     return settings
 
 
+def machine_settings(scenario: Scenario, answer: Prediction) -> dict[str, Any]:
+    """As `settings_of`, of a step on a machine that was measured."""
+    used = USED["here"]
+    settings = {name: plain_value(getattr(scenario, name)) if name in used else None for name in scenario_fields()}
+    sizes = {"batch_size": answer.workload.batch_size, "seq_len": answer.workload.seq_len or None}
+    return {**settings, **sizes, "gpus": answer.gpus, "mode": answer.workload.mode}
+
+
 def _own_choices(resolved: Resolved) -> dict[str, Any]:
     """Optimizer, attention and embedding that a model has where none was asked for."""
     if resolved.source == "transformer":
