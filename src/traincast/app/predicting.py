@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
+if TYPE_CHECKING:
+    from traincast.simulator.prediction.result import Prediction
 
-def predict(scenario: Scenario) -> Any:
+
+def predict(scenario: Scenario) -> Prediction:
     """The prediction of a scenario."""
     if _is_here(scenario):
-        return _predict_here(scenario)
+        return _predict_here(scenario)  # type: ignore[no-any-return]
     from traincast.simulator.scenario.predict import predict as predict_on_gpus
 
     return predict_on_gpus(scenario)

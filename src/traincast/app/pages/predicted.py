@@ -46,11 +46,14 @@ def answer_section(p: Prediction) -> Section:
     known = [
         ("Throughput", p.throughput.text(p.platform.device.name, p.gpus)),
         ("Device active", f"{p.device_active / (p.iteration or 1.0):.0%}"),
-        ("Peak memory", f"{p.memory.peak_bytes / 1e9:.2f} of {p.platform.device.memory_bytes / 1e9:.0f} GB"),
+        ("Peak memory", f"{p.needed_bytes / 1e9:.2f} of {p.platform.device.memory_bytes / 1e9:.0f} GB"),
         ("Interval is made of", terms or "nothing"),
     ]
+    if p.parallel is not None:
+        known.append(("Layout", p.parallel.layout.described()))
+    refused = [] if p.fits else [paragraph("Refused: it does not fit in memory", "verdict")]
     pieces = [
-        number_html(p.iteration, p.interval),
+        number_html(p.iteration, p.interval), *refused,
         verdict_of(p), facts(known), warnings_html(p.warnings), heading("Measured neighbours"), _neighbours(p),
     ]  # fmt: skip
     if p.out_of_domain_ops or p.estimated_ops:
