@@ -1,4 +1,4 @@
-"""House rules that no linter knows: sizes of files and functions, docstrings, whose words stand in messages."""
+"""House rules that no linter knows: sizes of files and functions, whose words stand in messages."""
 
 from __future__ import annotations
 
@@ -46,19 +46,6 @@ def test_nine_functions_in_ten_fit_on_a_screen(lengths):
 
 def test_no_function_is_longer_than_the_longest_so_far(lengths):
     assert [name for length, name in lengths if length > LONGEST_FUNCTION] == []
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_public_names_have_docstrings(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(tree) or path.name == "__init__.py", "the module"
-    public = [
-        node
-        for holder in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"))
-        for node in holder.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
-    ]
-    assert [node.name for node in public if ast.get_docstring(node) is None] == []
 
 
 def messages(path: Path) -> Iterator[str]:

@@ -49,7 +49,7 @@ def inserted(program):
     new.scope("last", Phase.BACKWARD, thread=1)
     new.op(NEW, [tensor], [tensor])
     new.free(storage)
-    new.wait_for_last(2)
+    new.set_wait(2)
     return editor.build()
 
 

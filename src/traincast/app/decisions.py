@@ -90,7 +90,6 @@ def sweep(
     image: str | Path | None = None,
     price: float | Mapping[str, float] | None = None,
     processes: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **scenario: Unpack[ScenarioFields],
 ) -> SweepResult:
@@ -100,7 +99,7 @@ def sweep(
 
     `out` (.csv, .parquet) receives the rows; a sweep that was interrupted goes on when it is asked for again. `image`
     (.svg) is a picture of time over cost. `price` is dollars of one GPU for an hour, or those by platform. Points run
-    on `processes` (default: one per core), or on the Ray cluster at the address `ray`. A point that cannot be
+    on `processes` (default: one per core). A point that cannot be
     predicted is a row with an error.
     """
     from traincast.planner.what_if.money import prices_of
@@ -110,7 +109,7 @@ def sweep(
     grid = grid_of({name: [value_text(value) for value in values] for name, values in vary.items()})
     return answer(
         _resolved(workload, on, scenario), grid, out=None if out is None else Path(out),
-        image=None if image is None else Path(image), prices=prices_of(price), workers=processes, ray=ray,
+        image=None if image is None else Path(image), prices=prices_of(price), workers=processes,
         progress=progress,
     )  # fmt: skip
 
@@ -124,7 +123,6 @@ def plan(
     price: float | None = None,
     tokens: float | None = None,
     processes: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **scenario: Unpack[StepFields],
 ) -> Plan:
@@ -133,7 +131,7 @@ def plan(
 
     The step is `global_batch` samples (default two per GPU), or as many as hold `tokens_per_step`. `price` is dollars
     of one GPU for an hour, `tokens` those of the whole training. Other keywords are those of `predict`, but for what is
-    searched. A long search runs in `processes` (default one per core), or on the Ray cluster at the address `ray`; the
+    searched. A long search runs in `processes` (default one per core); the
     plan is the same.
     """
     from traincast.planner.parallelism.ask import plan as answer
@@ -142,7 +140,7 @@ def plan(
 
     return answer(
         scenario_from({"workload": workload, "on": on, "gpus": gpus, **scenario}), tokens_per_step=tokens_per_step,
-        price=price, tokens=tokens, workers=search_workers(processes, ray), progress=progress,
+        price=price, tokens=tokens, workers=search_workers(processes), progress=progress,
     )  # fmt: skip
 
 
@@ -159,7 +157,6 @@ def shard(
     time_limit: float | None = None,
     torchrec: bool = True,
     processes: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> ShardingAnswer:
     """Where embedding tables go: the plan with the fastest step on `gpus` GPUs of a node, and why others are slower.
@@ -168,7 +165,7 @@ def shard(
     ...). `batch_size` is samples per GPU, `dtype` replaces the type of all tables, `dense` describes the dense part of
     the model in YAML. `candidates` only ranks the plans of a file. The search ends after about `time_limit` seconds;
     `torchrec` compares with TorchRec's planner, where it is installed. Full walks that take long run in `processes`
-    (default one per core), or on the Ray cluster at the address `ray`; the answer is the same.
+    (default one per core); the answer is the same.
     """
     from traincast.planner.sharding.ask import shard as answer
     from traincast.utils.parallel.where import search_workers
@@ -184,7 +181,7 @@ def shard(
         seed=seed,
         time_limit=time_limit,
         torchrec=torchrec,
-        workers=search_workers(processes, ray),
+        workers=search_workers(processes),
         progress=progress,
     )
 

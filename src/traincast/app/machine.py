@@ -53,9 +53,9 @@ def measure(
     many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
     NCCL. Needs torch; variants as in `predict`.
     """
-    from traincast.calibration.here import home
     from traincast.calibration.measure import measure as run
     from traincast.calibration.measure import slug
+    from traincast.costs.cpu.machine import home
 
     trace = None if trace_out is None else Path(trace_out)
     if trace is None and device == "cuda" and gpus == 1:

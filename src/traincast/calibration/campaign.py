@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.calibration.here import captured_here, profile_file, store_folder
+from traincast.calibration.here import captured_here, store_folder
 from traincast.calibration.measure import Source
+from traincast.costs.cpu.machine import profile_file
 from traincast.costs.cpu.profile import load_profile
 from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError, shown

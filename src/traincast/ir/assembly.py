@@ -71,31 +71,25 @@ def assemble(draft: Draft) -> Columns:
     return Columns(**{name: np.asarray(values, dtype=np.int32) for name, values in columns.items()})
 
 
-def move_waits(threads: Sequence[int], after: Sequence[int], kept: Sequence[bool]) -> list[int]:
+def move_waits(threads: IntArray | Int32Array, after: IntArray, kept: BoolArray) -> IntArray:
     """For every scope, in the order they run, the scope that it waits for when only the `kept` ones are left (-1:
     none). This is the one rule of who waits for what was dropped.
 
     Who waited for a dropped scope waits for the last kept scope before it on its thread. What a dropped scope waited
-    for, the next kept scope of its thread waits for; of two such waits the later one counts.
+    for, the next kept scope of its thread waits for; of several such waits the latest counts.
 
-    >>> move_waits([0, 1, 0, 1], [-1, 0, 1, 2], [True, False, True, True])
-    [0, 0, -1, 2]
+    >>> move_waits(np.array([0, 1, 0, 1]), np.array([-1, 0, 1, -1]), np.array([True, False, True, True])).tolist()
+    [-1, -1, -1, 0]
     """
-    stand_in: list[int] = []  # for every scope the kept one that stands for it
-    inherited: dict[int, int] = {}
-    last: dict[int, int] = {}
-    waits: list[int] = []
-    for scope, (thread, waited, keep) in enumerate(zip(threads, after, kept, strict=True)):
-        wait = stand_in[waited] if waited >= 0 else -1
-        if inherited:
-            wait = max(wait, inherited.pop(thread, -1))
-        waits.append(wait)
-        if keep:
-            last[thread] = scope
-        elif wait >= 0:
-            inherited[thread] = wait
-        stand_in.append(last.get(thread, -1))
-    return waits
+    count = len(threads)
+    stand_in, heir = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    for thread in np.unique(threads):
+        mine = np.flatnonzero(threads == thread)
+        stand_in[mine] = np.maximum.accumulate(np.where(kept[mine], mine, -1))
+        heir[mine] = np.minimum.accumulate(np.where(kept[mine], mine, count)[::-1])[::-1]
+    waits = np.full(count + 1, -1, dtype=np.int64)  # the last for those that have no heir
+    np.maximum.at(waits, heir, np.where(after >= 0, np.append(stand_in, -1)[after], -1))
+    return waits[:count]
 
 
 def renumber(kept: BoolArray) -> Int32Array:

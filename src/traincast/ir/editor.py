@@ -37,7 +37,7 @@ class ProgramEditor:
     def build(self) -> Program:
         """The program as it is now, checked."""
         program = self.program
-        if self._rows is None and self._dropped is None and "insertion" not in self.__dict__:
+        if not self._is_begun:
             return program
         draft = self._draft_columns() if self._rows is None else self._rows.draft()
         built = replace(
@@ -46,12 +46,18 @@ class ProgramEditor:
         check_structure(built)
         return built
 
+    @property
+    def _is_begun(self) -> bool:
+        """Whether ops or scopes were changed, or may have been."""
+        return self._rows is not None or self._dropped is not None or "insertion" in self.__dict__
+
     # edits of rows
 
     @property
     def rows(self) -> Rows:
         """The program as rows; what they are when `build` is called is what the program becomes."""
         if self._rows is None:
+            assert not self._is_begun, "an edit keeps to columns or to rows"
             self._rows = Rows(self.program)
         return self._rows
 
@@ -107,11 +113,11 @@ class ProgramEditor:
         scopes, alive = self.scopes, set(kept)
         place = {scope: index for index, scope in enumerate(scopes)}
         waits = move_waits(
-            [scope.thread for scope in scopes],
-            [-1 if scope.after is None else place[scope.after] for scope in scopes],
-            [scope in alive for scope in scopes],
+            np.array([scope.thread for scope in scopes], dtype=np.int64),
+            np.array([-1 if scope.after is None else place[scope.after] for scope in scopes], dtype=np.int64),
+            np.array([scope in alive for scope in scopes], dtype=np.bool_),
         )
-        for scope, wait in zip(scopes, waits, strict=True):
+        for scope, wait in zip(scopes, waits.tolist(), strict=True):
             scope.after = scopes[wait] if wait >= 0 else None
         self.scopes = kept
 
@@ -137,15 +143,18 @@ class ProgramEditor:
     @cached_property
     def insertion(self) -> Insertion:
         """Writes new scopes and ops between those of the program."""
+        assert self._rows is None, "an edit keeps to columns or to rows"
         return Insertion(self.program, self.sizes)
 
     def drop_scopes(self, dropped: BoolArray) -> None:
         """Takes scopes out with their ops, and the memory that only those knew: what the step made, state of the
         optimizer and memory of the host."""
+        assert self._rows is None, "an edit keeps to columns or to rows"
         self._dropped = dropped if self._dropped is None else self._dropped | dropped
 
     def rename_scopes(self, chosen: BoolArray, prefix: str) -> None:
-        """Puts a prefix before the names of scopes."""
+        """Puts a prefix before the names of scopes; comes before other edits."""
+        assert not self._is_begun
         program, c = self.program, self.program.columns
         names = {name: index for index, name in enumerate(program.names)}
         scope_name = c.scope_name.copy()
@@ -155,7 +164,8 @@ class ProgramEditor:
         self.program = replace(program, names=tuple(names), columns=replace(c, scope_name=scope_name))
 
     def change_signatures(self, change: Callable[[Signature], Signature]) -> None:
-        """Gives all ops the signatures that `change` makes of theirs; sizes are symbolic."""
+        """Gives all ops the signatures that `change` makes of theirs (sizes are symbolic); comes before other edits."""
+        assert not self._is_begun
         program = self.program
         distinct: dict[Signature, int] = {}
         new = [distinct.setdefault(change(signature), len(distinct)) for signature in program.symbolic]
@@ -192,8 +202,7 @@ def _move_waits(parts: Mapping[str, IntArray | Int32Array], scopes: IntArray, ke
     """`scope_after` by handle, when only the scopes of `kept` are left."""
     place = np.full(len(scopes) + 1, -1, dtype=np.int64)
     place[scopes] = np.arange(len(scopes))
-    after = place[parts["scope_after"][scopes]]
-    waits = move_waits(parts["scope_thread"][scopes].tolist(), after.tolist(), kept[scopes].tolist())
+    waits = move_waits(parts["scope_thread"][scopes], place[parts["scope_after"][scopes]], kept[scopes])
     moved = np.empty_like(scopes)
     moved[scopes] = np.append(scopes, -1)[waits]
     return moved

@@ -52,9 +52,9 @@ class Insertion(ProgramBuilder):
         """New ops come at the end of this scope."""
         self._place = scope
 
-    def wait_for_last(self, scope: int) -> None:
-        """A scope of the program waits for the scope that new ops go to."""
-        self._waits[scope] = self._place
+    def set_wait(self, scope: int, after: int | None = None) -> None:
+        """A scope, new or not, waits for another (None: for the one that new ops go to)."""
+        self._waits[scope] = self._place if after is None else after
 
     def free(self, storage: int) -> None:
         """The storage, new or not, is released after the last new op."""
@@ -75,7 +75,7 @@ class Insertion(ProgramBuilder):
     def parts(self) -> tuple[dict[str, IntArray | Int32Array], IntArray, IntArray]:
         """All columns by handle, with what is new behind what was there; the scope of every op; the order of scopes."""
         program, c = self.program, self.program.columns
-        new = {name: np.array(values, dtype=np.int32) for name, values in self._column.items()}
+        new: dict[str, Int32Array] = {name: np.array(v, dtype=np.int32) for name, v in self._column.items()}
         new["op_signature"] = self._join_signatures()[new["op_signature"]]
         for pointer in ("input_ptr", "output_ptr"):
             new[pointer] = new[pointer][1:] + getattr(c, pointer)[-1]

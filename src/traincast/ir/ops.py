@@ -16,6 +16,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 DEVICES = ("cuda", "cpu", "cpu:pinned")
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+"""The scope in which autograd keeps the gradient of a parameter."""
 
 
 class Phase(IntEnum):

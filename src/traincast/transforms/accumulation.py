@@ -10,14 +10,13 @@ from itertools import pairwise
 import numpy as np
 
 from traincast.ir.editor import ProgramEditor, TensorCopies
-from traincast.ir.ops import Phase, Signature, StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Signature, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
 from traincast.transforms.streams import RECORD, WAIT
 from traincast.utils.errors import TraincastError
 
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _BROADCAST = "torch.distributed::_broadcast_coalesced"
 """The scope in which buffers are sent before forward."""
 _ALL_REDUCE = "c10d::allreduce_"
@@ -95,7 +94,7 @@ class _Pass:
     def _op(self, op: OpRow, scope: str) -> OpRow:
         inputs = self.tensors.copy(op.inputs)
         name = op.signature.name
-        if scope == _ACCUMULATE and name in _KEPT and self.editor.storage_of(op.outputs[0]).made:
+        if scope == ACCUMULATE_GRAD and name in _KEPT and self.editor.storage_of(op.outputs[0]).made:
             # there is a gradient already: the new one is added to it, and who reads it reads the sum
             grad, spec = op.outputs[0], op.signature.outputs[0]
             add = Signature("aten::add_", (spec, spec), (spec,), (("alpha", 1),), (("self", 1), ("other", 1)), "Tensor")
@@ -148,7 +147,7 @@ def _check_exchanges(editor: ProgramEditor, scopes: Sequence[ScopeRow], buckets:
                     f"its ranks share gradients ({kind}), and whether each pass does so is a choice of the program; "
                     "capture the step with the passes you run"
                 )
-            copied = scope.name == _ACCUMULATE and op.signature.name in _COPIES
+            copied = scope.name == ACCUMULATE_GRAD and op.signature.name in _COPIES
             into = {editor.tensors[tensor] for tensor in op.outputs if not editor.storage_of(tensor).made}
             if copied and not into <= buckets:
                 raise TraincastError(

@@ -12,13 +12,13 @@ from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
 from traincast.transforms.pruning import Pruning, restack
-from traincast.transforms.tables import StepTable, around, check_tables, find_tables, follow_table
+from traincast.transforms.tables import StepTable, check_tables, find_ops_around, find_tables, follow_table
 from traincast.utils.errors import TraincastError
 
-_SAID = "the rows of the new table are added to those of {}, so that no layer changes its width"
+ADDED = "the rows of the new table are added to those of {}, so that no layer changes its width"
 
 
-def with_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
+def add_own_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
     """The step with a table of so many rows, looked up so often a sample, beside the last one that is looked up as
     often."""
     check_tables(step)
@@ -36,7 +36,7 @@ def with_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
         )
     adding = _Adding(program, alike[-1], rows)
     adding.rewrite()
-    return replace(step, programs=(adding.editor.build(),)), _SAID.format(tables[alike[-1]].module or "another")
+    return replace(step, programs=(adding.editor.build(),)), ADDED.format(tables[alike[-1]].module or "another")
 
 
 def _lookups(program: Program, table: StepTable) -> float:
@@ -65,7 +65,7 @@ class _Adding:
         editor = ProgramEditor(program)
         table = find_tables(editor, program)[number]
         old = [_storages(op, editor) for op in editor.ops]
-        pruning = Pruning(editor, around(table, editor))
+        pruning = Pruning(editor, find_ops_around(table, editor))
         follow_table(pruning, table)
         followed = set(pruning.gone)
         pruning.unused()

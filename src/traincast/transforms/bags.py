@@ -79,7 +79,7 @@ def _check(bags: list[Bag], editor: ProgramEditor, sizes: list[int]) -> None:
         raise TraincastError("some of its tables are trained and some are not")
 
 
-def copied(editor: ProgramEditor, tensor: int) -> OpRow | None:
+def find_host_copy(editor: ProgramEditor, tensor: int) -> OpRow | None:
     """The copy from the host that a tensor of lookups comes from; None: it is on the device before the step."""
     makers = {t: op for scope in editor.scopes for op in scope.ops for t in op.outputs}
     while True:

@@ -52,7 +52,7 @@ def looks_up_together(step: Workload) -> bool:
     return any(_FORWARD.fullmatch(name) or name.startswith(_DENSE) for name in names)
 
 
-def batched_modules(step: Resizing) -> list[BatchedTables]:
+def find_batched_modules(step: Resizing) -> list[BatchedTables]:
     """The table-batched lookups of a step in their order."""
     found: dict[int, BatchedTables] = {}
     for op in step.editor.ops:

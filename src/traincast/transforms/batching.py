@@ -6,15 +6,15 @@ from dataclasses import replace
 
 from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import follows_tensors
-from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
-from traincast.transforms.bags import Bag, copied, find_bags
+from traincast.transforms.bags import Bag, find_bags, find_host_copy
 from traincast.transforms.optimizing import LISTS_SINCE, update_by_lists
 from traincast.transforms.pruning import Pruning
-from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batched_traced_bags
+from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batch_traced_bags
 from traincast.utils.errors import TraincastError
 
 _TRACED = "gradients and updates of tensors that have the form of a table were taken for theirs"
@@ -26,7 +26,7 @@ def batched_bags(step: Workload) -> tuple[Workload, str]:
     if len(step.ranks) > 1:
         raise TraincastError(f"'{step.name}' runs on {len(step.ranks)} GPUs; fuse the bags of its step on one GPU")
     if not follows_tensors(step.programs[0]):
-        return replace(step, programs=(batched_traced_bags(step.programs[0]),)), f"{_SAID} ({_TRACED})"
+        return replace(step, programs=(batch_traced_bags(step.programs[0]),)), f"{_SAID} ({_TRACED})"
     batching = _Batching(step.programs[0])
     batching.rewrite()
     if int(step.framework_version.partition(".")[0]) >= LISTS_SINCE:
@@ -127,7 +127,7 @@ class _Batching:
         _, form = self.bags[0].input(name)
         spec = replace(form, shape=(size,), stride=(self.one,))
         number_of_bytes = self.sizes.total([size], times=form.itemsize)
-        copies = [copied(self.editor, bag.input(name)[0]) for bag in self.bags]
+        copies = [find_host_copy(self.editor, bag.input(name)[0]) for bag in self.bags]
         copy = copies[0]
         if copy is None:
             return self.editor.new_tensor(number_of_bytes, StorageKind.INPUT, made=False), spec
@@ -214,7 +214,7 @@ class _Batching:
         )
         op = OpRow(signature, (grad, *operands), (), lookup.module, lookup.stream, lookup)
         new = [before, ScopeRow("LookupFunctionBackward", Phase.BACKWARD, last.thread, [op]),
-               ScopeRow("torch::autograd::AccumulateGrad", Phase.BACKWARD, last.thread)]  # fmt: skip
+               ScopeRow(ACCUMULATE_GRAD, Phase.BACKWARD, last.thread)]  # fmt: skip
         at = self.editor.scopes.index(last)
         self.editor.scopes[at:at] = new
 

@@ -44,22 +44,18 @@ def _stepped(program: Program, optimizer: str) -> Program:
         ) from None
     if not gradients:
         raise TraincastError("the step accumulates no gradients that an optimizer could use")
-    tape = InsertingBuilder(program, Communicator(0, (0,)))
-    tape.insert_before(program.num_scopes)
-    stepped = with_state(tape, optimizer, _parameters(program, gradients))
-    step_together(tape, optimizer, stepped, gradients)
+    builder = InsertingBuilder(program, Communicator(0, (0,)))
+    builder.insert_before(program.num_scopes)
+    stepped = with_state(builder, optimizer, _parameters(program, gradients))
+    step_together(builder, optimizer, stepped, gradients)
     # what the training loop still held when the old optimizer was done, it holds until the new one is
     held = (program.columns.storage_alloc >= 0) & (program.columns.storage_free == program.num_ops - 1)
     for storage in np.flatnonzero(held).tolist():
-        tape.insertion.free(storage)
-    last = [i for i, phase in enumerate(program.columns.scope_phase.tolist()) if phase == Phase.BACKWARD][-1]
-    built = tape.build()
-    c = built.columns
-    updates = np.flatnonzero(c.scope_phase == Phase.OPTIMIZER)
-    after = c.scope_after.copy()
-    after[updates[0]] = last
-    names = tuple(_renamed(name, optimizer) for name in built.names)
-    return replace(built, columns=replace(c, scope_after=after), names=names)
+        builder.insertion.free(storage)
+    backward = np.flatnonzero(program.columns.scope_phase == Phase.BACKWARD)
+    builder.insertion.set_wait(program.num_scopes, int(backward[-1]))  # the first new scope
+    built = builder.build()
+    return replace(built, names=tuple(_renamed(name, optimizer) for name in built.names))
 
 
 def _renamed(name: str, optimizer: str) -> str:

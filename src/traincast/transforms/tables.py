@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import check_follows_tensors
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
@@ -16,9 +16,9 @@ from traincast.transforms.pruning import Pruning, restack
 from traincast.utils.errors import TraincastError
 
 LOOKUPS = (*FORWARD, "aten::embedding")
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_SHOWN = 12
 _UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
-_SAID = "what {} gave is a constant from then on, so that no layer changes its width"
+DROPPED = "what {} gave is a constant from then on, so that no layer changes its width"
 
 
 @dataclass(eq=False, slots=True)
@@ -58,35 +58,32 @@ def check_tables(step: Workload) -> None:
         raise TraincastError(f"'{step.name}' has no tables; describe the model in YAML, or capture the changed one")
 
 
-def table_of(text: str, tables: Sequence[StepTable], editor: ProgramEditor) -> StepTable:
-    """The table of a number from 0, or of the end of its module's path."""
+def pick_table(text: str, names: Sequence[str], forms: Sequence[str]) -> int:
+    """The table of a number from 0, or of the end of its name; `forms` are shown where it is none of them."""
     name = text.strip()
-    alike = [table for table in tables if table.module == name or table.module.endswith(f".{name}")]
+    alike = [number for number, path in enumerate(names) if path == name or path.endswith(f".{name}")]
     if name.isascii() and name.isdecimal() and len(name) <= 9:
-        if int(name) < len(tables):
-            return tables[int(name)]
-    elif len(alike) == 1:
+        alike = [int(name)] if int(name) < len(names) else []
+    if len(alike) == 1:
         return alike[0]
-    values = editor.program.size_values
-    listed = ", ".join(
-        f"{number}: {table.module or 'no module'} ({' x '.join(str(values[size]) for size in table.weight.shape)})"
-        for number, table in enumerate(tables[:12])
-    )
-    more = f" and {len(tables) - 12} more" if len(tables) > 12 else ""
-    raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {listed}{more}")
+    shown = [f"{n}: {path or 'no module'} ({form})" for n, (path, form) in enumerate(zip(names, forms, strict=True))]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {', '.join(shown[:_SHOWN])}{more}")
 
 
-def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
+def drop_own_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     """The step without some tables: no lookups, gradients and updates of theirs. What a lookup gave is there before
     the step."""
     check_tables(step)
     program = step.programs[0]
     editor = ProgramEditor(program)
     tables = find_tables(editor, program)
-    gone = list(dict.fromkeys(table_of(text, tables, editor) for text in texts))
+    values, names = program.size_values, [table.module for table in tables]
+    forms = [" x ".join(str(values[size]) for size in table.weight.shape) for table in tables]
+    gone = [tables[n] for n in dict.fromkeys(pick_table(text, names, forms) for text in texts)]
     if len(gone) == len(tables):
         raise TraincastError(f"'{step.name}' has {len(tables)} tables, and one of them must stay")
-    pruning = Pruning(editor, (op for table in gone for op in around(table, editor)))
+    pruning = Pruning(editor, (op for table in gone for op in find_ops_around(table, editor)))
     for table in gone:
         follow_table(pruning, table)
         for lookup in table.lookups:
@@ -96,11 +93,11 @@ def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]
     results = {editor.tensors[lookup.outputs[0]] for table in gone for lookup in table.lookups}
     pruning.drop(stay=results)
     restack(editor)
-    names = " and ".join(table.module or "the table" for table in gone)
-    return replace(step, programs=(editor.build(),)), _SAID.format(names)
+    said = " and ".join(table.module or "the table" for table in gone)
+    return replace(step, programs=(editor.build(),)), DROPPED.format(said)
 
 
-def around(table: StepTable, editor: ProgramEditor) -> list[OpRow]:
+def find_ops_around(table: StepTable, editor: ProgramEditor) -> list[OpRow]:
     """The lookups of a table and the ops of their backward nodes."""
     return [op for op in editor.ops if op in table.lookups or op.forward in table.lookups]
 
@@ -112,19 +109,19 @@ def follow_table(pruning: Pruning, table: StepTable) -> None:
 
     def check(op: OpRow) -> None:
         scope = scope_of[op]
-        if scope.phase not in _UPDATES and scope.name != _ACCUMULATE:
+        if scope.phase not in _UPDATES and scope.name != ACCUMULATE_GRAD:
             raise TraincastError(
                 f"the rows of {table.module or 'its table'} or their gradients are used by {op.signature.name} too; "
                 "capture the changed model"
             )
 
-    nodes = [op for op in around(table, editor) if op not in table.lookups]
+    nodes = [op for op in find_ops_around(table, editor) if op not in table.lookups]
     pruning.forget_gradients(nodes)
     given = {t for op in nodes for t in op.outputs}
-    pruning.follow({table.storage} | counter_of(editor, table), given, check)
+    pruning.follow({table.storage} | find_counter(editor, table), given, check)
 
 
-def counter_of(editor: ProgramEditor, table: StepTable) -> set[int]:
+def find_counter(editor: ProgramEditor, table: StepTable) -> set[int]:
     """The number of steps that an optimizer has done, kept for every parameter in the order of their updates."""
     for scope in editor.scopes:
         if scope.phase != Phase.OPTIMIZER:

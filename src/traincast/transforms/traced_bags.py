@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from traincast.ir.editor import ProgramEditor
-from traincast.ir.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
@@ -17,11 +17,10 @@ ARGUMENTS = (("weights", 1), ("table_offsets", 1), ("indices", 1), ("offsets", 1
 LEARNING_RATE = 0.01  # of the table-batched op; its time does not depend on it
 _NODE = re.compile(r"EmbeddingBagBackward\d*$")
 _UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _PLAIN = ("aten::add_", "aten::zero_", "aten::copy_", "aten::detach")
 
 
-def batched_traced_bags(program: Program) -> Program:
+def batch_traced_bags(program: Program) -> Program:
     """The program with its bags fused; gradients and plain updates of tensors of the tables' forms go."""
     return _Traced(program).run()
 
@@ -68,7 +67,7 @@ class _Traced:
         """Ops that keep or apply gradients of tensors that have the form of a table."""
         tables, found = set(self.tables), set()
         for scope in self.editor.scopes:
-            for op in scope.ops if scope.phase in _UPDATES or scope.name == _ACCUMULATE else ():
+            for op in scope.ops if scope.phase in _UPDATES or scope.name == ACCUMULATE_GRAD else ():
                 if not any(self._shape(spec) in tables for spec in (*op.signature.inputs, *op.signature.outputs)):
                     continue
                 if op.signature.name not in _PLAIN:

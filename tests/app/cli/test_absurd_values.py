@@ -76,7 +76,7 @@ SOUND = {
     "whatif": ["dlrm-ddp --on v100 --set batch-size=64"],
     "sweep": ["dlrm-ddp --on v100 --vary batch-size=64 --processes 1"],
     "report": ["trace.json -o out.html"],
-    "serve": ["--port 0 --keep kept"],
+    "serve": ["--port 0"],
     "models": [""],
     "platforms": [""],
     "capture": ["step.py:make_step -o step.tc"],

@@ -11,7 +11,7 @@ from traincast.calibration.here import captured_here
 from traincast.costs.cpu.caches import operands
 from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
 from traincast.costs.cpu.features import kind_of, touched_bytes
-from traincast.simulator.cpu.step import PricedOp
+from traincast.costs.cpu.op_costs import PricedOp
 from traincast.simulator.scenario.scenario import Scenario
 
 
@@ -63,7 +63,7 @@ def test_ops_that_a_profile_is_unsure_of_are_measured_first(program, monkeypatch
     # given a machine that was fitted, and of whose ops one kind is not known well
     kinds = {kind_of(task.signature) for task in Coverage(program).tasks}
     rare = min(kinds, key=lambda kind: sum(kind_of(task.signature) == kind for task in Coverage(program).tasks))
-    monkeypatch.setattr("traincast.calibration.bench.needed.priced_ops", _Unsure(rare).priced)
+    monkeypatch.setattr("traincast.calibration.bench.needed.price_ops", _Unsure(rare).priced)
 
     # then that kind comes first, in the list and in what the list says of kinds
     coverage = Coverage(program, profile=object())

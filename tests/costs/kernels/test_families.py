@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 
 from traincast.costs.kernels.families import BY_NAME, PROFILES, RECORDS, shipped_model
-from traincast.costs.kernels.lower import registered
+from traincast.costs.kernels.lower import registered_ops
 from traincast.costs.kernels.model import KernelModel
 from traincast.costs.kernels.registry import LOWERINGS
 
@@ -34,7 +34,7 @@ def test_a_model_is_of_its_family_and_its_profile_is_shipped(record):
 
 
 def test_its_lowering_stands_in_its_package(record):
-    registered()
+    registered_ops()
     modules = {function.__module__ for function in LOWERINGS.values()}
     assert set(record.lowering_modules()) <= modules
     assert BY_NAME[record.family.name] is record

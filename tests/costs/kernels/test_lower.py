@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.lower import lower, registered
+from traincast.costs.kernels.lower import lower, registered_ops
 from traincast.costs.kernels.lowered import OpCoverage, coverage
 from traincast.costs.kernels.registry import LOWERINGS, Control, ControlKind
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
@@ -51,7 +51,7 @@ def test_control_ops():
 
 
 def test_names_are_dispatcher_names():
-    assert all("::" in name and name == name.strip() for name in registered())
+    assert all("::" in name and name == name.strip() for name in registered_ops())
 
 
 class _Program:

@@ -10,7 +10,7 @@ from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.families import BY_NAME
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.streaming import MEMCPY
-from traincast.costs.kernels.work import counted_flops, work
+from traincast.costs.kernels.work import count_flops, count_work
 
 
 def one(family, kind, compute="fp32", **sizes):
@@ -38,7 +38,7 @@ def one(family, kind, compute="fp32", **sizes):
     ],
 )  # fmt: skip
 def test_work_by_hand(calls, operations, nbytes):
-    done = work(calls)
+    done = count_work(calls)
 
     assert done[0].tolist() == [operations]
     assert done[1].tolist() == [nbytes]
@@ -48,11 +48,11 @@ def test_work_by_hand(calls, operations, nbytes):
 def test_what_only_moves_data_has_none(family):
     record = BY_NAME[family].family
 
-    assert work(Calls.of(record, [])) is None
+    assert count_work(Calls.of(record, [])) is None
 
 
 def flops(family, kind, **sizes):
-    return float(counted_flops(Calls.of(family, [family.call(kind, "fp32", **sizes)]))[0])
+    return float(count_flops(Calls.of(family, [family.call(kind, "fp32", **sizes)]))[0])
 
 
 @pytest.mark.parametrize(("kind", "batch"), [("mm", 1), ("bmm", 6), ("looped", 4), ("grouped", 4)])

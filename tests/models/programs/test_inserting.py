@@ -17,28 +17,28 @@ GROUP = Communicator(0, (0, 1, 2))
 
 def program_with(*buffers, communicator=None):
     """Forward of a module with parameters that reads these buffers (shape, dtype), and a backward pass."""
-    tape = StepBuilder(4)
-    weight = tape.resident((4, 4), StorageKind.PARAMETER)
-    held = [tape.resident(shape, StorageKind.BUFFER, dtype) for shape, dtype in buffers]
-    tape.scope("aten::to", Phase.INPUT)
-    tape.op("aten::_to_copy", [], [tape.new((4, 4))], module="")
-    tape.scope("aten::mm", Phase.FORWARD)
-    tape.op("aten::mm", [("self", weight), ("others", held)], [tape.new((4, 4))], module="Model.layer")
+    builder = StepBuilder(4)
+    weight = builder.resident((4, 4), StorageKind.PARAMETER)
+    held = [builder.resident(shape, StorageKind.BUFFER, dtype) for shape, dtype in buffers]
+    builder.scope("aten::to", Phase.INPUT)
+    builder.op("aten::_to_copy", [], [builder.new((4, 4))], module="")
+    builder.scope("aten::mm", Phase.FORWARD)
+    builder.op("aten::mm", [("self", weight), ("others", held)], [builder.new((4, 4))], module="Model.layer")
     if communicator is not None:
-        flat = tape.resident((4,), StorageKind.GRADIENT)
-        tape.all_reduce(Communicator(7, (0, 1)), flat)
-        tape.all_reduce(communicator, flat)
-    tape.scope("MmBackward0", Phase.BACKWARD)
-    tape.op("aten::mm", [], [tape.new((4, 4))], module="Model.layer")
-    return tape.build()
+        flat = builder.resident((4,), StorageKind.GRADIENT)
+        builder.all_reduce(Communicator(7, (0, 1)), flat)
+        builder.all_reduce(communicator, flat)
+    builder.scope("MmBackward0", Phase.BACKWARD)
+    builder.op("aten::mm", [], [builder.new((4, 4))], module="Model.layer")
+    return builder.build()
 
 
 def test_ops_go_to_the_end_of_a_scope():
-    tape = InsertingBuilder(program_with(), GROUP)
-    tape.append_to(1)
-    tape.op("aten::relu", [], [tape.new((4,))])
+    builder = InsertingBuilder(program_with(), GROUP)
+    builder.append_to(1)
+    builder.op("aten::relu", [], [builder.new((4,))])
 
-    program = tape.build()
+    program = builder.build()
 
     assert [op.name for op in program.ops] == ["aten::_to_copy", "aten::mm", "aten::relu", "aten::mm"]
     assert [scope.num_ops for scope in program.scopes] == [1, 2, 1]
@@ -46,28 +46,28 @@ def test_ops_go_to_the_end_of_a_scope():
 
 
 def test_new_scopes_come_before_an_old_one_on_its_thread():
-    tape = InsertingBuilder(program_with(), GROUP)
-    tape.insert_before(3)
-    tape.engine_scope("aten::as_strided", Phase.BACKWARD)
-    tape.op("aten::as_strided", [], [])
-    tape.insert_before(0)
-    tape.engine_scope("first", Phase.FORWARD)
+    builder = InsertingBuilder(program_with(), GROUP)
+    builder.insert_before(3)
+    builder.engine_scope("aten::as_strided", Phase.BACKWARD)
+    builder.op("aten::as_strided", [], [])
+    builder.insert_before(0)
+    builder.engine_scope("first", Phase.FORWARD)
 
-    scopes = tape.build().scopes
+    scopes = builder.build().scopes
 
     assert [scope.name for scope in scopes] == ["first", "aten::to", "aten::mm", "MmBackward0", "aten::as_strided"]
     assert [scope.thread for scope in scopes] == [0, 0, 0, 1, 1]
 
 
 def test_what_is_new_lives_between_new_ops():
-    tape = InsertingBuilder(program_with(), GROUP)
-    tape.append_to(0)
-    made = tape.new((8,))
-    tape.op("aten::ones", [], [made])
-    tape.op("aten::relu_", [("self", made)], [made])
-    tape.free(made)
+    builder = InsertingBuilder(program_with(), GROUP)
+    builder.append_to(0)
+    made = builder.new((8,))
+    builder.op("aten::ones", [], [made])
+    builder.op("aten::relu_", [("self", made)], [made])
+    builder.free(made)
 
-    program = tape.build()
+    program = builder.build()
     c = program.columns
 
     assert (c.storage_alloc[made.storage], c.storage_free[made.storage]) == (1, 2)
@@ -75,21 +75,21 @@ def test_what_is_new_lives_between_new_ops():
 
 
 def test_a_communicator_keeps_its_stream_and_events_go_on():
-    tape = InsertingBuilder(program_with(communicator=GROUP), GROUP)
-    tape.append_to(1)
-    event = tape.all_reduce(GROUP, tape.resident((4,), StorageKind.GRADIENT))
+    builder = InsertingBuilder(program_with(communicator=GROUP), GROUP)
+    builder.append_to(1)
+    event = builder.all_reduce(GROUP, builder.resident((4,), StorageKind.GRADIENT))
 
-    reduces = [op for op in tape.build().ops if op.signature.scalar("communicator") == 0]
+    reduces = [op for op in builder.build().ops if op.signature.scalar("communicator") == 0]
 
     assert [op.stream for op in reduces] == [2, 2], "the second communicator that the program uses"
     assert event == 5, "two all-reduces before it recorded events 0 to 3"
 
 
 def test_a_new_communicator_gets_the_next_free_stream():
-    tape = InsertingBuilder(program_with(communicator=Communicator(1, (0, 1))), GROUP)
-    tape.append_to(1)
-    tape.all_reduce(GROUP, tape.resident((4,), StorageKind.GRADIENT))
-    (reduced,) = [op for op in tape.build().ops if op.signature.scalar("communicator") == 0]
+    builder = InsertingBuilder(program_with(communicator=Communicator(1, (0, 1))), GROUP)
+    builder.append_to(1)
+    builder.all_reduce(GROUP, builder.resident((4,), StorageKind.GRADIENT))
+    (reduced,) = [op for op in builder.build().ops if op.signature.scalar("communicator") == 0]
     assert reduced.stream == 3
 
 
@@ -101,9 +101,9 @@ def test_buffers_are_those_that_an_op_takes_as_a_whole():
 
 def broadcast(*buffers):
     program = program_with(*buffers)
-    tape = InsertingBuilder(program, GROUP)
-    broadcast_buffers(tape, GROUP, buffers_of(program))
-    return tape.build()
+    builder = InsertingBuilder(program, GROUP)
+    broadcast_buffers(builder, GROUP, buffers_of(program))
+    return builder.build()
 
 
 def test_buffers_of_a_type_travel_together_and_come_back():
@@ -135,18 +135,18 @@ def test_two_pieces_are_in_flight():
 
 def test_without_buffers_nothing_is_sent():
     program = program_with()
-    tape = InsertingBuilder(program, GROUP)
-    broadcast_buffers(tape, GROUP, [])
-    assert tape.build().num_ops == program.num_ops
+    builder = InsertingBuilder(program, GROUP)
+    broadcast_buffers(builder, GROUP, [])
+    assert builder.build().num_ops == program.num_ops
 
 
 def test_a_buffer_that_is_not_contiguous_is_refused():
-    tape = StepBuilder(4)
-    weight = tape.resident((4, 4), StorageKind.PARAMETER)
-    turned = tape.view(tape.resident((2, 3), StorageKind.BUFFER), (3, 2), (1, 3))
-    tape.scope("aten::mm", Phase.FORWARD)
-    tape.op("aten::mm", [("self", weight), ("other", turned)], [tape.new((4, 4))], module="Model")
-    program = tape.build()
+    builder = StepBuilder(4)
+    weight = builder.resident((4, 4), StorageKind.PARAMETER)
+    turned = builder.view(builder.resident((2, 3), StorageKind.BUFFER), (3, 2), (1, 3))
+    builder.scope("aten::mm", Phase.FORWARD)
+    builder.op("aten::mm", [("self", weight), ("other", turned)], [builder.new((4, 4))], module="Model")
+    program = builder.build()
 
     with pytest.raises(TraincastError, match="not contiguous"):
         broadcast_buffers(InsertingBuilder(program, GROUP), GROUP, buffers_of(program))
@@ -155,7 +155,7 @@ def test_a_buffer_that_is_not_contiguous_is_refused():
 def test_the_old_program_is_left_as_it_was():
     program = program_with(((6,), "float32"))
     before = {name: getattr(program.columns, name).copy() for name in program.columns.names()}
-    tape = InsertingBuilder(program, GROUP)
-    broadcast_buffers(tape, GROUP, buffers_of(program))
-    tape.build()
+    builder = InsertingBuilder(program, GROUP)
+    broadcast_buffers(builder, GROUP, buffers_of(program))
+    builder.build()
     assert all(np.array_equal(getattr(program.columns, name), values) for name, values in before.items())

@@ -19,11 +19,11 @@ from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, Role
 )
 def test_groups_are_numbered_as_new_group_does(rank, within, across):
     # Given two nodes of four GPUs: group 0 is all, then one per node, then one per place in the nodes
-    tape = RankBuilder(16, rank, 8, 4)
+    builder = RankBuilder(16, rank, 8, 4)
 
-    assert (tape.world.number, tape.world.ranks) == (0, tuple(range(8)))
-    assert (tape.within.number, tape.within.ranks) == within
-    assert (tape.across.number, tape.across.ranks) == across
+    assert (builder.world.number, builder.world.ranks) == (0, tuple(range(8)))
+    assert (builder.within.number, builder.within.ranks) == within
+    assert (builder.across.number, builder.across.ranks) == across
 
 
 def test_a_node_that_is_not_full_has_fewer_mates():
@@ -32,12 +32,12 @@ def test_a_node_that_is_not_full_has_fewer_mates():
 
 
 def all_to_all(send, receive, dtype="float32"):
-    tape = RankBuilder(4, 0, 2, 2)
-    tape.scope("c10d::alltoall_base_", Phase.FORWARD)
-    source = tape.resident((sum(send),), StorageKind.BUFFER, dtype)
-    output = tape.new((sum(receive),), dtype)
-    event = tape.all_to_all(tape.world, source, output, send, receive)
-    (op,) = [op for op in tape.build().ops if op.name == "c10d::alltoall_base_"]
+    builder = RankBuilder(4, 0, 2, 2)
+    builder.scope("c10d::alltoall_base_", Phase.FORWARD)
+    source = builder.resident((sum(send),), StorageKind.BUFFER, dtype)
+    output = builder.new((sum(receive),), dtype)
+    event = builder.all_to_all(builder.world, source, output, send, receive)
+    (op,) = [op for op in builder.build().ops if op.name == "c10d::alltoall_base_"]
     return event, op.signature
 
 
@@ -57,24 +57,24 @@ def test_an_uneven_all_to_all_says_its_bytes_to_and_from_every_rank():
 
 
 def test_inputs_are_held_by_the_loop_to_the_end_of_the_step():
-    tape = RankBuilder(4, 0, 1, 1)
-    held = tape.copied_in((4, 13), "float32")
-    other = tape.new((4,))
-    tape.op("aten::ones", [], [other])
-    tape.free(held, other)
+    builder = RankBuilder(4, 0, 1, 1)
+    held = builder.copied_in((4, 13), "float32")
+    other = builder.new((4,))
+    builder.op("aten::ones", [], [other])
+    builder.free(held, other)
 
-    program = tape.build()
+    program = builder.build()
 
     assert program.ops[0].signature.scalar("non_blocking") is True
     assert program.columns.storage_free[held.storage] == program.num_ops
     assert program.columns.storage_free[other.storage] == program.num_ops - 1
 
 
-def step(tape, size):
-    tape.scope("aten::relu", Phase.FORWARD)
-    given = tape.resident((size,), StorageKind.INPUT)
-    tape.op("aten::relu", [("self", given)], [tape.new((size,))])
-    return tape.build()
+def step(builder, size):
+    builder.scope("aten::relu", Phase.FORWARD)
+    given = builder.resident((size,), StorageKind.INPUT)
+    builder.op("aten::relu", [("self", given)], [builder.new((size,))])
+    return builder.build()
 
 
 def test_a_rank_that_runs_the_same_ops_takes_only_its_sizes():
@@ -88,23 +88,23 @@ def test_a_rank_that_runs_the_same_ops_takes_only_its_sizes():
 
 def test_a_rank_that_runs_other_ops_is_a_mistake():
     first = step(RankBuilder(4, 0, 2, 2), 100)
-    tape = RankBuilder(4, 1, 2, 2, like=first)
-    tape.scope("aten::relu", Phase.FORWARD)
+    builder = RankBuilder(4, 1, 2, 2, like=first)
+    builder.scope("aten::relu", Phase.FORWARD)
     with pytest.raises(AssertionError, match="not written like its template"):
-        tape.build()
+        builder.build()
 
 
 def test_scopes_carry_the_mark_they_were_opened_under():
-    tape = RankBuilder(4, 0, 1, 1)
-    tape.scope("aten::to", Phase.FORWARD)
-    with tape.labelled(Mark(Role.LOOKUP, batch=1)):
-        tape.scope("SplitLookupFunction")
-        with tape.labelled(Mark(Role.DENSE)):
-            tape.engine_scope("aten::as_strided", Phase.BACKWARD)
-        tape.scope("aten::view")
-    tape.scope("aten::cat")
+    builder = RankBuilder(4, 0, 1, 1)
+    builder.scope("aten::to", Phase.FORWARD)
+    with builder.labelled(Mark(Role.LOOKUP, batch=1)):
+        builder.scope("SplitLookupFunction")
+        with builder.labelled(Mark(Role.DENSE)):
+            builder.engine_scope("aten::as_strided", Phase.BACKWARD)
+        builder.scope("aten::view")
+    builder.scope("aten::cat")
 
-    marked = MarkedProgram.of(tape)
+    marked = MarkedProgram.of(builder)
 
     assert len(marked.marks) == marked.program.num_scopes
     lookup, dense = Mark(Role.LOOKUP, batch=1), Mark(Role.DENSE)

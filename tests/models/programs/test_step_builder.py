@@ -1,4 +1,4 @@
-"""What a tape writes: tensors, scopes, ops, views, casts and collectives."""
+"""What a builder writes: tensors, scopes, ops, views, casts and collectives."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from traincast.models.layers.builder import Communicator, StepBuilder, contiguou
 
 
 @pytest.fixture
-def tape():
-    tape = StepBuilder(8)
-    tape.scope("aten::start", Phase.FORWARD)
-    return tape
+def builder():
+    builder = StepBuilder(8)
+    builder.scope("aten::start", Phase.FORWARD)
+    return builder
 
 
-def names(tape):
-    return [op.name for op in tape.build().ops]
+def names(builder):
+    return [op.name for op in builder.build().ops]
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ def test_row_major_strides(shape, strides):
     assert contiguous(shape) == strides
 
 
-def test_a_resident_tensor_is_there_before_the_step(tape):
-    ref = tape.resident((4, 16), StorageKind.PARAMETER)
-    tape.op("aten::relu_", [("self", ref)], [ref])
+def test_a_resident_tensor_is_there_before_the_step(builder):
+    ref = builder.resident((4, 16), StorageKind.PARAMETER)
+    builder.op("aten::relu_", [("self", ref)], [ref])
 
-    program = tape.build()
+    program = builder.build()
 
     assert ref.shape == (4, 16)
     assert int(program.storage_nbytes[ref.storage]) == 4 * 16 * 4
@@ -38,29 +38,29 @@ def test_a_resident_tensor_is_there_before_the_step(tape):
     assert int(program.columns.storage_kind[ref.storage]) == StorageKind.PARAMETER
 
 
-def test_a_new_tensor_is_allocated_by_the_next_op_and_freed_after_the_last(tape):
-    first = tape.new((4,), "float16")
-    tape.op("aten::ones", [], [first])
-    second = tape.new((4,), "float16")
-    tape.op("aten::relu", [("self", first)], [second])
-    tape.free(first)
+def test_a_new_tensor_is_allocated_by_the_next_op_and_freed_after_the_last(builder):
+    first = builder.new((4,), "float16")
+    builder.op("aten::ones", [], [first])
+    second = builder.new((4,), "float16")
+    builder.op("aten::relu", [("self", first)], [second])
+    builder.free(first)
 
-    c = tape.build().columns
+    c = builder.build().columns
 
     assert (c.storage_alloc[first.storage], c.storage_free[first.storage]) == (0, 1)
     assert c.storage_alloc[second.storage] == 1
     assert c.storage_free[second.storage] == 2, "never freed: outlives the step's two ops"
 
 
-def test_host_memory_takes_no_device_bytes(tape):
-    host = tape.resident((1 << 20,), StorageKind.INPUT, "int64", "cpu:pinned")
-    assert int(tape.build().storage_nbytes[host.storage]) == 0
+def test_host_memory_takes_no_device_bytes(builder):
+    host = builder.resident((1 << 20,), StorageKind.INPUT, "int64", "cpu:pinned")
+    assert int(builder.build().storage_nbytes[host.storage]) == 0
 
 
-def test_a_view_shares_storage_and_type(tape):
-    whole = tape.resident((4, 6), StorageKind.BUFFER, "bfloat16")
+def test_a_view_shares_storage_and_type(builder):
+    whole = builder.resident((4, 6), StorageKind.BUFFER, "bfloat16")
 
-    turned = tape.view(whole, (6, 4), (1, 6))
+    turned = builder.view(whole, (6, 4), (1, 6))
 
     assert turned.storage == whole.storage
     assert turned.tensor != whole.tensor
@@ -68,7 +68,7 @@ def test_a_view_shares_storage_and_type(tape):
 
 
 def test_backward_runs_on_its_own_thread_tied_to_the_scope_before():
-    tape = StepBuilder(1)
+    builder = StepBuilder(1)
     for name, phase in (
         ("aten::mm", Phase.FORWARD),
         ("aten::ones_like", Phase.BACKWARD),
@@ -76,9 +76,9 @@ def test_backward_runs_on_its_own_thread_tied_to_the_scope_before():
         ("TBackward0", None),
         ("Optimizer.step#SGD.step", Phase.OPTIMIZER),
     ):
-        tape.scope(name, phase)
+        builder.scope(name, phase)
 
-    scopes = tape.build().scopes
+    scopes = builder.build().scopes
 
     # the first gradient is still made by the thread that called backward
     assert [scope.thread for scope in scopes] == [0, 0, 1, 1, 0]
@@ -86,58 +86,58 @@ def test_backward_runs_on_its_own_thread_tied_to_the_scope_before():
     assert scopes[3].phase == Phase.BACKWARD, "without a phase a scope stays in the one before"
 
 
-def test_ops_of_the_engine_have_scopes_of_their_own_only_where_the_profiler_shows_them(tape):
-    tape.engine_op_scope("aten::sum")
-    assert tape.build().num_scopes == 1
+def test_ops_of_the_engine_have_scopes_of_their_own_only_where_the_profiler_shows_them(builder):
+    builder.engine_op_scope("aten::sum")
+    assert builder.build().num_scopes == 1
 
-    tape.engine_ops_apart = True
-    tape.engine_op_scope("aten::sum")
-    assert [scope.name for scope in tape.build().scopes] == ["aten::start", "aten::sum"]
+    builder.engine_ops_apart = True
+    builder.engine_op_scope("aten::sum")
+    assert [scope.name for scope in builder.build().scopes] == ["aten::start", "aten::sum"]
 
 
-def test_groups_count_the_tensors_of_each_argument(tape):
-    one, two = (tape.resident((2,), StorageKind.BUFFER) for _ in range(2))
-    out = tape.new((4,))
+def test_groups_count_the_tensors_of_each_argument(builder):
+    one, two = (builder.resident((2,), StorageKind.BUFFER) for _ in range(2))
+    out = builder.new((4,))
 
-    tape.op("aten::cat", [("tensors", (one, two))], [out], [("dim", 0)], overload="x", module="m", stream=3)
+    builder.op("aten::cat", [("tensors", (one, two))], [out], [("dim", 0)], overload="x", module="m", stream=3)
 
-    (op,) = tape.build().ops
+    (op,) = builder.build().ops
     assert op.signature.groups == (("tensors", 2),)
     assert (op.signature.overload, op.module, op.stream) == ("x", "m", 3)
     assert [tensor.id for tensor in op.inputs] == [one.tensor, two.tensor]
 
 
-def test_slices_are_views_side_by_side(tape):
-    whole = tape.resident((8, 10), StorageKind.BUFFER)
+def test_slices_are_views_side_by_side(builder):
+    whole = builder.resident((8, 10), StorageKind.BUFFER)
 
-    parts = tape.slices(whole, (3, 0, 7), module="m")
+    parts = builder.slices(whole, (3, 0, 7), module="m")
 
     assert [part.shape for part in parts] == [(8, 3), (8, 0), (8, 7)]
     assert {part.storage for part in parts} == {whole.storage}
     assert {part.spec.stride for part in parts} == {(10, 1)}
-    bounds = [(op.signature.scalar("start"), op.signature.scalar("end")) for op in tape.build().ops]
+    bounds = [(op.signature.scalar("start"), op.signature.scalar("end")) for op in builder.build().ops]
     assert bounds == [(0, 3), (3, 3), (3, 10)]
 
 
-def test_a_slice_keeps_the_other_dimensions(tape):
-    whole = tape.resident((8, 5, 4), StorageKind.BUFFER)
-    part, op = tape.slice(whole, 0, 2, 6, module="")
+def test_a_slice_keeps_the_other_dimensions(builder):
+    whole = builder.resident((8, 5, 4), StorageKind.BUFFER)
+    part, op = builder.slice(whole, 0, 2, 6, module="")
     assert (part.shape, op) == ((4, 5, 4), 0)
 
 
-def test_a_copy_to_another_device_keeps_its_type(tape):
-    source = tape.resident((7,), StorageKind.BUFFER, "int32")
+def test_a_copy_to_another_device_keeps_its_type(builder):
+    source = builder.resident((7,), StorageKind.BUFFER, "int32")
 
-    copy = tape.moved(source, "cpu", module="m")
+    copy = builder.moved(source, "cpu", module="m")
 
     assert (copy.spec.device, copy.spec.dtype) == ("cpu", "int32")
-    assert tape.build().ops[0].signature.scalar("non_blocking") is False
+    assert builder.build().ops[0].signature.scalar("non_blocking") is False
 
 
-def test_an_input_is_copied_in_a_scope_of_its_own(tape):
-    copied = tape.copied_in((8, 13), "float32")
+def test_an_input_is_copied_in_a_scope_of_its_own(builder):
+    copied = builder.copied_in((8, 13), "float32")
 
-    program = tape.build()
+    program = builder.build()
 
     assert copied.spec.device == "cuda"
     assert (program.scopes[-1].name, program.scopes[-1].phase) == ("aten::to", Phase.INPUT)
@@ -149,43 +149,43 @@ def test_an_input_is_copied_in_a_scope_of_its_own(tape):
     [((4, 6), (6, 1), (6, 1)), ((6, 4), (1, 6), (1, 6)), ((4, 3), (6, 1), (3, 1))],
     ids=["contiguous", "transposed", "with gaps"],
 )
-def test_a_cast_keeps_the_layout_of_dense_tensors_only(tape, shape, stride, kept):
-    whole = tape.resident((4, 6), StorageKind.BUFFER)
-    half, _ = tape.cast(tape.view(whole, shape, stride), "float16")
+def test_a_cast_keeps_the_layout_of_dense_tensors_only(builder, shape, stride, kept):
+    whole = builder.resident((4, 6), StorageKind.BUFFER)
+    half, _ = builder.cast(builder.view(whole, shape, stride), "float16")
     assert (half.spec.dtype, half.spec.stride) == ("float16", kept)
 
 
-def test_autocast_casts_floats_once_asked_for(tape):
-    single = tape.resident((4,), StorageKind.PARAMETER)
-    assert tape.autocast(single, "m") == (single, -1)
+def test_autocast_casts_floats_once_asked_for(builder):
+    single = builder.resident((4,), StorageKind.PARAMETER)
+    assert builder.autocast(single, "m") == (single, -1)
 
-    tape.half = "bfloat16"
-    cast, op = tape.autocast(single, "m")
+    builder.half = "bfloat16"
+    cast, op = builder.autocast(single, "m")
     assert (cast.spec.dtype, op) == ("bfloat16", 0)
-    assert tape.autocast(cast, "m") == (cast, -1), "what is half already stays"
+    assert builder.autocast(cast, "m") == (cast, -1), "what is half already stays"
 
 
-def test_the_way_back_of_a_cast_frees_what_came(tape):
-    grad = tape.new((4,), "bfloat16")
-    tape.op("aten::ones", [], [grad])
-    assert tape.cast_backward(grad, -1) is grad
+def test_the_way_back_of_a_cast_frees_what_came(builder):
+    grad = builder.new((4,), "bfloat16")
+    builder.op("aten::ones", [], [grad])
+    assert builder.cast_backward(grad, -1) is grad
 
-    back = tape.cast_backward(grad, 0, module="m")
+    back = builder.cast_backward(grad, 0, module="m")
 
-    program = tape.build()
+    program = builder.build()
     assert back.spec.dtype == "float32"
     assert program.scopes[-1].name == "ToCopyBackward0"
     assert program.columns.storage_free[grad.storage] == program.num_ops - 1
 
 
-def test_a_collective_waits_for_the_stream_and_records_its_end(tape):
-    flat = tape.resident((16,), StorageKind.GRADIENT)
+def test_a_collective_waits_for_the_stream_and_records_its_end(builder):
+    flat = builder.resident((16,), StorageKind.GRADIENT)
     first, second = Communicator(0, (0, 1)), Communicator(5, (1, 3))
 
-    events = [tape.all_reduce(group, flat) for group in (first, second, first)]
-    tape.wait(events[-1])
+    events = [builder.all_reduce(group, flat) for group in (first, second, first)]
+    builder.wait(events[-1])
 
-    ops = tape.build().ops
+    ops = builder.build().ops
     assert events == [1, 3, 5], "two events each: before and after"
     one = [(op.name, op.stream) for op in ops[:4]]
     assert one == [
@@ -201,19 +201,19 @@ def test_a_collective_waits_for_the_stream_and_records_its_end(tape):
     assert (ops[-1].name, ops[-1].signature.scalar("event"), ops[-1].stream) == ("cuda::stream_wait_event", 5, 0)
 
 
-def test_a_collective_in_backward_has_no_module_around_it(tape):
-    flat = tape.resident((4,), StorageKind.BUFFER)
+def test_a_collective_in_backward_has_no_module_around_it(builder):
+    flat = builder.resident((4,), StorageKind.BUFFER)
     group = Communicator(0, (0, 1))
-    tape.op("aten::view", [("self", flat)], [flat], module="m")
+    builder.op("aten::view", [("self", flat)], [flat], module="m")
 
-    tape.collective("x_", "all_gather", group, [("t", flat)], flat, nbytes=16, module="m", forward=0)
+    builder.collective("x_", "all_gather", group, [("t", flat)], flat, nbytes=16, module="m", forward=0)
 
-    around, collective = tape.build().ops[1], tape.build().ops[3]
+    around, collective = builder.build().ops[1], builder.build().ops[3]
     assert (around.module, collective.module, collective.forward) == ("", "m", 0)
 
 
 def test_the_batch_size_is_the_program_s():
-    tape = StepBuilder(48)
-    tape.scope("aten::start", Phase.FORWARD)
-    assert tape.build().batch_size == 48
-    assert names(tape) == []
+    builder = StepBuilder(48)
+    builder.scope("aten::start", Phase.FORWARD)
+    assert builder.build().batch_size == 48
+    assert names(builder) == []

@@ -24,6 +24,7 @@ from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting.collectives_curves import curve_sets
 from traincast_evaluation.fitting.collectives_data import Points
+from traincast_evaluation.solve import solve_nonnegative
 
 NODES = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200"}
 KINDS = tuple(kind for kind in COLLECTIVE.kinds if measured_kind(kind) == kind)
@@ -153,9 +154,6 @@ def _network_features(group: Points, kind: str, topology: Topology, model: Colle
 
 def _solve(features: FloatArray, seconds: FloatArray, scale: FloatArray | None = None) -> FloatArray:
     """Non-negative least squares of relative errors."""
-    from scipy.optimize import nnls
-
     weight = 1.0 / (seconds if scale is None else scale)
     column = np.abs(features).max(axis=0) + 1e-30  # coefficients of similar size keep the solver well conditioned
-    solution, _ = nnls(features * weight[:, None] / column, seconds * weight)
-    return np.asarray(solution / column)
+    return np.asarray(solve_nonnegative(features * weight[:, None] / column, seconds * weight) / column)

@@ -16,7 +16,7 @@ DEVICE = "b200"
 OPS = ("matmul", "group_matmul", "sdp_fwd", "sdp_bwd")
 
 
-def efficiency_rows(data: Path, ops: Sequence[str], text: Sequence[str], numbers: Sequence[str]) -> MeasuredTable:
+def read_efficiency(data: Path, ops: Sequence[str], text: Sequence[str], numbers: Sequence[str]) -> MeasuredTable:
     """The rows of these ops, with the columns that describe them (`numbers`: all above zero)."""
     table = read_table(
         data, FILE, ("op", *text), ("peak_tflops", "efficiency", *numbers),
@@ -28,6 +28,6 @@ def efficiency_rows(data: Path, ops: Sequence[str], text: Sequence[str], numbers
     return table
 
 
-def seconds_of(table: MeasuredTable, flop: FloatArray) -> FloatArray:
+def efficiency_seconds(table: MeasuredTable, flop: FloatArray) -> FloatArray:
     """Seconds of kernels with this many operations, as their source counts them."""
     return np.asarray(flop / (1e12 * table.number("peak_tflops") * table.number("efficiency")))

@@ -22,7 +22,7 @@ from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import mean_error_percent, within
 from traincast_evaluation.kernels.samples import Samples
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Hears what is being done, and the share of the whole (0 to 1) that is done."""

@@ -42,8 +42,8 @@ def write(sizes: Mapping[str, Any], run: Run) -> Workload:
     programs = []
     for number in range(len(keys)):
         rank = ranks.index(number)
-        tape = RankBuilder(run.global_batch // run.gpus, rank, run.gpus, run.gpus)
-        programs.append(_Step(tape, sizes, placed[rank], columns).program())
+        builder = RankBuilder(run.global_batch // run.gpus, rank, run.gpus, run.gpus)
+        programs.append(_Step(builder, sizes, placed[rank], columns).program())
     return Workload(
         name="distributed-embeddings",
         programs=tuple(share_templates(programs)),
@@ -92,18 +92,18 @@ class _Step(FusedStep):
     """One rank's step in the order it runs."""
 
     def __init__(
-        self, tape: RankBuilder, sizes: Mapping[str, Any], held: Sequence[Slice], columns: Sequence[Sequence[int]]
+        self, builder: RankBuilder, sizes: Mapping[str, Any], held: Sequence[Slice], columns: Sequence[Sequence[int]]
     ) -> None:
-        super().__init__(tape, "float32", batch=tape.batch_size)
+        super().__init__(builder, "float32", batch=builder.batch_size)
         self.stride, self.dense_features = sizes["interact_stride"], sizes["dense_features"]
         self.columns = columns
-        self.whole = self.local * tape.world_size
+        self.whole = self.local * builder.world_size
         self.widths = [width for rank in columns for width in rank]
         self.held = [
             _Variable(
                 part.inputs(),
-                tape.resident((part.rows, part.dim), StorageKind.PARAMETER),
-                tape.resident((part.rows, part.dim), StorageKind.OPTIMIZER_STATE),
+                builder.resident((part.rows, part.dim), StorageKind.PARAMETER),
+                builder.resident((part.rows, part.dim), StorageKind.OPTIMIZER_STATE),
             )
             for part in held
         ]
@@ -121,74 +121,74 @@ class _Step(FusedStep):
         self._update(self._exchange(grad, forward=False))
         self._apply_dense()
         self._average_loss()
-        return self.tape.build()
+        return self.builder.build()
 
     def _average_loss(self) -> None:
-        tape = self.tape
-        if tape.world_size == 1:
+        builder = self.builder
+        if builder.world_size == 1:
             return
         self._executor("HorovodAllreduce")
-        loss = tape.resident((1,), StorageKind.BUFFER)
-        tape.wait(tape.all_reduce(tape.world, loss))
+        loss = builder.resident((1,), StorageKind.BUFFER)
+        builder.wait(builder.all_reduce(builder.world, loss))
 
     def _executor(self, name: str) -> None:
         """The next op, issued by the executor's thread."""
-        self.tape.engine_scope(name, Phase.FORWARD)
+        self.builder.engine_scope(name, Phase.FORWARD)
 
     def _look_up(self, table: Table, weights: Ref) -> Ref:
         """The rows of one input, summed over its lookups: [samples of all ranks, dim]."""
-        tape = self.tape
-        indices = tape.resident((self.whole * int(table.pooling.mean),), StorageKind.INPUT, "int64")
+        builder = self.builder
+        indices = builder.resident((self.whole * int(table.pooling.mean),), StorageKind.INPUT, "int64")
         self._executor("tensorflow::EmbeddingLookup")
-        result = tape.new((self.whole, 1, table.dim))
+        result = builder.new((self.whole, 1, table.dim))
         arguments = [("weights", weights), ("indices", indices)]
         self.op("traincast::batched_embedding_forward", arguments, result, _load(table, self.whole))
-        return tape.view(result, (self.whole, table.dim))
+        return builder.view(result, (self.whole, table.dim))
 
     def _concatenated(self, parts: Sequence[Ref]) -> Ref:
         self._executor("tensorflow::ConcatV2")
-        joined = self.tape.new((sum(part.spec.numel for part in parts),))
-        lines = [self.tape.view(part, (part.spec.numel,)) for part in parts]
-        self.tape.op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)])
-        self.tape.free(*parts)
+        joined = self.builder.new((sum(part.spec.numel for part in parts),))
+        lines = [self.builder.view(part, (part.spec.numel,)) for part in parts]
+        self.builder.op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)])
+        self.builder.free(*parts)
         return joined
 
     def _exchange(self, source: Ref, *, forward: bool) -> Ref:
         """Horovod's all-to-all; alone there is none."""
-        tape = self.tape
-        if tape.world_size == 1:
+        builder = self.builder
+        if builder.world_size == 1:
             return source
-        this_rank = [self.local * sum(self.columns[tape.rank])] * tape.world_size
+        this_rank = [self.local * sum(self.columns[builder.rank])] * builder.world_size
         others = [self.local * sum(widths) for widths in self.columns]
         send, receive = (this_rank, others) if forward else (others, this_rank)
         self._executor("HorovodAlltoall")
-        received = tape.new((sum(receive),))
-        tape.wait(tape.all_to_all(tape.world, source, received, send, receive))
-        tape.free(source)
+        received = builder.new((sum(receive),))
+        builder.wait(builder.all_to_all(builder.world, source, received, send, receive))
+        builder.free(source)
         return received
 
     def _split(self, source: Ref, widths: Sequence[int], rows: int) -> list[Ref]:
         """A tensor cut up by columns: a copy for each part, in one kernel."""
         self._executor("tensorflow::SplitV")
-        parts = [self.tape.new((rows, width)) for width in widths]
-        self.tape.op("fsdp::split_with_sizes_copy", [("all_gather_output", source), ("out", parts)], [])
+        parts = [self.builder.new((rows, width)) for width in widths]
+        self.builder.op("fsdp::split_with_sizes_copy", [("all_gather_output", source), ("out", parts)], [])
         return parts
 
     def _forward_dense(self, received: Ref) -> None:
-        tape = self.tape
+        builder = self.builder
         parts = self._split(received, self.widths, self.local)
         joined = self._concatenated(parts)
         if self.stride:
             self._executor("tensorflow::AvgPool")
             shape = (1, self.local, sum(self.widths))
-            pooled = tape.new((1, self.local, ceil(shape[-1] / self.stride)))
+            pooled = builder.new((1, self.local, ceil(shape[-1] / self.stride)))
             scalars: Scalars = [("kernel_size", (self.stride,)), ("stride", (self.stride,))]
-            joined = self.op("aten::avg_pool1d", [("self", tape.view(joined, shape))], pooled, scalars)
-        features = tape.resident((self.local, self.dense_features), StorageKind.INPUT)
+            joined = self.op("aten::avg_pool1d", [("self", builder.view(joined, shape))], pooled, scalars)
+        features = builder.resident((self.local, self.dense_features), StorageKind.INPUT)
         self._executor("tensorflow::ConcatV2")
-        x = tape.new((self.local, self.joined_width))
-        pair = [tape.view(joined, (self.local, self.joined_width - self.dense_features)), features]
-        tape.op("aten::cat", [("tensors", pair)], [x], [("dim", 1)])
+        x = builder.new((self.local, self.joined_width))
+        pair = [builder.view(joined, (self.local, self.joined_width - self.dense_features)), features]
+        builder.op("aten::cat", [("tensors", pair)], [x], [("dim", 1)])
         self._products_forward(self.dense, x)
 
     def _products_forward(self, mlp: FusedMlp, x: Ref) -> None:
@@ -198,43 +198,43 @@ class _Step(FusedStep):
         for weight, _ in mlp.layers:
             fan_out, fan_in = weight.shape
             self._executor("tensorflow::MatMul")
-            turned = self.tape.view(weight, (fan_in, fan_out), (1, fan_in))
-            result = self.tape.new((x.shape[0], fan_out))
+            turned = self.builder.view(weight, (fan_in, fan_out), (1, fan_in))
+            result = self.builder.new((x.shape[0], fan_out))
             self.op("aten::mm", [("self", mlp.results[-1]), ("mat2", turned)], result)
             self._executor("tensorflow::XlaRun")
-            mlp.results.append(self.op("aten::relu", [("self", result)], self.tape.new(result.shape)))
+            mlp.results.append(self.op("aten::relu", [("self", result)], self.builder.new(result.shape)))
 
     def _backward_dense(self) -> Ref:
         """Back to the pooled embeddings, all in one flat tensor."""
-        tape = self.tape
-        grad = tape.resident((self.local, 1), StorageKind.ACTIVATION)
+        builder = self.builder
+        grad = builder.resident((self.local, 1), StorageKind.ACTIVATION)
         for number in reversed(range(len(self.dense.layers))):
             weight, bias = self.dense.layers[number]
             fan_out, fan_in = weight.shape
             self._executor("tensorflow::XlaRun")
-            inner = tape.new(grad.shape)
+            inner = builder.new(grad.shape)
             self.op(
                 "aten::threshold_backward", [("grad_output", grad), ("self", self.dense.results[number + 1])], inner
             )
             self._executor("tensorflow::BiasAddGrad")
-            self.op("aten::sum", [("self", inner)], tape.new(bias.shape), [("dim", (0,))])
+            self.op("aten::sum", [("self", inner)], builder.new(bias.shape), [("dim", (0,))])
             self._executor("tensorflow::MatMul")
-            grad = self.op("aten::mm", [("self", inner), ("mat2", weight)], tape.new((self.local, fan_in)))
+            grad = self.op("aten::mm", [("self", inner), ("mat2", weight)], builder.new((self.local, fan_in)))
             self._executor("tensorflow::MatMul")
-            flipped = tape.view(inner, (fan_out, self.local), (1, fan_out))
-            self.op("aten::mm", [("self", flipped), ("mat2", self.dense.results[number])], tape.new(weight.shape))
+            flipped = builder.view(inner, (fan_out, self.local), (1, fan_out))
+            self.op("aten::mm", [("self", flipped), ("mat2", self.dense.results[number])], builder.new(weight.shape))
         width = sum(self.widths)
         if self.stride:
             self._executor("tensorflow::AvgPoolGrad")
-            small = tape.view(grad, (1, self.local, self.joined_width - self.dense_features))
+            small = builder.view(grad, (1, self.local, self.joined_width - self.dense_features))
             scalars: Scalars = [("kernel_size", (self.stride,)), ("stride", (self.stride,))]
-            whole = tape.new((1, self.local, width))
+            whole = builder.new((1, self.local, width))
             grad = self.op("aten::avg_pool2d_backward", [("grad_output", small), ("self", whole)], whole, scalars)
         pieces = []
         for columns in self.widths:  # the gradient of a concatenation is a slice for each part
             self._executor("tensorflow::Slice")
-            part = tape.view(grad, (self.local, columns), (width, 1))
-            pieces.append(self.op("aten::clone", [("self", part)], tape.new((self.local, columns))))
+            part = builder.view(grad, (self.local, columns), (width, 1))
+            pieces.append(self.op("aten::clone", [("self", part)], builder.new((self.local, columns))))
         return self._concatenated(pieces)
 
     def _update(self, grad: Ref) -> None:
@@ -245,56 +245,60 @@ class _Step(FusedStep):
             self._apply(variable, [self._repeated(table, next(parts)) for table in variable.inputs])
 
     def _repeated(self, table: Table, grad: Ref) -> Ref:
-        tape, hotness = self.tape, int(table.pooling.mean)
+        builder, hotness = self.builder, int(table.pooling.mean)
         if hotness == 1:
             return grad
         self._executor("tensorflow::EmbeddingLookupGrad")
-        bags = tape.view(grad, (self.whole, hotness, table.dim), (table.dim, 0, 1))
-        values = self.op("aten::clone", [("self", bags)], tape.new((self.whole, hotness, table.dim)))
-        return tape.view(values, (self.whole * hotness, table.dim))
+        bags = builder.view(grad, (self.whole, hotness, table.dim), (table.dim, 0, 1))
+        values = self.op("aten::clone", [("self", bags)], builder.new((self.whole, hotness, table.dim)))
+        return builder.view(values, (self.whole * hotness, table.dim))
 
     def _apply(self, variable: _Variable, grads: list[Ref]) -> None:
         """Adagrad of one table: gradients of all its inputs together, each row once."""
-        tape, dim = self.tape, variable.weights.shape[1]
+        builder, dim = self.builder, variable.weights.shape[1]
         count = sum(grad.shape[0] for grad in grads)
-        indices, values = tape.resident((count,), StorageKind.INPUT, "int64"), grads[0]
+        indices, values = builder.resident((count,), StorageKind.INPUT, "int64"), grads[0]
         if len(grads) > 1:
-            row_numbers = [tape.resident((grad.shape[0],), StorageKind.INPUT, "int64") for grad in grads]
+            row_numbers = [builder.resident((grad.shape[0],), StorageKind.INPUT, "int64") for grad in grads]
             self._executor("tensorflow::ConcatV2")
-            indices = tape.new((count,), "int64")
-            tape.op("aten::cat", [("tensors", row_numbers)], [indices], [("dim", 0)])
+            indices = builder.new((count,), "int64")
+            builder.op("aten::cat", [("tensors", row_numbers)], [indices], [("dim", 0)])
             self._executor("tensorflow::ConcatV2")
-            values = tape.new((count, dim))
-            tape.op("aten::cat", [("tensors", grads)], [values], [("dim", 0)])
-        if tape.world_size > 1:  # averaged over ranks, as the dense gradients are
+            values = builder.new((count, dim))
+            builder.op("aten::cat", [("tensors", grads)], [values], [("dim", 0)])
+        if builder.world_size > 1:  # averaged over ranks, as the dense gradients are
             self._executor("tensorflow::RealDiv")
-            values = self.op("aten::div", [("self", values)], tape.new(values.shape), [("other", tape.world_size)])
+            values = self.op(
+                "aten::div", [("self", values)], builder.new(values.shape), [("other", builder.world_size)]
+            )
         one = replace(variable.inputs[0], pooling=Pooling.constant(count / self.whole))
         distinct, hottest = _repeats(one, self.whole)
         self._executor("tensorflow::Unique")
-        once, places = tape.new((distinct,), "int64"), tape.new((count,), "int32")
-        tape.op("tensorflow::unique", [("x", indices)], [once, places])
+        once, places = builder.new((distinct,), "int64"), builder.new((count,), "int32")
+        builder.op("tensorflow::unique", [("x", indices)], [once, places])
         self._executor("tensorflow::UnsortedSegmentSum")
-        summed = tape.new((distinct, dim))
+        summed = builder.new((distinct, dim))
         scalars = dict(_load(one, self.whole)) | {"longest_bag": hottest}
         arguments = [("data", values), ("segment_ids", places)]
-        tape.op("tensorflow::unsorted_segment_sum", arguments, [summed], list(scalars.items()))
+        builder.op("tensorflow::unsorted_segment_sum", arguments, [summed], list(scalars.items()))
         self._executor("tensorflow::ResourceSparseApplyAdagradV2")
         arguments = [("grad", summed), ("indices", once), ("var", variable.weights), ("acc", variable.accumulator)]
-        tape.op("tensorflow::resource_sparse_apply_adagrad", arguments, [])
-        tape.free(values, once, places, summed)
+        builder.op("tensorflow::resource_sparse_apply_adagrad", arguments, [])
+        builder.free(values, once, places, summed)
 
     def _apply_dense(self) -> None:
         """Dense gradients summed over ranks, and a kernel for each parameter."""
-        tape = self.tape
-        grads = [tape.resident(ref.shape, StorageKind.GRADIENT) for ref in self.dense.masters]
-        if tape.world_size > 1:
+        builder = self.builder
+        grads = [builder.resident(ref.shape, StorageKind.GRADIENT) for ref in self.dense.masters]
+        if builder.world_size > 1:
             self._executor("HorovodAllreduce")
-            flat = tape.new((sum(grad.spec.numel for grad in grads),))
-            tape.op("aten::cat", [("tensors", [tape.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
-            tape.wait(tape.all_reduce(tape.world, flat))
+            flat = builder.new((sum(grad.spec.numel for grad in grads),))
+            builder.op(
+                "aten::cat", [("tensors", [builder.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)]
+            )
+            builder.wait(builder.all_reduce(builder.world, flat))
         for parameter, grad in zip(self.dense.masters, grads, strict=True):
             self._executor("tensorflow::ResourceApplyAdagradV2")
-            state = tape.resident(parameter.shape, StorageKind.OPTIMIZER_STATE)
+            state = builder.resident(parameter.shape, StorageKind.OPTIMIZER_STATE)
             lists = [("self", [parameter]), ("tensor1", [grad]), ("tensor2", [state])]
-            tape.op("aten::_foreach_addcdiv_", lists, [], [("value", 1)], overload="Scalar")
+            builder.op("aten::_foreach_addcdiv_", lists, [], [("value", 1)], overload="Scalar")

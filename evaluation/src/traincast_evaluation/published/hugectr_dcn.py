@@ -80,8 +80,8 @@ def write_dcn(run: Run) -> tuple[list[Program], tuple[int, ...]]:
     programs: list[Program] = []
     for number in range(len(keys)):
         rank, like = ranks.index(number), programs[0] if programs else None
-        tape = RankBuilder(run.global_batch // run.gpus, rank, run.gpus, run.gpus_per_node, like)
-        programs.append(_Step(tape, held, run).program())
+        builder = RankBuilder(run.global_batch // run.gpus, rank, run.gpus, run.gpus_per_node, like)
+        programs.append(_Step(builder, held, run).program())
     return programs, ranks
 
 
@@ -122,127 +122,129 @@ def _height(parts: Sequence[_Rows]) -> int:
 class _Step(DenseStep):
     """One rank's step in the order it runs."""
 
-    def __init__(self, tape: RankBuilder, held: list[_Held], run: Run) -> None:
-        super().__init__(tape, tape.batch_size, cross=True)
+    def __init__(self, builder: RankBuilder, held: list[_Held], run: Run) -> None:
+        super().__init__(builder, builder.batch_size, cross=True)
         self.whole, self.several = run.global_batch, run.gpus > run.gpus_per_node
-        self.held = held[tape.rank]
+        self.held = held[builder.rank]
         # columns of the results that come from each rank that this one exchanges with
-        group = tape.across if self.several else tape.world
+        group = builder.across if self.several else builder.world
         self.group, self.columns = group, [held[rank].columns for rank in group.ranks]
         self.copied_rows = _height(self.held.copied) if self.held.copied else 0
 
     def program(self) -> Program:
         """Everything."""
-        tape = self.tape
+        builder = self.builder
         self.begin(_EMBEDDING, _KEYS)
         self._prepare_keys()
         embedded = self._embed()
         bottom = self.bottom_forward()
-        tape.wait(self.ready)
+        builder.wait(self.ready)
         self.top_forward(bottom, embedded)
         grad = self.interaction_backward()
         self._update_rows(grad)
-        self.bottom_backward(tape.view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1)))
+        self.bottom_backward(builder.view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1)))
         self.reduce(self.copied_rows * DIM, sent=self.sent if self.several else -1)
         self.update("adagrad", after=_EMBEDDING)
         self.end(_EMBEDDING, _KEYS)
-        return tape.build()
+        return builder.build()
 
     def _rail_shape(self) -> tuple[int, int]:
         """Of the sums that one GPU of a node has for those of its place in all nodes."""
-        return self.whole // len(self.tape.within.ranks), self.held.columns
+        return self.whole // len(self.builder.within.ranks), self.held.columns
 
     def _prepare_keys(self) -> None:
         """Keys of the next batch to the ranks that look them up, and sorted there for the update."""
-        tape = self.tape
-        tape.scope("hugectr::DataDistributor", Phase.INPUT)
+        builder = self.builder
+        builder.scope("hugectr::DataDistributor", Phase.INPUT)
         keys = self._keys(self.held.parts, self.whole)
-        if tape.world_size > 1:
-            each = self.local * DLRM_V2.lookups // tape.world_size
-            sent, received = (tape.new((each * tape.world_size,), "int32") for _ in range(2))
-            group, splits = Communicator(_KEYS_GROUP, tape.world.ranks), [each] * tape.world_size
-            tape.wait(tape.all_to_all(group, sent, received, splits, splits, stream=_KEYS), _KEYS)
+        if builder.world_size > 1:
+            each = self.local * DLRM_V2.lookups // builder.world_size
+            sent, received = (builder.new((each * builder.world_size,), "int32") for _ in range(2))
+            group, splits = Communicator(_KEYS_GROUP, builder.world.ranks), [each] * builder.world_size
+            builder.wait(builder.all_to_all(group, sent, received, splits, splits, stream=_KEYS), _KEYS)
         if self.held.parts:
             scalars = [("bits", 32)]
-            tape.op("hugectr::index_calculation", [("keys", keys)], [], scalars, stream=_KEYS)
+            builder.op("hugectr::index_calculation", [("keys", keys)], [], scalars, stream=_KEYS)
 
     def _look_up(self, parts: Sequence[_Rows], samples: int) -> Ref:
         """Pooled rows of the parts, in half precision: [samples, columns]."""
-        tape, columns = self.tape, DIM * len(parts)
-        result = tape.new((samples, len(parts), DIM), self.dtype)
+        builder, columns = self.builder, DIM * len(parts)
+        result = builder.new((samples, len(parts), DIM), self.dtype)
         arguments = [("weights", self._weights(parts)), ("indices", self._keys(parts, samples))]
-        tape.op("traincast::batched_embedding_forward", arguments, [result], _load(parts, samples), stream=_EMBEDDING)
-        return tape.view(result, (samples, columns))
+        builder.op(
+            "traincast::batched_embedding_forward", arguments, [result], _load(parts, samples), stream=_EMBEDDING
+        )
+        return builder.view(result, (samples, columns))
 
     def _weights(self, parts: Sequence[_Rows]) -> Ref:
-        return self.tape.resident((_height(parts), DIM), StorageKind.PARAMETER)
+        return self.builder.resident((_height(parts), DIM), StorageKind.PARAMETER)
 
     def _keys(self, parts: Sequence[_Rows], samples: int) -> Ref:
         lookups = round(sum(rows.lookups(samples) for rows in parts))
-        return self.tape.resident((lookups,), StorageKind.INPUT, "int32")
+        return self.builder.resident((lookups,), StorageKind.INPUT, "int32")
 
     def _embed(self) -> Ref:
         """Everything that this rank's samples pool: [samples, tables, dim]."""
-        tape = self.tape
-        tape.scope("hugectr::EmbeddingCollection", Phase.FORWARD)
+        builder = self.builder
+        builder.scope("hugectr::EmbeddingCollection", Phase.FORWARD)
         if self.held.parts:
             pooled = self._look_up(self.held.parts, self.whole)
             if self.several:
                 pooled = self._within("_reduce_scatter_base_", "reduce_scatter", pooled, self._rail_shape())
         else:
-            pooled = tape.new((0, 0), self.dtype)
-        received = [self._exchange(pooled, forward=True) if tape.world_size > 1 else pooled]
+            pooled = builder.new((0, 0), self.dtype)
+        received = [self._exchange(pooled, forward=True) if builder.world_size > 1 else pooled]
         if self.held.copied:
             received.append(self._look_up(self.held.copied, self.local))
-        embedded = tape.new((self.local, DLRM_V2.num_tables, DIM), self.dtype)
-        tape.op("aten::cat", [("tensors", received)], [embedded], [("dim", 1)], stream=_EMBEDDING)
-        self.ready = tape.record(_EMBEDDING)
+        embedded = builder.new((self.local, DLRM_V2.num_tables, DIM), self.dtype)
+        builder.op("aten::cat", [("tensors", received)], [embedded], [("dim", 1)], stream=_EMBEDDING)
+        self.ready = builder.record(_EMBEDDING)
         return embedded
 
     def _exchange(self, source: Ref, *, forward: bool) -> Ref:
         """What this rank pooled to the samples' ranks, or gradients of it back."""
-        tape, ranks = self.tape, len(self.group.ranks)
+        builder, ranks = self.builder, len(self.group.ranks)
         pooled, samples = [self.local * self.held.columns] * ranks, [self.local * columns for columns in self.columns]
         send, receive = (pooled, samples) if forward else (samples, pooled)
-        received = tape.new((sum(receive),), self.dtype)
-        flat = tape.view(source, (sum(send),))
-        tape.wait(tape.all_to_all(self.group, flat, received, send, receive, stream=_EMBEDDING), _EMBEDDING)
+        received = builder.new((sum(receive),), self.dtype)
+        flat = builder.view(source, (sum(send),))
+        builder.wait(builder.all_to_all(self.group, flat, received, send, receive, stream=_EMBEDDING), _EMBEDDING)
         rows = self.local if forward else self.local * ranks
-        return tape.view(received, (rows, sum(receive) // rows))
+        return builder.view(received, (rows, sum(receive) // rows))
 
     def _within(self, name: str, kind: str, source: Ref, shape: tuple[int, int]) -> Ref:
         """A collective between the GPUs of a node that gives a tensor of this shape."""
-        tape = self.tape
-        result = tape.new(shape, self.dtype)
+        builder = self.builder
+        result = builder.new(shape, self.dtype)
         largest = max(source.spec.nbytes, result.spec.nbytes)
         arguments = [("output", result), ("input", source)]
-        event = tape.collective(name, kind, tape.within, arguments, result, nbytes=largest, stream=_EMBEDDING)
-        tape.wait(event, _EMBEDDING)
+        event = builder.collective(name, kind, builder.within, arguments, result, nbytes=largest, stream=_EMBEDDING)
+        builder.wait(event, _EMBEDDING)
         return result
 
     def _update_rows(self, grad: Ref) -> None:
         """Gradients repeated for every part, sent to the tables, summed by row and applied."""
-        tape = self.tape
-        tape.scope("hugectr::EmbeddingCollectionBackward", Phase.BACKWARD)
-        tape.wait(tape.record(0), _EMBEDDING)
+        builder = self.builder
+        builder.scope("hugectr::EmbeddingCollectionBackward", Phase.BACKWARD)
+        builder.wait(builder.record(0), _EMBEDDING)
         if self.held.copied:
             lookups = self._keys(self.held.copied, self.local)
-            sums = tape.resident((self.copied_rows, DIM), StorageKind.GRADIENT)
-            values = tape.view(grad, (lookups.shape[0], DIM), (0, 1))
+            sums = builder.resident((self.copied_rows, DIM), StorageKind.GRADIENT)
+            values = builder.view(grad, (lookups.shape[0], DIM), (0, 1))
             arguments = [("self", sums), ("index", lookups), ("source", values)]
-            tape.op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=_EMBEDDING)
-        if tape.world_size > 1:
-            wanted = tape.new((self.local, sum(self.columns)), self.dtype)
-            strided = tape.view(grad, (self.local, sum(self.columns)), (grad.spec.numel // self.local, 1))
+            builder.op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=_EMBEDDING)
+        if builder.world_size > 1:
+            wanted = builder.new((self.local, sum(self.columns)), self.dtype)
+            strided = builder.view(grad, (self.local, sum(self.columns)), (grad.spec.numel // self.local, 1))
             copy: Scalars = [("memory_format", "contiguous_format")]
-            tape.op("aten::clone", [("self", strided)], [wanted], copy, stream=_EMBEDDING)
+            builder.op("aten::clone", [("self", strided)], [wanted], copy, stream=_EMBEDDING)
             grad = self._exchange(wanted, forward=False)
-            self.sent = tape.record(_EMBEDDING)
+            self.sent = builder.record(_EMBEDDING)
         if not self.held.parts:
             return
         if self.several:
             grad = self._within("_allgather_base_", "all_gather", grad, (self.whole, self.held.columns))
-        grad = tape.view(grad, (self.whole, self.held.columns))
+        grad = builder.view(grad, (self.whole, self.held.columns))
         arguments = [("grad_output", grad), ("weights", self._weights(self.held.parts)),
                      ("indices", self._keys(self.held.parts, self.whole))]  # fmt: skip
-        tape.op("hugectr::update_adagrad", arguments, [], _load(self.held.parts, self.whole), stream=_EMBEDDING)
+        builder.op("hugectr::update_adagrad", arguments, [], _load(self.held.parts, self.whole), stream=_EMBEDDING)

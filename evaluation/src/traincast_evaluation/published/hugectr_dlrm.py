@@ -24,9 +24,9 @@ def write_dlrm(run: Run, *, hybrid: bool, overlap: bool, early: bool) -> tuple[l
         for i, rows in enumerate(CRITEO_ROWS)
     ]
     rows = hybrid_rows(tables, run, by_default=early) if hybrid else HybridRows(0, 0, 1.0)
-    tape = RankBuilder(run.global_batch // run.gpus, 0, run.gpus, run.gpus_per_node)
+    builder = RankBuilder(run.global_batch // run.gpus, 0, run.gpus, run.gpus_per_node)
     step = NodesStep if hybrid and run.gpus > run.gpus_per_node else _Step
-    return [step(tape, tables, rows, overlap=overlap, early=early).program()], (0,) * run.gpus
+    return [step(builder, tables, rows, overlap=overlap, early=early).program()], (0,) * run.gpus
 
 
 class _Step(RowsStep):
@@ -34,11 +34,11 @@ class _Step(RowsStep):
 
     def program(self) -> Program:
         """Everything."""
-        tape = self.tape
+        builder = self.builder
         self.begin(EMBEDDING)
         embedded = self._embed()
         bottom = self.bottom_forward()
-        tape.wait(self.ready)
+        builder.wait(self.ready)
         self.top_forward(bottom, embedded)
         grad = self.interaction_backward()
         self._update_rows(grad)
@@ -46,35 +46,35 @@ class _Step(RowsStep):
         self.reduce(0)
         self.update("sgd", after=self.stream)
         self.end(EMBEDDING)
-        return tape.build()
+        return builder.build()
 
     def _embed(self) -> Ref:
         """Rows of this rank's samples: frequent ones from its own copies, which are brought up to date first."""
-        self.tape.scope("hugectr::HybridEmbedding", Phase.FORWARD)
+        self.builder.scope("hugectr::HybridEmbedding", Phase.FORWARD)
         self.find_rows(1)
         self._all_to_all(self.rows.touched * DIM)
         result = self.look_up(self.lookups, 1.0, self.stream)
         self._all_to_all(self.infrequent * DIM)
-        self.ready = self.tape.record(self.stream)
+        self.ready = self.builder.record(self.stream)
         return result
 
     def _update_rows(self, grad: Ref) -> None:
         """Gradients to the owners of infrequent rows; those of frequent ones are summed over ranks; SGD."""
-        tape, rows = self.tape, self.rows
-        tape.scope("hugectr::HybridEmbeddingBackward", Phase.BACKWARD)
-        tape.wait(tape.record(0), self.stream)
+        builder, rows = self.builder, self.rows
+        builder.scope("hugectr::HybridEmbeddingBackward", Phase.BACKWARD)
+        builder.wait(builder.record(0), self.stream)
         self._all_to_all(self.infrequent * DIM)
         if rows.frequent:
-            self.add(tape.resident((rows.touched, DIM), StorageKind.GRADIENT), grad, self.lookups - self.infrequent)
+            self.add(builder.resident((rows.touched, DIM), StorageKind.GRADIENT), grad, self.lookups - self.infrequent)
         self._all_to_all(rows.touched * DIM)
         self.add(self.weights, grad, self.infrequent + rows.touched)
 
     def _all_to_all(self, numel: int) -> None:
         """So many numbers of every rank, shared out evenly between all."""
-        tape, ranks = self.tape, self.tape.world_size
+        builder, ranks = self.builder, self.builder.world_size
         each = numel // ranks
         if ranks == 1 or not each:
             return
         splits = [each] * ranks
-        sent, received = (tape.new((sum(splits),), self.dtype) for _ in range(2))
-        tape.wait(tape.all_to_all(tape.world, sent, received, splits, splits, stream=self.stream), self.stream)
+        sent, received = (builder.new((sum(splits),), self.dtype) for _ in range(2))
+        builder.wait(builder.all_to_all(builder.world, sent, received, splits, splits, stream=self.stream), self.stream)

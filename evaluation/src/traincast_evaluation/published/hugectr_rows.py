@@ -20,48 +20,48 @@ class RowsStep(DenseStep):
     1.0's code: which rows are whose is found in the step, and nothing shares the network."""
 
     def __init__(
-        self, tape: RankBuilder, tables: Sequence[Table], rows: HybridRows, *, overlap: bool, early: bool
+        self, builder: RankBuilder, tables: Sequence[Table], rows: HybridRows, *, overlap: bool, early: bool
     ) -> None:
-        super().__init__(tape, tape.batch_size, cross=False)
+        super().__init__(builder, builder.batch_size, cross=False)
         self.tables, self.rows, self.early = tables, rows, early
         self.stream = EMBEDDING if overlap else 0
-        height = sum(table.rows for table in tables) // tape.world_size
-        self.weights = tape.resident((height, DIM), StorageKind.PARAMETER)
+        height = sum(table.rows for table in tables) // builder.world_size
+        self.weights = builder.resident((height, DIM), StorageKind.PARAMETER)
         self.lookups = self.local * len(tables)
         self.infrequent = round(rows.infrequent_share * self.lookups)
 
     def find_rows(self, nodes: int) -> None:
         """Which rows of the whole batch are whose, where that is not found ahead of the step."""
-        tape = self.tape
+        builder = self.builder
         if not self.early:
             return
-        keys, local = self.indices(self.lookups * tape.world_size), self.indices(self.lookups)
-        scalars: Scalars = [("gpus", tape.world_size), ("nodes", nodes), ("frequent", self.rows.frequent)]
-        tape.op("hugectr::hybrid_indices", [("keys", keys), ("local", local)], [], scalars, stream=self.stream)
+        keys, local = self.indices(self.lookups * builder.world_size), self.indices(self.lookups)
+        scalars: Scalars = [("gpus", builder.world_size), ("nodes", nodes), ("frequent", self.rows.frequent)]
+        builder.op("hugectr::hybrid_indices", [("keys", keys), ("local", local)], [], scalars, stream=self.stream)
 
     def look_up(self, lookups: int, share: float, stream: int) -> Ref:
         """`lookups` rows, that `share` of every table's, in half precision: [samples, tables, dim]."""
-        tape = self.tape
+        builder = self.builder
         load = total_load([Part(table, DIM, share) for table in self.tables], self.local)
         scalars: Scalars = [
             ("load", tuple(int(value) for value in load.round())), ("longest_bag", 1),
             ("total_rows", sum(table.rows for table in self.tables)),
         ]  # fmt: skip
-        result = tape.new((self.local, len(self.tables), DIM), self.dtype)
+        result = builder.new((self.local, len(self.tables), DIM), self.dtype)
         arguments = [("weights", self.weights), ("indices", self.indices(lookups))]
-        tape.op("traincast::batched_embedding_forward", arguments, [result], scalars, stream=stream)
+        builder.op("traincast::batched_embedding_forward", arguments, [result], scalars, stream=stream)
         return result
 
     def add(self, target: Ref, grad: Ref, count: int) -> None:
         """So many rows of gradients added where they belong."""
-        tape = self.tape
-        arguments = [("self", target), ("index", self.indices(count)), ("source", tape.view(grad, (count, DIM)))]
-        tape.op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=self.stream)
+        builder = self.builder
+        arguments = [("self", target), ("index", self.indices(count)), ("source", builder.view(grad, (count, DIM)))]
+        builder.op("aten::index_add_", arguments, [], [("dim", 0), ("alpha", 1)], stream=self.stream)
 
     def indices(self, count: int) -> Ref:
         """Numbers of so many rows."""
-        return self.tape.resident((count,), StorageKind.INPUT, "int32")
+        return self.builder.resident((count,), StorageKind.INPUT, "int32")
 
     def bottom_part(self, grad: Ref) -> Ref:
         """Of the gradients of all vectors those of the bottom MLP's."""
-        return self.tape.view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1))
+        return self.builder.view(grad, (self.local, DIM), (grad.spec.numel // self.local, 1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from traincast.costs.kernels.embedding.lowering.inputs import moved_elements, prefix_sum
-from traincast.costs.kernels.embedding.lowering.lookups import described_tables
-from traincast.costs.kernels.operands import compute_of, required, whole
+from traincast.costs.kernels.embedding.lowering.lookups import read_described_tables
+from traincast.costs.kernels.operands import compute_of, integer_argument, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import ELEMENTWISE, INDEX
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE, elementwise, fill, memcpy, small_kernel
@@ -20,7 +20,7 @@ def index_calculation(signature: Signature, context: LoweringContext) -> tuple[I
     keys = required(signature, "keys", 0)
     if not keys.numel:
         return ()
-    sorted_keys = radix_sort(keys.numel, whole(signature, "bits", 32), keys.itemsize, 4)
+    sorted_keys = radix_sort(keys.numel, integer_argument(signature, "bits", 32), keys.itemsize, 4)
     return (*sorted_keys, small_kernel(elements=keys.numel), small_kernel(elements=keys.numel))
 
 
@@ -29,7 +29,7 @@ def update_adagrad(signature: Signature, context: LoweringContext) -> tuple[Item
     """Gradients summed by row in the order of the sort and written; then read, and each row and its state updated."""
     grad, weights = required(signature, "grad_output", 0), required(signature, "weights", 1)
     indices = required(signature, "indices", 2)
-    tables = described_tables(signature, weights, indices, grad.shape[0], False)
+    tables = read_described_tables(signature, weights, indices, grad.shape[0], False)
     if not indices.numel:
         return ()
     sums = round(tables.distinct) * weights.shape[-1]
@@ -45,12 +45,12 @@ def hybrid_indices(signature: Signature, context: LoweringContext) -> tuple[Item
     want frequent ones: where the row of each key lies is read at random, then keys are selected. Between nodes a mask
     of its own keys for every GPU; on one node masks of frequent rows."""
     keys, local = required(signature, "keys", 0), required(signature, "local", 1)
-    gpus, frequent = whole(signature, "gpus", 1), whole(signature, "frequent", 0)
+    gpus, frequent = integer_argument(signature, "gpus", 1), integer_argument(signature, "frequent", 0)
     numbered = ELEMENTWISE.call(
         "copy", "int32", elements=keys.numel, bytes_read=keys.nbytes, bytes_written=keys.nbytes, tensors=2
     )  # fmt: skip
     items = (numbered, *_selected_at_random(keys.numel), *_selected_at_random(local.numel))
-    if whole(signature, "nodes", 1) > 1:
+    if integer_argument(signature, "nodes", 1) > 1:
         mask = small_kernel("copy", elements=gpus * local.numel, compute="int8", item_bytes=1)
         return (*items, _where(local.numel), mask, *_selected(gpus * local.numel))
     masks = (memcpy("memset", max(1, 2 * frequent)), _where(keys.numel))
@@ -99,7 +99,7 @@ def unique(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 def segment_sum(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Zeros, then rows added to where their number says, with atomics; `longest_bag` counts those of the hottest."""
     values, numbers, result = signature.inputs[0], signature.inputs[1], signature.outputs[0]
-    table = described_tables(signature, values, numbers, values.shape[0], False)
+    table = read_described_tables(signature, values, numbers, values.shape[0], False)
     return (fill(result), table.call("row_sums", compute_of(values)))
 
 

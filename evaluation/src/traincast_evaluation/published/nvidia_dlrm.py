@@ -94,8 +94,8 @@ class _Step(FusedStep):
     """One rank's step in the order it runs."""
 
     def __init__(self, layout: Layout, rank: int, run: Run, *, casts: bool) -> None:
-        tape = RankBuilder(layout.batch_size, rank, run.gpus, run.gpus)
-        super().__init__(tape, run.element, casts=casts, batch=layout.batch_size)
+        builder = RankBuilder(layout.batch_size, rank, run.gpus, run.gpus)
+        super().__init__(builder, run.element, casts=casts, batch=layout.batch_size)
         self.run, self.layout, self.rank = run, layout, rank
         self.keeps_half = run.half and not casts  # half-precision weights, as Apex O2 has them
         (section,) = layout.sections
@@ -105,7 +105,7 @@ class _Step(FusedStep):
         self.top = self.mlp((*TOP, 1))
         self.bottom = self.mlp(BOTTOM) if rank == 0 else None
         if self.batch is not None:
-            self.weights = self.tape.resident((self.batch.rows, DIM), StorageKind.PARAMETER)
+            self.weights = self.builder.resident((self.batch.rows, DIM), StorageKind.PARAMETER)
 
     def program(self) -> Program:
         """Everything."""
@@ -116,88 +116,88 @@ class _Step(FusedStep):
         to_bottom = self._exchange_backward(grad)
         self._bottom_backward(to_bottom)
         self._optimize()
-        return self.tape.build()
+        return self.builder.build()
 
     def _bottom_forward(self) -> Ref:
         """What this rank has for all samples: [samples, vectors, dim]."""
-        tape, parts = self.tape, []
-        tape.scope("aten::to", Phase.FORWARD)
+        builder, parts = self.builder, []
+        builder.scope("aten::to", Phase.FORWARD)
         if self.bottom is not None:
-            features = tape.resident((self.whole, BOTTOM[0]), StorageKind.INPUT)
+            features = builder.resident((self.whole, BOTTOM[0]), StorageKind.INPUT)
             x = self.forward(self.bottom, self.cast(features, self.dtype), "MlpFunction")
             if self.keeps_half:  # Apex gives a model's results back in fp32, and they are wanted in fp16
                 x = self.cast(self.cast(x, "float32"), self.dtype)
-            parts.append(tape.view(x, (self.whole, 1, DIM)))
+            parts.append(builder.view(x, (self.whole, 1, DIM)))
         if self.batch is not None:
             parts.append(self._look_up(self.batch))
         if len(parts) == 1:
             return parts[0]
-        tape.scope("aten::cat", Phase.FORWARD)
-        joined = tape.new((self.whole, sum(part.shape[1] for part in parts), DIM), self.dtype)
-        tape.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)])
+        builder.scope("aten::cat", Phase.FORWARD)
+        joined = builder.new((self.whole, sum(part.shape[1] for part in parts), DIM), self.dtype)
+        builder.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)])
         return joined
 
     def _look_up(self, batch: Batch) -> Ref:
-        tape, shape = self.tape, (self.whole, batch.tables)
-        row_numbers = tape.resident(shape, StorageKind.INPUT, "int64")
-        starts = tape.resident((batch.tables,), StorageKind.BUFFER, "int64")
-        tape.scope("aten::add", Phase.FORWARD)
-        self.indices = self.op("aten::add", [("self", row_numbers), ("other", starts)], tape.new(shape, "int64"))
-        tape.scope("EmbeddingGatherFunction")
+        builder, shape = self.builder, (self.whole, batch.tables)
+        row_numbers = builder.resident(shape, StorageKind.INPUT, "int64")
+        starts = builder.resident((batch.tables,), StorageKind.BUFFER, "int64")
+        builder.scope("aten::add", Phase.FORWARD)
+        self.indices = self.op("aten::add", [("self", row_numbers), ("other", starts)], builder.new(shape, "int64"))
+        builder.scope("EmbeddingGatherFunction")
         arguments = [("weights", self.weights), ("table_offsets", starts), ("indices", self.indices)]
         fused = self.run.gpus == 1  # then one kernel gathers and casts
-        pooled = tape.new((*shape, DIM), self.dtype if fused else "float32")
+        pooled = builder.new((*shape, DIM), self.dtype if fused else "float32")
         self.op("traincast::batched_embedding_forward", arguments, pooled, _load(batch))
         return self.cast(pooled, self.dtype)
 
     def _exchange_forward(self, sent: Ref) -> Ref:
         """All vectors of this rank's samples: [samples, 27, dim]."""
-        tape, run = self.tape, self.run
+        builder, run = self.builder, self.run
         if run.gpus == 1:
             return sent
         send = [self.local * self.vectors[self.rank] * DIM] * run.gpus
         receive = [self.local * count * DIM for count in self.vectors]
-        tape.scope("BottomToTop", Phase.FORWARD)
-        flat = tape.view(sent, (sum(send),))
-        received = tape.new((sum(receive),), self.dtype)
-        tape.wait(tape.all_to_all(tape.world, flat, received, send, receive))
-        pieces = [tape.view(received, (self.local, count * DIM)) for count in self.vectors]
-        joined = tape.new((self.local, sum(self.vectors), DIM), self.dtype)
-        tape.op("aten::cat", [("tensors", pieces)], [joined], [("dim", 1)])
+        builder.scope("BottomToTop", Phase.FORWARD)
+        flat = builder.view(sent, (sum(send),))
+        received = builder.new((sum(receive),), self.dtype)
+        builder.wait(builder.all_to_all(builder.world, flat, received, send, receive))
+        pieces = [builder.view(received, (self.local, count * DIM)) for count in self.vectors]
+        joined = builder.new((self.local, sum(self.vectors), DIM), self.dtype)
+        builder.op("aten::cat", [("tensors", pieces)], [joined], [("dim", 1)])
         return joined
 
     def _top_forward(self, joined: Ref) -> None:
-        tape, batch = self.tape, joined.shape[0]
-        tape.scope("DotBasedInteract", Phase.FORWARD)
-        interacted = tape.new((batch, TOP[0]), self.dtype)
+        builder, batch = self.builder, joined.shape[0]
+        builder.scope("DotBasedInteract", Phase.FORWARD)
+        interacted = builder.new((batch, TOP[0]), self.dtype)
         self.op("nvidia::dot_based_interact", [("input", joined)], interacted)
         result = self.forward(self.top, interacted, "MlpFunction")
         logits = self.cast(result, "float32")
-        tape.scope("aten::binary_cross_entropy_with_logits", Phase.LOSS)
-        target = tape.resident(logits.shape, StorageKind.INPUT)
+        builder.scope("aten::binary_cross_entropy_with_logits", Phase.LOSS)
+        target = builder.resident(logits.shape, StorageKind.INPUT)
         loss = [("self", logits), ("target", target)]
-        self.op("aten::binary_cross_entropy_with_logits", loss, tape.new(()), [("reduction", 1)])
+        self.op("aten::binary_cross_entropy_with_logits", loss, builder.new(()), [("reduction", 1)])
 
     def _top_backward(self, joined: Ref) -> Ref:
         """Back to the vectors, [samples, 27, dim]; the top MLP's gradients are all-reduced on the way."""
-        tape, run = self.tape, self.run
+        builder, run = self.builder, self.run
         batch = joined.shape[0]
-        tape.scope("aten::ones_like", Phase.BACKWARD)
-        self.op("aten::ones_like", [("self", tape.resident((), StorageKind.BUFFER))], tape.new(()))
-        tape.scope("BinaryCrossEntropyWithLogitsBackward0")
-        raw = tape.new((batch, 1))
-        self.op("aten::sub", [("self", tape.resident((batch, 1), StorageKind.BUFFER))], raw)
+        builder.scope("aten::ones_like", Phase.BACKWARD)
+        self.op("aten::ones_like", [("self", builder.resident((), StorageKind.BUFFER))], builder.new(()))
+        builder.scope("BinaryCrossEntropyWithLogitsBackward0")
+        raw = builder.new((batch, 1))
+        self.op("aten::sub", [("self", builder.resident((batch, 1), StorageKind.BUFFER))], raw)
         grad = self.backward(self.top, self.cast(raw, self.dtype, scope="ToCopyBackward0"), "MlpFunctionBackward",
                               input_grad=True)  # fmt: skip
         self.event = self._reduce_top()
-        tape.scope("DotBasedInteractBackward", Phase.BACKWARD)
+        builder.scope("DotBasedInteractBackward", Phase.BACKWARD)
         arguments = [("input", joined), ("grad", grad)]
-        whole = self.op("nvidia::dot_based_interact_backward", arguments, tape.new(joined.shape, self.dtype))
+        whole = self.op("nvidia::dot_based_interact_backward", arguments, builder.new(joined.shape, self.dtype))
         if run.gpus > 1:  # the bottom MLP's output is one of the vectors, taken out by an index
-            tape.scope("SelectBackward0")
-            zeros = tape.new(joined.shape, self.dtype)
-            tape.op("aten::zeros", [], [zeros], [("size", joined.shape)])
-            tape.scope("aten::add_")
+            builder.scope("SelectBackward0")
+            zeros = builder.new(joined.shape, self.dtype)
+            builder.op("aten::zeros", [], [zeros], [("size", joined.shape)])
+            builder.scope("aten::add_")
             self.op("aten::add_", [("self", whole), ("other", zeros)], whole)
         return whole
 
@@ -205,77 +205,77 @@ class _Step(FusedStep):
         """Apex's DDP: one bucket, copied together, summed, divided and copied apart."""
         if self.run.gpus == 1:
             return -1
-        tape = self.tape
-        tape.scope("ApexDDP", Phase.BACKWARD)
+        builder = self.builder
+        builder.scope("ApexDDP", Phase.BACKWARD)
         numel = sum(ref.spec.numel for ref in self.top.masters)
         dtype = "float32" if self.casts else self.dtype
-        flat = tape.new((numel,), dtype)
-        grads = [tape.resident(ref.shape, StorageKind.GRADIENT, dtype) for ref in self.top.masters]
-        tape.op("aten::cat", [("tensors", [tape.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
-        return tape.all_reduce(tape.world, flat)
+        flat = builder.new((numel,), dtype)
+        grads = [builder.resident(ref.shape, StorageKind.GRADIENT, dtype) for ref in self.top.masters]
+        builder.op("aten::cat", [("tensors", [builder.view(g, (g.spec.numel,)) for g in grads])], [flat], [("dim", 0)])
+        return builder.all_reduce(builder.world, flat)
 
     def _exchange_backward(self, grad: Ref) -> Ref:
         """Gradients of what this rank had for all samples."""
-        tape, run = self.tape, self.run
+        builder, run = self.builder, self.run
         if run.gpus == 1:
             return grad
         send = [self.local * count * DIM for count in self.vectors]
         receive = [self.local * self.vectors[self.rank] * DIM] * run.gpus
-        tape.scope("BottomToTopBackward", Phase.BACKWARD)
+        builder.scope("BottomToTopBackward", Phase.BACKWARD)
         for count in self.vectors:
-            piece = tape.view(grad, (self.local, count * DIM), (sum(self.vectors) * DIM, 1))
-            copy = tape.new((self.local, count * DIM), self.dtype)
+            piece = builder.view(grad, (self.local, count * DIM), (sum(self.vectors) * DIM, 1))
+            copy = builder.new((self.local, count * DIM), self.dtype)
             self.op("aten::clone", [("self", piece)], copy, [("memory_format", "contiguous_format")])
-        flat = tape.view(grad, (sum(send),))
-        received = tape.new((sum(receive),), self.dtype)
-        tape.wait(tape.all_to_all(tape.world, flat, received, send, receive))
+        flat = builder.view(grad, (sum(send),))
+        received = builder.new((sum(receive),), self.dtype)
+        builder.wait(builder.all_to_all(builder.world, flat, received, send, receive))
         return received
 
     def _bottom_backward(self, grad: Ref) -> None:
-        tape, run = self.tape, self.run
+        builder, run = self.builder, self.run
         if self.bottom is not None:
-            from_result = tape.view(grad, (self.whole, DIM))
+            from_result = builder.view(grad, (self.whole, DIM))
             if self.keeps_half:
                 for dtype in ("float32", self.dtype):
                     from_result = self.cast(from_result, dtype, scope="ToCopyBackward0")
             self.backward(self.bottom, from_result, "MlpFunctionBackward", input_grad=False)
         if self.batch is not None:
-            values = tape.view(grad, (self.whole * self.batch.tables, DIM))
+            values = builder.view(grad, (self.whole * self.batch.tables, DIM))
             if self.bottom is not None:  # apart from the bottom MLP's
-                tape.scope("CatBackward0", Phase.BACKWARD)
+                builder.scope("CatBackward0", Phase.BACKWARD)
                 copy: Scalars = [("memory_format", "contiguous_format")]
-                strided = tape.view(grad, (self.whole, self.batch.tables * DIM), ((self.batch.tables + 1) * DIM, 1))
-                whole = tape.new((self.whole, self.batch.tables * DIM), self.dtype)
-                values = tape.view(self.op("aten::clone", [("self", strided)], whole, copy), values.shape)
+                strided = builder.view(grad, (self.whole, self.batch.tables * DIM), ((self.batch.tables + 1) * DIM, 1))
+                whole = builder.new((self.whole, self.batch.tables * DIM), self.dtype)
+                values = builder.view(self.op("aten::clone", [("self", strided)], whole, copy), values.shape)
             self.values = self.cast(values, "float32", scope="ToCopyBackward0")
             if run.gpus == 1 and not run.half:  # the fused gather's backward writes its own values in any case
-                tape.scope("BuckleEmbeddingFusedGatherFunctionBackward")
-                self.values = self.op("aten::clone", [("self", values)], tape.new(values.shape))
+                builder.scope("BuckleEmbeddingFusedGatherFunctionBackward")
+                self.values = self.op("aten::clone", [("self", values)], builder.new(values.shape))
 
     def _optimize(self) -> None:
-        tape = self.tape
+        builder = self.builder
         if self.event >= 0:
-            tape.engine_scope("cuda::stream_wait_event", Phase.OTHER)
-            tape.wait(self.event)
+            builder.engine_scope("cuda::stream_wait_event", Phase.OTHER)
+            builder.wait(self.event)
         mlps = [self.top, *([] if self.bottom is None else [self.bottom])]
         masters = [ref for mlp in mlps for ref in mlp.masters]
-        grads = [tape.resident(ref.shape, StorageKind.GRADIENT) for ref in masters]
-        tape.scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
+        grads = [builder.resident(ref.shape, StorageKind.GRADIENT) for ref in masters]
+        builder.scope("Optimizer.step#FusedSGD.step", Phase.OPTIMIZER)
         if self.run.half:  # into fp32, and whether all are finite
-            tape.op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
+            builder.op("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", grads)], [])
         if self.casts:
-            overflow = tape.resident((1,), StorageKind.BUFFER)
-            tape.op("aten::_local_scalar_dense", [("self", overflow)])
-        tape.op("aten::_foreach_add_", [("self", masters), ("other", grads)], [], [("alpha", -0.1)], overload="List")
+            overflow = builder.resident((1,), StorageKind.BUFFER)
+            builder.op("aten::_local_scalar_dense", [("self", overflow)])
+        builder.op("aten::_foreach_add_", [("self", masters), ("other", grads)], [], [("alpha", -0.1)], overload="List")
         if self.batch is None:
             return
-        tape.scope("Optimizer.step#SGD.step")
+        builder.scope("Optimizer.step#SGD.step")
         update = partial(self.op, result=None)
         if self.casts:
             update("aten::_amp_foreach_non_finite_check_and_unscale_", [("self", self.values)])
-        scaled = tape.new(self.values.shape)
+        scaled = builder.new(self.values.shape)
         self.op("aten::mul", [("self", self.values)], scaled, [("other", -0.1)])
-        arguments = [("self", self.weights), ("index", tape.view(self.indices, (self.values.shape[0],))),
+        arguments = [("self", self.weights), ("index", builder.view(self.indices, (self.values.shape[0],))),
                      ("source", scaled)]  # fmt: skip
         update("aten::index_add_", arguments, scalars=[("dim", 0), ("alpha", 1)])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincast.costs.cpu.machine import machine_platform
 from traincast.costs.cpu.profile import Profile
-from traincast.simulator.cpu.ranks import predict_ranks
-from traincast.simulator.cpu.step import predict_serial
+from traincast.simulator.cpu.predict import predict_on_machine
 from traincast_evaluation.suites.here_files import Predicted
 from traincast_evaluation.trials.catalog import Trial
 from traincast_evaluation.trials.workloads import trial_workload
@@ -21,8 +21,5 @@ class HerePredictor:
     def predict(self, trial: Trial) -> Predicted:
         """Seconds of one step of a trial, and their 90 % interval."""
         captured = trial_workload(trial)
-        if trial.ranks > 1:
-            together = predict_ranks(captured.workload, self.profile, captured.access)
-            return Predicted(together.iteration, *together.interval)
-        answer = predict_serial(captured.workload, self.profile, captured.access[0])
+        answer = predict_on_machine(captured.workload, machine_platform(self.profile), captured.access)
         return Predicted(answer.iteration, *answer.interval)

@@ -43,4 +43,3 @@ def _processes(text: str) -> int:
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Where many independent tasks run."""
     parser.add_argument("--processes", type=_processes, metavar="N", dest="processes", help="default: one per core")
-    parser.add_argument("--ray", metavar="ADDRESS", help="runs on this Ray cluster (local, auto, ray://host:10001)")

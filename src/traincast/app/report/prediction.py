@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from traincast.app.report.ranks import ranks_text
 from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
@@ -91,8 +93,13 @@ def _memory(p: Prediction) -> str:
         kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
     parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
-    capacity = f"{p.platform.device.memory_bytes / 1e9:.0f} GB"
-    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {capacity}" + (f": {parts}" if parts else "")
+    return f"peak memory {peak_memory_text(p)}" + (f": {parts}" if parts else "")
+
+
+def peak_memory_text(p: Prediction) -> str:
+    """The peak of the fullest rank, and how much a device has where that is known: `1.20 GB of 80 GB`."""
+    limit = p.platform.device.memory_bytes
+    return f"{p.memory.peak_bytes / 1e9:.2f} GB" + (f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else "")
 
 
 def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:

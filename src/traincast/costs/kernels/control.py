@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.operands import aten, on_device, whole
+from traincast.costs.kernels.operands import aten_names, integer_argument, on_device
 from traincast.costs.kernels.registry import Control, ControlKind, Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE, elementwise, memcpy, reduction
 from traincast.ir.ops import Signature
@@ -32,9 +32,9 @@ _OTHER = (
     "profiler::_record_function_enter_new",
     "profiler::_record_function_exit",
 )
-MOVES_NOTHING = frozenset((*aten(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER))
+MOVES_NOTHING = frozenset((*aten_names(_VIEWS, _ALLOCATIONS, _METADATA), *_OTHER))
 """Names of ops that hand out memory or look at it in another way."""
-_MOST_NUMBERS = 1 << 20  # of events and streams; the walk keeps a clock for each
+_MOST_NUMBERS = 1 << 20  # of events and streams; the simulator keeps a clock for each
 _KINDS = {
     "cuda::device_synchronize": ControlKind.DEVICE_SYNCHRONIZE,
     "cuda::stream_synchronize": ControlKind.STREAM_SYNCHRONIZE,
@@ -51,7 +51,7 @@ def free_of_device_work(signature: Signature, context: LoweringContext) -> tuple
 
 
 def _number(signature: Signature, name: str) -> int:
-    number = whole(signature, name, -1)
+    number = integer_argument(signature, name, -1)
     if not -1 <= number < _MOST_NUMBERS:
         raise TraincastError(f"{name} {number} is not from -1 to {_MOST_NUMBERS - 1}")
     return number

@@ -23,7 +23,7 @@ _WITHOUT_FAMILY = ("traincast.costs.kernels.control",)
 
 
 @cache
-def registered() -> frozenset[str]:
+def registered_ops() -> frozenset[str]:
     """Names of all ops with a lowering."""
     for module in (*_WITHOUT_FAMILY, *(module for record in RECORDS for module in record.lowering_modules())):
         import_module(module)
@@ -51,7 +51,7 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     given = context.cost_of(signature.name) if context.costs else None
     if given is not None:
         return lower_given(signature, given)
-    if signature.name not in registered() and not _is_added(signature.name):
+    if signature.name not in registered_ops() and not _is_added(signature.name):
         return estimate_unknown(signature)
     empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
     if empty and signature.name.startswith("aten::"):

@@ -8,8 +8,8 @@ import numpy as np
 
 from traincast.costs.kernels.call import Calls, Family
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import product_compute, required, whole
-from traincast.costs.kernels.physics import flop_rate, memory_seconds, product_seconds
+from traincast.costs.kernels.operands import gemm_compute, integer_argument, required
+from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import elementwise
@@ -58,13 +58,14 @@ class _Layers:
     def of(signature: Signature, context: LoweringContext) -> _Layers:
         """From the arguments of `_cudnn_rnn` or its backward."""
         source = required(signature, "input", 0)
-        mode, hidden = whole(signature, "mode", -1), whole(signature, "hidden_size")
+        mode, hidden = integer_argument(signature, "mode", -1), integer_argument(signature, "hidden_size")
         if mode not in _GATES or hidden < 1:
             raise TraincastError(f"mode {mode} with {hidden} hidden units is no recurrent layer that cuDNN has")
         steps, rows = _steps_and_rows(signature, source)
         return _Layers(
-            product_compute(source, tf32=context.tf32 or context.tf32_convolutions), steps, rows, source.shape[-1],
-            hidden, whole(signature, "proj_size") or hidden, _GATES[mode], max(1, whole(signature, "num_layers", 1)),
+            gemm_compute(source, tf32=context.tf32 or context.tf32_convolutions), steps, rows, source.shape[-1],
+            hidden, integer_argument(signature, "proj_size") or hidden, _GATES[mode],
+            max(1, integer_argument(signature, "num_layers", 1)),
             2 if signature.scalar("bidirectional", False) else 1,
         )  # fmt: skip
 
@@ -149,7 +150,7 @@ def recurrent_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     batch, gates = calls["batch"], calls["gates"] * calls["hidden"]
     backward = calls.is_kind("backward")
     columns, depth = np.where(backward, calls["outputs"], gates), np.where(backward, gates, calls["outputs"])
-    product = product_seconds(calls["directions"], batch, columns, depth, flop_rate(calls, device), device)
+    product = gemm_arithmetic_seconds(calls["directions"], batch, columns, depth, flop_rate(calls, device), device)
     matrix = calls["directions"] * gates * calls["outputs"] * calls.item_bytes()
     tensors = np.array([_CELL_TENSORS[kind] for kind in calls.family.kinds])[calls.kind]
     cell = memory_seconds(tensors * calls["directions"] * batch * gates * calls.item_bytes(), device)

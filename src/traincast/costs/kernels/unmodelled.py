@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, Family
-from traincast.costs.kernels.operands import aten, compute_of, on_device, total_bytes
+from traincast.costs.kernels.operands import aten_names, compute_of, on_device, total_bytes
 from traincast.costs.kernels.physics import flop_rate, memory_seconds
 from traincast.costs.kernels.record import FamilyRecord
 from traincast.costs.kernels.registry import Item
@@ -21,7 +21,7 @@ UNMODELLED = Family("unmodelled", ("stream", "product", "factorisation"), _FIELD
 """Ops whose flops follow from their shapes: no contraction, products, or a factorisation of matrices."""
 OPAQUE = Family("opaque", ("stream", "product"), _FIELDS)
 """Ops of strangers: what they compute cannot be known from shapes, so flops are a guess."""
-_PRODUCTS = frozenset(aten("""
+_PRODUCTS = frozenset(aten_names("""
     addbmm addbmm_ matmul linalg_matmul chain_matmul linalg_multi_dot linear_backward matmul_backward _trilinear
     bilinear _cdist_forward _cdist_backward _pdist_forward _pdist_backward _sparse_mm _sparse_addmm smm hspmm
     sspaddmm sparse_sampled_addmm _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward _sparse_sparse_matmul
@@ -30,7 +30,7 @@ _PRODUCTS = frozenset(aten("""
     _mixed_dtypes_linear _scaled_mm_v2 _scaled_grouped_mm_v2 _foreach_mm mkldnn_linear mkldnn_linear_backward
     fbgemm_linear_fp16_weight fbgemm_linear_int8_weight _wrapped_quantized_linear_prepacked
 """))  # fmt: skip
-_CONVOLUTIONS = frozenset(aten("""
+_CONVOLUTIONS = frozenset(aten_names("""
     conv_tbc conv_tbc_backward _convolution_double_backward slow_conv3d slow_conv_dilated2d slow_conv_dilated3d
     slow_conv_transpose2d slow_conv_transpose3d mkldnn_convolution miopen_convolution_relu
     miopen_convolution_add_relu conv_transpose1d conv_transpose2d conv_transpose3d _convolution_mode
@@ -60,7 +60,7 @@ RECORDS = (
 )
 
 
-def arithmetic(signature: Signature) -> tuple[str, float]:
+def classify_arithmetic(signature: Signature) -> tuple[str, float]:
     """(kind of `UNMODELLED`, flops): "product" and "factorisation" contract, "stream" does not."""
     name, outputs = signature.name, [spec for spec in signature.outputs if spec.numel]
     if name in _PRODUCTS:
@@ -76,7 +76,7 @@ def arithmetic(signature: Signature) -> tuple[str, float]:
     return "stream", float(max((spec.numel for spec in outputs), default=0))
 
 
-def contraction(signature: Signature) -> float:
+def guess_contraction_flops(signature: Signature) -> float:
     """Flops of an op of unknown meaning if its shapes look like a product: two operands share a size that the result
     lacks, and the result has a size of each. 0 where they do not (square matrices tell nothing)."""
     most = 0.0
@@ -137,9 +137,9 @@ def estimate_unknown(signature: Signature) -> tuple[Item, ...]:
         return ()
     specs = (*inputs, *outputs)
     if signature.name.startswith(_KNOWN):
-        family, (kind, flops) = UNMODELLED, arithmetic(signature)
+        family, (kind, flops) = UNMODELLED, classify_arithmetic(signature)
     else:
-        flops = contraction(signature)
+        flops = guess_contraction_flops(signature)
         family, kind = OPAQUE, "product" if flops else "stream"
     call = family.call(
         kind,

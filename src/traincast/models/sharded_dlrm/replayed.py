@@ -39,8 +39,8 @@ class _Writer:
     ) -> None:  # fmt: skip
         dropped = [scope for module in modules for scopes in (module.forward, module.backward) for scope in scopes]
         self.source, self.modules, self.pipelined = source, modules, pipelined
-        self.tape = RankBuilder(source.batch_size, rank, layouts[0].world_size, gpus_per_node, like)
-        self.copier = StepCopier(source, dropped, self.tape)
+        self.builder = RankBuilder(source.batch_size, rank, layouts[0].world_size, gpus_per_node, like)
+        self.copier = StepCopier(source, dropped, self.builder)
         self.sharded = [self._tables(module, layout) for module, layout in zip(modules, layouts, strict=True)]
         self.inputs: dict[int, Features] = {}  # by the storage of row numbers: modules may be fed the same
         self.local = [self._local(module) for module in modules]
@@ -48,7 +48,7 @@ class _Writer:
         self.cats: dict[int, int] = {}
         self.gradients = gradients_of(source)
         forms = [gradient.grad.spec for gradient in self.gradients]
-        self.reducer = Reducer(self.tape, self.tape.world, forms, kind=StorageKind.GRADIENT, as_views=True)
+        self.reducer = Reducer(self.builder, self.builder.world, forms, kind=StorageKind.GRADIENT, as_views=True)
 
     def program(self) -> Program:
         """Everything."""
@@ -78,13 +78,13 @@ class _Writer:
                 scope += 1
         if end == self.source.num_scopes:
             self._finish()
-        return self.tape.build()
+        return self.builder.build()
 
     def _tables(self, module: EmbeddingModule, layout: Layout) -> ShardedTables:
         if module.pooled:
-            return ShardedTables(self.tape, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC)
+            return ShardedTables(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC)
         samples = self.source.batch_size
-        return ShardedSequences(self.tape, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=samples)
+        return ShardedSequences(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=samples)
 
     def _local(self, module: EmbeddingModule) -> Features:
         """The lookups of this rank's own samples, on the device before the step as they are on one GPU."""
@@ -93,49 +93,49 @@ class _Writer:
             lookups = round(module.bags * sum(table.pooling.mean for table in module.tables))
             lengths = len(module.tables) * self.source.batch_size
             self.inputs[indices] = Features(
-                self.tape.resident((lengths,), StorageKind.INPUT, LENGTH_DTYPE),
-                self.tape.resident((lookups,), StorageKind.INPUT, _INDEX_DTYPE),
+                self.builder.resident((lengths,), StorageKind.INPUT, LENGTH_DTYPE),
+                self.builder.resident((lookups,), StorageKind.INPUT, _INDEX_DTYPE),
                 None,
             )
         return self.inputs[indices]
 
     def _prefetched(self) -> list[list[list[Features]]]:
         """The lookups of all modules, distributed beside the step before."""
-        self.tape.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
-        self.tape.wait(self.tape.record(PREFETCH))
+        self.builder.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        self.builder.wait(self.builder.record(PREFETCH))
         return [tables.there_already() for tables in self.sharded]
 
     def _prefetch(self) -> None:
         """The next batch is distributed, behind what is left of this step."""
-        with self.tape.on_stream(PREFETCH):
+        with self.builder.on_stream(PREFETCH):
             for tables, local in zip(self.sharded, self.local, strict=True):
                 tables.redistributed(local)
 
     def _look_up(self, number: int, features: list[list[Features]] | None) -> None:
         """Row numbers out, rows back, side by side as the lookup of one GPU gives them."""
-        tape, module, tables = self.tape, self.modules[number], self.sharded[number]
+        builder, module, tables = self.builder, self.modules[number], self.sharded[number]
         tables.look_up(tables.redistributed(self.local[number]) if features is None else features)
         parts = tables.finish()
         self.widths[number] = [part.shape[1] for part in parts]
         rows = parts[0]
         if len(parts) > 1:
-            tape.scope("aten::cat", Phase.FORWARD)
-            rows = tape.new((module.bags, module.columns))
-            self.cats[number] = tape.op("aten::cat", [("tensors", parts)], [rows], [("dim", 1)], module=_MODULE)
-            tape.free(*parts)
+            builder.scope("aten::cat", Phase.FORWARD)
+            rows = builder.new((module.bags, module.columns))
+            self.cats[number] = builder.op("aten::cat", [("tensors", parts)], [rows], [("dim", 1)], module=_MODULE)
+            builder.free(*parts)
         c = self.source.columns
         self.copier.replace(int(c.output_tensor[c.output_ptr[module.lookup]]), rows)
         self.copier.drop(module.forward)
 
     def _update(self, number: int) -> None:
         """Gradients to the ranks of the rows, and the update there."""
-        tape, module, tables = self.tape, self.modules[number], self.sharded[number]
+        builder, module, tables = self.builder, self.modules[number], self.sharded[number]
         spec = self.source.signatures[self.source.columns.op_signature[module.update]].tensors("grad_output")[0]
         grad = self.copier.ref(operand(self.source, module.update, "grad_output"), spec)
         grads = [grad]
         if len(self.widths[number]) > 1:
-            tape.scope("CatBackward0", Phase.BACKWARD)
-            grads = tape.slices(grad, self.widths[number], module=_MODULE, forward=self.cats[number])
+            builder.scope("CatBackward0", Phase.BACKWARD)
+            grads = builder.slices(grad, self.widths[number], module=_MODULE, forward=self.cats[number])
         tables.start_backward(grads)
         tables.finish_backward()
         self.copier.drop(module.backward)

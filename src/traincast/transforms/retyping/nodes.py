@@ -7,10 +7,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traincast.ir.ops import TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, TensorSpec
 from traincast.ir.rows import OpRow, ScopeRow
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 _SUMS = ("aten::add", "aten::add_")
 
 
@@ -26,7 +25,7 @@ class Node:
     @property
     def accumulates(self) -> bool:
         """Whether it keeps the gradient of a parameter."""
-        return self.scope.name == ACCUMULATE
+        return self.scope.name == ACCUMULATE_GRAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Nodes:
         for number, scope in enumerate(scopes):
             for op in scope.ops:
                 self.order[op] = len(self.order)
-                if scope.name == ACCUMULATE:
+                if scope.name == ACCUMULATE_GRAD:
                     self.kept.add(op)
                 for tensor in dict.fromkeys(op.inputs):
                     self.uses.setdefault(tensor, []).append((number, op))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.attention.lowering import backend
+from traincast.costs.kernels.attention.lowering import choose_backend
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.hardware import load_device
@@ -19,7 +19,7 @@ V100, T4, A100, RTX, H100, AMD = 7.0, 7.5, 8.0, 8.6, 9.0, 0.0
 def chosen(capability, *, dtype="float16", width=64, kv_heads=16, masked=False, causal=False, kv_len=512):
     query, key = tensor(8, 16, 512, width, dtype=dtype), tensor(8, kv_heads, kv_len, width, dtype=dtype)
     context = replace(MODERN, capability=capability)
-    return backend(query, key, masked=masked, causal=causal, heads=1, context=context)
+    return choose_backend(query, key, masked=masked, causal=causal, heads=1, context=context)
 
 
 @pytest.mark.parametrize(

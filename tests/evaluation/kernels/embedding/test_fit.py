@@ -16,7 +16,7 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.fitting.pieces import PIECES
-from traincast_evaluation.kernels.embedding.fit import FITTED, TRAINING, fit_embedding, judged_spreads, spreads
+from traincast_evaluation.kernels.embedding.fit import FITTED, TRAINING, fit_embedding, fit_spreads, judge_spreads
 from traincast_evaluation.kernels.embedding.measurements import (
     STUDY_FILE,
     TRACES_FILE,
@@ -108,11 +108,11 @@ def test_an_interval_is_judged_without_the_rows_of_its_own_shape(tmp_path):
     seconds = rows.seconds.copy()
     wild = rows.shape == next(shape for shape in rows.shape[rows.held_out] if "64 lookups" in shape)
     seconds[wild] *= 2.0
-    sigma = judged_spreads(rows, seconds)
+    sigma = judge_spreads(rows, seconds)
     long = rows.held_out & (seconds > 50e-6)
     assert (sigma[long & ~wild] > 0.3).all() and (sigma[wild] < 0.01).all()
     assert np.isnan(sigma[~rows.held_out]).all()
-    assert spreads(rows, seconds, rows.held_out)[0] > 0.3
+    assert fit_spreads(rows, seconds, rows.held_out)[0] > 0.3
 
 
 def test_empty_blocks_are_read_off_the_slope_of_the_warp_kernel(tmp_path):

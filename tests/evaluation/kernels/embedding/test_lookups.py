@@ -13,7 +13,7 @@ from traincast.costs.kernels.embedding.tables import fill_call, uniform_tables, 
 from traincast.costs.kernels.registry import Control, ControlKind
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.kernels.embedding.fit import FITTED_TO_WHOLE, fitted_to_whole
+from traincast_evaluation.kernels.embedding.fit import FITTED_TO_WHOLE, fit_rates_to_whole
 from traincast_evaluation.kernels.embedding.lookups import (
     ATEN_FILE,
     FBGEMM_FILE,
@@ -21,7 +21,7 @@ from traincast_evaluation.kernels.embedding.lookups import (
     UGACHE_FILE,
     WholeLookup,
     WholeLookups,
-    held_back,
+    is_held_back,
     read_whole_lookups,
     uses_links,
 )
@@ -42,10 +42,12 @@ def whole(*items, **fields):
 
 
 def test_a_third_of_the_configurations_is_held_back_and_always_the_same():
-    held = [held_back((device, rows, None)) for device in ("a", "b") for rows in range(3000)]
+    held = [is_held_back((device, rows, None)) for device in ("a", "b") for rows in range(3000)]
     assert 0.3 < np.mean(held) < 0.37
-    assert held_back(("a", 1.05, None)) == held_back(("a", 1.05, float("nan")))
-    assert [held_back(("a", number)) for number in range(12)] == [held_back(["a", number]) for number in range(12)]
+    assert is_held_back(("a", 1.05, None)) == is_held_back(("a", 1.05, float("nan")))
+    assert [is_held_back(("a", number)) for number in range(12)] == [
+        is_held_back(["a", number]) for number in range(12)
+    ]
 
 
 def test_what_was_held_back_before_the_fit_is_so_today(shared_data):
@@ -106,7 +108,7 @@ def test_a_fit_to_whole_lookups_finds_the_rates_that_made_them():
     lookups += [whole(calls[4], watch=word) for word in WATCHES]
     made = WholeLookups(lookups).seconds(true, watches)
     lookups = [replace(lookup, seconds=float(seconds)) for lookup, seconds in zip(lookups, made, strict=True)]
-    rates, added = fitted_to_whole(WholeLookups(lookups), Rates())
+    rates, added = fit_rates_to_whole(WholeLookups(lookups), Rates())
     for name in FITTED_TO_WHOLE:
         assert getattr(rates, name) == pytest.approx(getattr(true, name), rel=0.05), name
     assert added.inference == pytest.approx(watches.inference, rel=0.05)

@@ -10,7 +10,7 @@ from traincast.costs.kernels.gemm.model import GemmModel
 from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.kernels.gemm.fit import fit_engines, fit_gemm, fittable
+from traincast_evaluation.kernels.gemm.fit import fit_engines, fit_gemm, is_fittable
 from traincast_evaluation.kernels.gemm.measurements import Stopwatch, as_timed, read_gemm
 from traincast_evaluation.kernels.samples import Measurements
 
@@ -56,7 +56,7 @@ def test_bad_rows_are_refused_and_nothing_is_written(table, tmp_path, changes, n
 
 def test_the_held_out_fifth_and_the_test_split_are_never_fitted(shared_data):
     rows = read_gemm(shared_data, "gemm_fp32")
-    use = fittable(rows)
+    use = is_fittable(rows)
     assert not (use & (rows.held_out | rows.test)).any()
     assert 0.18 < np.mean(rows.held_out[~rows.test]) < 0.22
     measured = {rows.devices[i].key for i in np.unique(rows.device[use])}

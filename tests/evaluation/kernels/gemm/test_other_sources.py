@@ -16,8 +16,8 @@ from traincast_evaluation.kernels.gemm.other_sources import (
     evaluate_experts,
     evaluate_gemm_training,
     evaluate_gemm_xla,
-    read_experts,
-    read_products,
+    read_experts_in_training,
+    read_gemms_in_training,
     read_xla,
 )
 
@@ -84,7 +84,7 @@ def test_another_library_is_slower_at_small_sizes(shared_data):
 
 
 def test_rows_of_the_training_benchmark(shared_data):
-    products, experts = read_products(shared_data), read_experts(shared_data)
+    products, experts = read_gemms_in_training(shared_data), read_experts_in_training(shared_data)
     assert (len(products), len(experts)) == (514, 108)
     assert 0.1 < products.held_out.mean() < 0.3
     # 2 m n k at a share of 2250 TFLOPS: no product is faster than the peak, none takes ten seconds

@@ -20,7 +20,7 @@ from traincast.costs.kernels.attention.physics import (
     query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.chips import Chips
+from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast_evaluation.kernels import efficiency
@@ -33,10 +33,10 @@ from traincast_evaluation.kernels.attention.measurements import (
 )
 from traincast_evaluation.kernels.fit import ModelTraining, Predictor, device_spreads, unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import relative_fit, spread_90
 from traincast_evaluation.measured_tables import (
     held_out,
 )
+from traincast_evaluation.solve import relative_fit, spread_90
 
 _SAME_KERNEL = 16.0  # how much more a device with the same kernel says about one never measured
 _TOWARDS_POOL = 0.1  # decides only what a device's own rows leave open, such as head dimensions it lacks

@@ -11,7 +11,7 @@ from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
 from traincast.hardware import load_device
 from traincast.utils.errors import TraincastError
-from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_rows, seconds_of
+from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_seconds, read_efficiency
 from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.measured_tables import (
     MeasuredTable,
@@ -73,7 +73,7 @@ def read_trained(data: Path) -> AttentionSamples:
     The table counts the products of all pairs of positions, masked or not. Values may be narrower than keys.
     """
     numbers = ("batch", "seq_len", "head_num", "kv_head_num", "qk_head_dim", "v_head_dim")
-    table = efficiency_rows(data, ("sdp_fwd", "sdp_bwd"), (), numbers)
+    table = read_efficiency(data, ("sdp_fwd", "sdp_bwd"), (), numbers)
     batch, length, heads, kv_heads, dim, value_dim = (table.number(name) for name in numbers)
     backward = np.asarray(table.text("op") == "sdp_bwd")
     flop = 2.0 * batch * heads * length * length * (dim + value_dim) * np.where(backward, _BACKWARD_FLOP, 1.0)
@@ -82,7 +82,7 @@ def read_trained(data: Path) -> AttentionSamples:
     calls = Calls.from_columns(ATTENTION, kinds, ["bf16"] * len(table), values)
     apart = held_out(length, heads, kv_heads, dim)
     device = np.zeros(len(table), dtype=np.int64)
-    return AttentionSamples((load_device(DEVICE),), device, calls, seconds_of(table, flop), apart)
+    return AttentionSamples((load_device(DEVICE),), device, calls, efficiency_seconds(table, flop), apart)
 
 
 def read_encoder(data: Path) -> AttentionSamples:

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.conv.model import (
     FIXED_SECONDS,
     FUSED,
@@ -33,6 +32,7 @@ from traincast.costs.kernels.conv.model import (
 )
 from traincast.costs.kernels.conv.physics import Geometry
 from traincast.costs.kernels.conv.residual import ConvTrees, own_features, shared_features
+from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IndexArray
 from traincast.utils.metrics import mean_error_percent
@@ -40,8 +40,8 @@ from traincast_evaluation.kernels.conv.boosting import boost
 from traincast_evaluation.kernels.conv.measurements import DEEPBENCH_FILE, NEUSIGHT_FILE, ConvSamples, read_convolutions
 from traincast_evaluation.kernels.fit import ModelTraining, Predictor, unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import relative_fit, spread_90
 from traincast_evaluation.measured_tables import held_out
+from traincast_evaluation.solve import relative_fit, spread_90
 
 # set by hand: they only say which way is fastest in the first round
 _START = np.array([1.5, 1.0, 0.6, 2.0, 1.2, 0.6, 2.0, 1.0, 1.2, 1.35, 0.6, 3.0, 1.1, 2.0, 3.0, 5.0])
@@ -86,7 +86,7 @@ def fit_weights(data: Measurements) -> ConvParameters:
     )
 
 
-def certainty(data: Measurements) -> FloatArray:
+def weigh_certainty(data: Measurements) -> FloatArray:
     """Weight of a row's relative error: the model itself is good to some 5 %."""
     noise = np.broadcast_to(np.asarray(data.noise_seconds, dtype=np.float64), data.seconds.shape)
     return np.asarray(1.0 / np.hypot(_MODEL_ERROR, noise / data.seconds))
@@ -118,7 +118,7 @@ def _alternate(
         rate = flop_rates(some, device, some.is_compute(*TENSOR_TYPES))
         for part, block in zip(parts, way_features(some, Geometry.of(some), device, rate), strict=True):
             part[mine] = block
-    sure = share * certainty(data)[rows]
+    sure = share * weigh_certainty(data)[rows]
     weights = start.copy()
     for _ in range(_ROUNDS):
         way = _fastest(calls, g, parts, weights)
@@ -169,7 +169,7 @@ def fit_trees(parameters: ConvParameters, data: Measurements, tensor: BoolArray)
     """Trees on what the weights leave over; `tensor` says which rows ran on tensor cores."""
     g = Geometry.of(data.calls)
     plentiful = g.winograd & data.calls.is_kind("forward")
-    wanted = certainty(data)
+    wanted = weigh_certainty(data)
     trees, devices = [], []
     shared, others, fast = [], [], []
     for index, device in enumerate(data.devices):

@@ -13,10 +13,10 @@ from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.model import load_state
 from traincast.utils.arrays import BoolArray
 from traincast.utils.metrics import ErrorRow, error_row, within
-from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judged_spreads
+from traincast_evaluation.kernels.embedding.fit import LEAST_SECONDS, judge_spreads
 from traincast_evaluation.kernels.embedding.lookups import WholeLookup, WholeLookups, uses_links
 from traincast_evaluation.kernels.embedding.measurements import read_embedding
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 HELD_BACK = "whole lookups: held out by configuration"
 """A third of the configurations of the public lookup tables, by a seeded hash of their columns."""
@@ -30,7 +30,7 @@ def evaluate_embedding(data: Path) -> list[ErrorRow]:
     samples = read_embedding(data)
     model = EmbeddingModel.from_state(load_state(PROFILES / "embedding"))
     seconds, _ = samples.predicted(model.predict)
-    sigma = judged_spreads(samples, seconds)
+    sigma = judge_spreads(samples, seconds)
     long, fitted = samples.seconds >= LEAST_SECONDS, ~samples.held_out
 
     def row(suite: str, group: str, chosen: BoolArray) -> ErrorRow:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.model import (
     DOMAIN_SIZES,
@@ -30,6 +29,7 @@ from traincast.costs.kernels.embedding.model import (
     spread_group,
 )
 from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
+from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import mean_error_percent, within
@@ -43,7 +43,7 @@ from traincast_evaluation.kernels.embedding.measurements import (
 )
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 FITTED = (
     "start_seconds", "update_start_seconds", "read_share", "scattered_write_share", "sorted_write_share",
@@ -71,18 +71,18 @@ def fit_embedding(data: Measurements, start: Rates | None = None) -> EmbeddingMo
 
     Deterministic.
     """
-    rates = fitted_rates(data, start or Rates())
+    rates = fit_rates(data, start or Rates())
     sigma = np.full(len(SPREAD_GROUPS), UNMEASURED)
     return EmbeddingModel(EmbeddingParameters(rates, sigma, UNMEASURED, *_measured(_by_device(data))))
 
 
 def fit_to_whole(model: EmbeddingModel, lookups: WholeLookups) -> EmbeddingModel:
     """The model with the rates that only whole lookups tell, and with what their stopwatches add."""
-    rates, watches = fitted_to_whole(lookups, model.parameters_.rates)
+    rates, watches = fit_rates_to_whole(lookups, model.parameters_.rates)
     return EmbeddingModel(replace(model.parameters_, rates=rates, watches=watches))
 
 
-def fitted_rates(data: Measurements, start: Rates) -> Rates:
+def fit_rates(data: Measurements, start: Rates) -> Rates:
     """The rates that meet the measured times best in relative error; `start` where no row tells."""
     begin = np.log([getattr(start, name) for name in FITTED])
     parts = [(data.calls.take(data.device == i), device, data.device == i) for i, device in enumerate(data.devices)]
@@ -97,7 +97,7 @@ def fitted_rates(data: Measurements, start: Rates) -> Rates:
     return _rates(start, _least_squares(residuals, begin, _top(FITTED)))
 
 
-def fitted_to_whole(lookups: WholeLookups, start: Rates) -> tuple[Rates, Watches]:
+def fit_rates_to_whole(lookups: WholeLookups, start: Rates) -> tuple[Rates, Watches]:
     """The rates of `FITTED_TO_WHOLE` and what the stopwatch adds, which meet whole lookups best in relative error."""
     watches = Watches()
     begin = np.log([*(getattr(start, name) for name in FITTED_TO_WHOLE), *(watches.of(name) for name in WATCHES[1:])])
@@ -202,12 +202,12 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
         return fit_to_whole(model, WholeLookups(seen)) if seen else model
 
     def calibrate(self, fitted: EmbeddingModel, samples: EmbeddingSamples, seen: BoolArray) -> EmbeddingModel:
-        """Spreads from the held-out samples: the others are too few to leave some of them out. `judged_spreads` keeps
+        """Spreads from the held-out samples: the others are too few to leave some of them out. `judge_spreads` keeps
         a sample from judging itself."""
         seconds, _ = samples.predicted(fitted.predict)
-        sigma, whole = spreads(samples, seconds, ~seen), WholeLookups(samples.whole)
+        sigma, whole = fit_spreads(samples, seconds, ~seen), WholeLookups(samples.whole)
         if samples.whole:
-            sigma[SPREAD_GROUPS.index("links")] = link_spread(fitted, samples.whole)
+            sigma[SPREAD_GROUPS.index("links")] = fit_link_spread(fitted, samples.whole)
         chips, limits = _measured([*_by_device(samples.measurements()), *whole.measurements()])
         return EmbeddingModel(
             replace(fitted.parameters_, sigma=sigma, unseen_sigma=UNJUDGED_SPREAD, chips=chips, limits=limits)
@@ -216,7 +216,7 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
     def provenance(self, fitted: EmbeddingModel, samples: EmbeddingSamples) -> dict[str, Any]:
         """With kernels above 50 us apart, and intervals that other shapes tell."""
         seconds, _ = samples.predicted(fitted.predict)
-        sigma = judged_spreads(samples, seconds)
+        sigma = judge_spreads(samples, seconds)
         judged, long = ~np.isnan(sigma), samples.held_out & (samples.seconds >= LEAST_SECONDS)
         inside = within(seconds[judged], samples.seconds[judged], sigma[judged])
         whole = WholeLookups(samples.whole)
@@ -240,7 +240,7 @@ class EmbeddingTraining(ModelTraining[EmbeddingSamples, EmbeddingModel]):
 TRAINING = EmbeddingTraining()
 
 
-def link_spread(model: EmbeddingModel, lookups: Sequence[WholeLookup]) -> float:
+def fit_link_spread(model: EmbeddingModel, lookups: Sequence[WholeLookup]) -> float:
     """Log-sigma of what waits for links, from the held-out ones among these lookups."""
     judged = WholeLookups([lookup for lookup in lookups if lookup.held_out and uses_links(lookup)])
     seconds = judged.seconds(model.parameters_.rates, model.parameters_.watches)
@@ -251,7 +251,7 @@ def _mean_error(predicted: FloatArray, measured: FloatArray) -> float | None:
     return mean_error_percent(predicted, measured) if len(measured) else None
 
 
-def spreads(samples: EmbeddingSamples, seconds: FloatArray, use: BoolArray) -> FloatArray:
+def fit_spreads(samples: EmbeddingSamples, seconds: FloatArray, use: BoolArray) -> FloatArray:
     """Log-sigma of each group of kernels from the samples to use; that of a chip never judged where there are none."""
     group = spread_group(samples.calls, seconds)
     chosen = [use & (group == index) for index in range(len(SPREAD_GROUPS))]
@@ -260,7 +260,7 @@ def spreads(samples: EmbeddingSamples, seconds: FloatArray, use: BoolArray) -> F
     ])  # fmt: skip
 
 
-def judged_spreads(samples: EmbeddingSamples, seconds: FloatArray) -> FloatArray:
+def judge_spreads(samples: EmbeddingSamples, seconds: FloatArray) -> FloatArray:
     """The log-sigma of every held-out sample as other shapes tell it, so that no interval is judged by a sample that
     set it; not a number for fitted samples, and where its group has no other held-out shape."""
     group = spread_group(samples.calls, seconds)
@@ -269,5 +269,5 @@ def judged_spreads(samples: EmbeddingSamples, seconds: FloatArray) -> FloatArray
         mine = samples.held_out & (samples.shape == shape)
         others = samples.held_out & ~mine
         known = np.array([bool((others & (group == index)).any()) for index in range(len(SPREAD_GROUPS))])
-        sigma[mine] = np.where(known, spreads(samples, seconds, others), np.nan)[group[mine]]
+        sigma[mine] = np.where(known, fit_spreads(samples, seconds, others), np.nan)[group[mine]]
     return sigma

@@ -81,7 +81,7 @@ def uses_links(lookup: WholeLookup) -> bool:
     return any(call.family is EMBEDDING and (call.values[host] > 0 or call.kind == "cache_fill") for call in calls)
 
 
-def held_back(configuration: Sequence[object]) -> bool:
+def is_held_back(configuration: Sequence[object]) -> bool:
     """Whether no fit may see the rows of this configuration: a seeded hash of its columns decides."""
     text = "|".join([_SEED, *("" if part is None or part != part else str(part) for part in configuration)])
     first = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
@@ -158,7 +158,7 @@ def _held_back(data: Path, file: str) -> BoolArray:
     """Which rows of a file no fit may see. Numbers count as they are written."""
     table = read_table(data, file, _CONFIGURATION[file], (), optional=_CONFIGURATION[file])
     columns = [table.text(name) for name in _CONFIGURATION[file]]
-    return np.array([held_back(configuration) for configuration in zip(*columns, strict=True)], dtype=np.bool_)
+    return np.array([is_held_back(configuration) for configuration in zip(*columns, strict=True)], dtype=np.bool_)
 
 
 def _read(data: Path, file: str, words: tuple[str, ...], numbers: tuple[str, ...]) -> MeasuredTable:

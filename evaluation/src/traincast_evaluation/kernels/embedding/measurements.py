@@ -18,7 +18,7 @@ from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import L2_SHARE, Rates
 from traincast.costs.kernels.embedding.tables import uniform_tables, unknown_longest_bag
-from traincast.costs.kernels.physics import clock
+from traincast.costs.kernels.physics import clock_hz
 from traincast.hardware import Device, load_device
 from traincast.models.embeddings import load_tables
 from traincast.utils.arrays import FloatArray
@@ -239,4 +239,4 @@ def empty_block_cycles(data: Path) -> float:
     device = devices_in(table)[0]
     blocks = table.number("num_indices") / 16.0
     slope, _ = np.polyfit(blocks, 1e-6 * table.number("duration_us"), 1)
-    return float(slope) * device.num_sms * clock(device)
+    return float(slope) * device.num_sms * clock_hz(device)

@@ -21,7 +21,7 @@ from traincast_evaluation.kernels.gemm.fit import (
     Comparison,
     compare,
     engine_rows,
-    fittable,
+    is_fittable,
     without_later_devices,
 )
 from traincast_evaluation.kernels.gemm.measurements import BLACKWELL_FILE, FILES, GemmSamples, kernels_run, read_gemm
@@ -46,7 +46,7 @@ def _groups(data: Path, profile: Path) -> Iterator[tuple[str, str, Comparison, s
     stopwatch = json.loads(profile.with_suffix(".json").read_text(encoding="utf-8"))["stopwatch_us"]
     for file in FILES:
         samples = read_gemm(data, file)
-        unseen = ~fittable(samples)
+        unseen = ~is_fittable(samples)
         comparison = compare(model, samples.take(unseen), stopwatch)
         yield from _split(file, comparison)
         if file == "gemm_fp32":
@@ -68,7 +68,7 @@ def _blackwell(
 def known_kernels(samples: GemmSamples, kernels: npt.NDArray[Any]) -> BoolArray:
     """Samples whose kernel also ran in a fitted one of the same machine: elsewhere the library chose otherwise."""
     run = [f"{machine}/{kernel}" for machine, kernel in zip(samples.machine, kernels, strict=True)]
-    return np.isin(run, np.array(run)[fittable(samples)])
+    return np.isin(run, np.array(run)[is_fittable(samples)])
 
 
 def _same_kernels(comparison: Comparison, known: BoolArray) -> Iterator[tuple[str, str, Comparison, str]]:

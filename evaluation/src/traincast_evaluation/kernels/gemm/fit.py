@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.gemm.model import (
     OLD_ARCHS,
     SIGMA_EDGES,
@@ -26,6 +25,7 @@ from traincast.costs.kernels.gemm.model import (
 )
 from traincast.costs.kernels.gemm.physics import ENGINES, Engine, Problem, describe, engine_of
 from traincast.costs.kernels.gemm.residual_net import Float32Array
+from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.metrics import mean_error_percent
@@ -38,12 +38,12 @@ from traincast_evaluation.kernels.gemm.measurements import (
     GemmSamples,
     Stopwatch,
     as_timed,
+    join_samples,
     read_gemm,
-    together,
 )
 from traincast_evaluation.kernels.gemm.network import Examples, Schedule, train, with_device
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 # bounds on what `Engine.visits` asks for; set by hand
 _FEWEST_PASSES, _MOST_PASSES = 30, 300
@@ -66,10 +66,10 @@ _SAMPLE = 6  # of the table, one shape in so many trains the networks: about 19,
 _UNFITTED_FLOOR = 0.003  # quantile of a machine's own readings that stands for its host
 _HOST_NOISE = 0.05  # readings near a floor scatter with the host, not with the kernel
 _UNFITTED_OFFSET = 0.5  # of the floor: what the fitted machines show
-_FLOOR_SHARE = 0.02  # of a machine's measurements: tiny products, where only the host shows
+_FLOOR_SHARE = 0.02  # of a machine's measurements: tiny GEMMs, where only the host shows
 _EVENT_OFFSET = 0.5  # of the floor: a first guess at what events add to a long kernel
 _LOOP_OFFSET = 0.1  # of the floor: launches queue up behind each other in a loop
-_LINEAR_WEIGHT = 1.5  # NeuSight has a third as many linear layers as batched products
+_LINEAR_WEIGHT = 1.5  # NeuSight has a third as many linear layers as batched GEMMs
 _DEEPBENCH_WEIGHT = 5.0  # 134 shapes per device, against thousands
 _DEEPBENCH_HALF_WEIGHT = 20.0  # all there is for Volta's and Turing's tensor cores
 
@@ -192,7 +192,7 @@ def _train(task: _Task, use: BoolArray, box: FloatArray, *, share: float, nets: 
 
 def _ceilings(task: _Task, use: BoolArray, watch: Stopwatch) -> FloatArray:
     """By chip, the share of the engine's rate that the fastest long linear layers reach on the machine with most of
-    them; infinite where few were measured. Batched products were measured up to sizes that do not fill a device yet."""
+    them; infinite where few were measured. Batched GEMMs were measured up to sizes that do not fill a device yet."""
     rows = task.rows[use]
     group = watch.group[rows]
     seconds = task.data.seconds[rows] - watch.offset[group]
@@ -271,7 +271,7 @@ def _unseen_spreads(task: _Task, box: FloatArray, watch: Stopwatch) -> list[list
 
 
 def _box(sizes: FloatArray) -> FloatArray:
-    """Least and most of batch, m, n, k, for single and batched products; engines without batches say so by b <= 1."""
+    """Least and most of batch, m, n, k, for single and batched GEMMs; engines without batches say so by b <= 1."""
     box = np.empty((2, 2, 4))
     for i, use in enumerate((sizes[:, 0] == 1.0, sizes[:, 0] > 1.0)):
         part = sizes[use] if use.any() else sizes
@@ -362,28 +362,28 @@ def fit_gemm(data: Path, out: Path, progress: Progress) -> dict[str, Any]:
     """Writes `gemm.npz` and `.json` under `out`, and returns the provenance."""
     progress("reading GEMM measurements", 0.0)
     tables = [read_gemm(data, file) for file in FILES]
-    parts = [table.take(fittable(table)) for table in tables]
-    names, watch = stopwatch(parts)
-    engines, fitted = fit_engines(together(parts), watch, progress)
+    parts = [table.take(is_fittable(table)) for table in tables]
+    names, watch = guess_stopwatch(parts)
+    engines, fitted = fit_engines(join_samples(parts), watch, progress)
     later = read_gemm(data, BLACKWELL_FILE)
     model = with_blackwell(GemmModel(engines), later, progress)
     stopwatch_us = {
         name: [round(1e6 * float(floor), 3), round(1e6 * float(offset), 3)]
         for name, floor, offset in zip(names, fitted.floor, fitted.offset, strict=True)
     }
-    provenance = provenance_of(model, [*tables, later], stopwatch_us)
+    provenance = describe_provenance(model, [*tables, later], stopwatch_us)
     save_state(model.state(), provenance, out / "gemm")
     progress("GEMM done", 1.0)
     return provenance
 
 
-def provenance_of(
+def describe_provenance(
     model: GemmModel, tables: Sequence[GemmSamples], stopwatch_us: dict[str, list[float]]
 ) -> dict[str, Any]:
     """Where the model came from, and its mean absolute errors on rows it was fitted to and on the held-out fifth."""
     files: dict[str, Any] = {}
     for file, table in zip((*FILES, BLACKWELL_FILE), tables, strict=True):
-        seen = fittable(table)
+        seen = is_fittable(table)
         fitted, held = (compare(model, table.take(use), stopwatch_us) for use in (seen, table.held_out & ~table.test))
         if not len(held.samples):  # the AMD table is all test split, of which the hash holds out a fifth
             held = compare(model, table.take(~seen), stopwatch_us)
@@ -402,7 +402,7 @@ def provenance_of(
     }
 
 
-def fittable(samples: GemmSamples) -> BoolArray:
+def is_fittable(samples: GemmSamples) -> BoolArray:
     """Samples a fit may see: none of the held-out fifth, nor of NeuSight's test split where it has a train split."""
     has_train = np.array([bool((~samples.test[samples.device == i]).any()) for i in range(len(samples.devices))])
     nvidia = np.array([device.vendor == "nvidia" for device in samples.devices])
@@ -410,7 +410,7 @@ def fittable(samples: GemmSamples) -> BoolArray:
     return np.asarray(~(samples.held_out | set_apart))
 
 
-def stopwatch(parts: Sequence[GemmSamples]) -> tuple[list[str], Stopwatch]:
+def guess_stopwatch(parts: Sequence[GemmSamples]) -> tuple[list[str], Stopwatch]:
     """The machines, and a first guess at their floors and offsets; graph-replayed kernels are timed alone."""
     machine = np.concatenate([part.machine for part in parts])
     seconds = np.concatenate([part.seconds for part in parts])

@@ -70,7 +70,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GemmSamples(Samples):
-    """Measured products of one `source`. `seconds` is what the stopwatch of `machine` (source/device/op) showed; `test`
+    """Measured GEMMs of one `source`. `seconds` is what the stopwatch of `machine` (source/device/op) showed; `test`
     marks those that the source set apart."""
 
     machine: npt.NDArray[Any]
@@ -162,8 +162,8 @@ def _read_deepbench(data: Path) -> GemmSamples:
         data, file, ("device", "op", "precision"), ("m", "n", "k", "trans_a", "trans_b", "latency_us"),
         positive=("latency_us",),
     )  # fmt: skip
-    products = (table.text("op") == "gemm") & np.isin(table.text("precision").astype(str), list(_PRECISIONS))
-    table = table.take(np.asarray(products, dtype=np.bool_))
+    gemms = (table.text("op") == "gemm") & np.isin(table.text("precision").astype(str), list(_PRECISIONS))
+    table = table.take(np.asarray(gemms, dtype=np.bool_))
     for size in ("m", "n", "k"):
         check_positive(table, size)
     values = np.stack(
@@ -206,7 +206,7 @@ def _peak(device: Device, compute: str) -> float:
     return max(device.peak(compute), device.peak("fp32_matrix") if compute == "fp32" else 0.0)
 
 
-def together(parts: Sequence[GemmSamples]) -> Measurements:
+def join_samples(parts: Sequence[GemmSamples]) -> Measurements:
     """Several tables as one set of measurements, devices ordered by key."""
     devices = {device.key: device for part in parts for device in part.devices}
     ordered = [devices[key] for key in sorted(devices)]

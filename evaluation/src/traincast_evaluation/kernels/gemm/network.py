@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, Calls
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.gemm.model import SIGMA_EDGES, EngineFit, engine_seconds, spread_class
 from traincast.costs.kernels.gemm.physics import Engine, Problem, describe
 from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet, gate
+from traincast.costs.kernels.model import Chips
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast_evaluation.kernels.gemm.measurements import EDGE, as_timed
-from traincast_evaluation.kernels.solve import spread_90
+from traincast_evaluation.solve import spread_90
 
 _ROUNDS, _STEP = 200, 0.3  # of Adam on eight numbers; every start ends at the same error
 _KNEE = 0.05  # log errors beyond this count linearly

@@ -19,7 +19,7 @@ from traincast.costs.kernels.model import KernelModel, load_state
 from traincast.hardware import Device, load_device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.metrics import ErrorRow, error_row
-from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_rows, seconds_of
+from traincast_evaluation.kernels.efficiency import DEVICE, efficiency_seconds, read_efficiency
 from traincast_evaluation.kernels.evaluate import samples_row
 from traincast_evaluation.kernels.samples import Samples
 from traincast_evaluation.measured_tables import (
@@ -38,7 +38,7 @@ _WITH_SHAPES = "2021-04-09"
 _LAYOUTS = {"tn": (0, 1), "nn": (0, 0), "nt": (1, 0)}  # BLAS names, columns first: (trans_a, trans_b) rows first
 _SHAPE = re.compile(r"\((\d+(?:, \d+)*),?\)")
 TRAINING_SUITE = "matrix products in training runs"
-# (rows, columns, depth) of a stage's product from the table's tokens M, outputs N and inputs K of an expert's layer
+# (rows, columns, depth) of a stage's GEMM from the table's tokens M, outputs N and inputs K of an expert's layer
 _STAGES = {"fwd": ("M", "N", "K"), "bwd_grad_act": ("M", "K", "N"), "bwd_grad_w": ("N", "K", "M")}
 XLA_FILE = "kernels/gemm_xla.parquet"
 XLA_SUITE = "gemm_xla, another library, never fitted"
@@ -46,11 +46,11 @@ _DEVICES = {"sm_90": "h100", "sm_100_B200": "b200", "gfx950": "mi355x"}
 _TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "tf32", "f8e4m3fn": "fp8"}
 EXPERTS_FILE = "kernels/moe_mixed.parquet"
 EXPERTS_SOURCE = "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)"
-# seconds of starts, and how many times the rows of tokens pass DRAM beside the products: sorted by expert, activated,
+# seconds of starts, and how many times the rows of tokens pass DRAM beside the GEMMs: sorted by expert, activated,
 # weighted, put back. Pooled over H100, H200, B200, GB200; see docs/evidence/gemm.md
 _STARTS = 25.6e-6
 _PASSES = 3.6
-_PRODUCTS = 0.88  # of the time of batched products of these sizes: one launch, tiles of all experts side by side
+_PRODUCTS = 0.88  # of the time of batched GEMMs of these sizes: one launch, tiles of all experts side by side
 _GATED, _PLAIN = "moe_torch_flow_cutlass", "moe_torch_flow_nongated"  # one kernel for all experts; others are Triton's
 _BALANCED = "balanced"
 _JUDGED = 8  # of the balanced layers, one in so many is compared: 6,000
@@ -93,9 +93,9 @@ def _call(kernel: str, left: list[int], right: list[int]) -> KernelCall:
     )  # fmt: skip
 
 
-def read_products(data: Path) -> Samples:
-    """Single products, in three layouts; onto a gradient in fp32 where the result is in fp32."""
-    table = efficiency_rows(data, ("matmul",), ("layout", "out_dtype"), ("m", "n", "k"))
+def read_gemms_in_training(data: Path) -> Samples:
+    """Single GEMMs, in three layouts; onto a gradient in fp32 where the result is in fp32."""
+    table = read_efficiency(data, ("matmul",), ("layout", "out_dtype"), ("m", "n", "k"))
     m, n, k = (table.number(name) for name in ("m", "n", "k"))
     layout = table.text("layout").astype(str)
     # first letter: the left operand's; N is as stored by columns, so T, N is a linear layer
@@ -104,12 +104,14 @@ def read_products(data: Path) -> Samples:
     calls = Calls.from_columns(GEMM, kinds, ["bf16"] * len(table), values.astype(np.float64))
     apart = held_out(m, n, k, np.ones(len(table)))
     devices = (load_device(DEVICE),)
-    return Samples(devices, np.zeros(len(table), dtype=np.int64), calls, seconds_of(table, 2 * m * n * k), apart)
+    return Samples(
+        devices, np.zeros(len(table), dtype=np.int64), calls, efficiency_seconds(table, 2 * m * n * k), apart
+    )
 
 
-def read_experts(data: Path) -> Samples:
-    """Layers of experts, one product after the other: forward, gradients of inputs and of weights."""
-    table = efficiency_rows(data, ("group_matmul",), ("stage", "main_grad_dtype"), ("ng", "M", "N", "K"))
+def read_experts_in_training(data: Path) -> Samples:
+    """Layers of experts, one GEMM after the other: forward, gradients of inputs and of weights."""
+    table = read_efficiency(data, ("group_matmul",), ("stage", "main_grad_dtype"), ("ng", "M", "N", "K"))
     size = {name: table.number(name) for name in ("ng", "M", "N", "K")}
     stages = [str(stage) for stage in table.text("stage")]
     zero = np.zeros(len(table))
@@ -124,7 +126,7 @@ def read_experts(data: Path) -> Samples:
     flop = 2 * size["ng"] * size["M"] * size["N"] * size["K"]
     apart = held_out(*size.values())
     devices = (load_device(DEVICE),)
-    return Samples(devices, np.zeros(len(table), dtype=np.int64), calls, seconds_of(table, flop), apart)
+    return Samples(devices, np.zeros(len(table), dtype=np.int64), calls, efficiency_seconds(table, flop), apart)
 
 
 def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
@@ -132,7 +134,7 @@ def evaluate_gemm_training(data: Path) -> list[ErrorRow]:
     model = shipped_model("gemm")
     assert model is not None
     rows = []
-    for what, samples in (("products", read_products(data)), ("experts", read_experts(data))):
+    for what, samples in (("products", read_gemms_in_training(data)), ("experts", read_experts_in_training(data))):
         for kind in GEMM.kinds:
             mine = samples.calls.is_kind(kind)
             for label, part in (("shapes seen", ~samples.held_out), ("shapes never seen", samples.held_out)):
@@ -155,7 +157,7 @@ def _row(group: str, samples: Samples, model: KernelModel) -> ErrorRow:
 
 
 def read_xla(data: Path) -> Samples:
-    """Products of two operands of one type, without rows that no chip can reach and fp8 on H100, which the source has
+    """GEMMs of two operands of one type, without rows that no chip can reach and fp8 on H100, which the source has
     wrong; single precision is TF32 on NVIDIA and left out on AMD."""
     text = ("device_key", "dtype_lhs", "dtype_rhs", "exceeds_peak")
     sizes = ("batch", "m", "n", "k")
@@ -196,7 +198,7 @@ def evaluate_gemm_xla(data: Path) -> list[ErrorRow]:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertLayer:
     """Layers of experts as columns. `tokens` of all ranks go to `topk` of `experts` each, evenly; a rank holds a share
-    of 1 / `ep` of the experts and of 1 / `tp` of their width `inter`. `gated` is 1 where two products meet before the
+    of 1 / `ep` of the experts and of 1 / `tp` of their width `inter`. `gated` is 1 where two GEMMs meet before the
     activation (SwiGLU)."""
 
     tokens: FloatArray
@@ -216,7 +218,7 @@ class ExpertLayer:
         each = np.maximum(np.ceil(rows / busy), 1.0)
         first = _grouped(model, device, compute, busy, each, width * (1.0 + self.gated), self.hidden)
         second = _grouped(model, device, compute, busy, each, self.hidden, width)
-        item = COMPUTE_BYTES["bf16"]  # between the products
+        item = COMPUTE_BYTES["bf16"]  # between the GEMMs
         moved = rows * item * (width * (2.0 + self.gated) + 2.0 * self.hidden)
         passes = _PASSES * moved / (DRAM_SHARE * device.dram_bandwidth)
         return np.asarray(_STARTS + _PRODUCTS * (first + second) + passes)

@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, Estimate
-from traincast.costs.kernels.chips import Chips
-from traincast.costs.kernels.model import KernelModel
+from traincast.costs.kernels.model import Chips, KernelModel
 from traincast.costs.kernels.rowwise.model import (
     COL_KNOTS,
     COL_STEP,
@@ -28,10 +27,10 @@ from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast_evaluation.kernels.fit import FamilyTraining, Predictor, device_spreads, unseen_spread
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import relative_fit
 from traincast_evaluation.kernels.streaming.fit import TRAINING as STREAMS
 from traincast_evaluation.kernels.streaming.measurements import FILES, SOURCE, VectorSamples, read_vectors
 from traincast_evaluation.measured_tables import held_out
+from traincast_evaluation.solve import relative_fit
 
 _SMOOTH, _SHRINK = 0.3, 0.01  # weight, in samples, of the ties between neighbouring knots and towards zero; set by hand
 _MOST_RESIDUAL = 0.5  # log error beyond which a reading is taken for a mistake

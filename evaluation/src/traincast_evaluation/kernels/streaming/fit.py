@@ -10,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.chips import Chips
+from traincast.costs.kernels.model import Chips
 from traincast.costs.kernels.streaming.model import ElementwiseModel, StreamParameters
-from traincast.costs.kernels.streaming.physics import START_SECONDS, MemorySystem, lane_seconds, overlapped
+from traincast.costs.kernels.streaming.physics import START_SECONDS, MemorySystem, lane_seconds, overlap_seconds
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 from traincast_evaluation.kernels.fit import UNJUDGED_SPREAD, ModelTraining, device_spreads, leave_one_chip_out
 from traincast_evaluation.kernels.samples import Measurements
-from traincast_evaluation.kernels.solve import relative_fit
 from traincast_evaluation.kernels.streaming.measurements import FILES, SOURCE, VectorSamples, read_vectors
 from traincast_evaluation.measured_tables import held_out
+from traincast_evaluation.solve import relative_fit
 
 _BYTES_PER_CLOCK = (10.0, 13.0, 16.0, 20.0, 24.0, 32.0)  # of an SM from its L2, tried; 64 is the width of its port
 _L2_SHARES = (0.6, 0.7, 0.8, 0.9, 1.0)  # of the L2 that one kernel's data can occupy, tried
@@ -113,7 +113,7 @@ def _fit_pow(calls: Calls, seconds: FloatArray, device: Device, memory: MemorySy
     stream = memory.seconds(calls["bytes_read"][use], calls["bytes_written"][use])
     lanes = lane_seconds(device, calls["elements"][use])
     losses = [
-        np.median(np.abs(np.log((START_SECONDS + overlapped(stream, cycles * lanes)) / seconds[use])))
+        np.median(np.abs(np.log((START_SECONDS + overlap_seconds(stream, cycles * lanes)) / seconds[use])))
         for cycles in _POW_CYCLES
     ]
     return float(_POW_CYCLES[int(np.argmin(losses))])

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Searches and prints."""
-    own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes", "ray")}
+    own = {name: getattr(args, name) for name in ("tokens_per_step", "price", "tokens", "processes")}
     with progress_bar("plan") as progress:
         answer = plan(progress=progress, **own, **{"gpus": None, **scenario_values(args)})
     print_result(answer, plan_text, as_json=args.json)

@@ -56,7 +56,6 @@ def run(args: argparse.Namespace) -> int:
             time_limit=args.time_limit,
             torchrec=not args.no_torchrec,
             processes=args.processes,
-            ray=args.ray,
             progress=progress,
         )
     if args.out:

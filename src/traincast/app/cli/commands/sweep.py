@@ -6,8 +6,8 @@ values of an edit (see 'traincast whatif --list'), '--vary on=v100,h100' platfor
 fields of the scenario (workload, on, ...) and vary.
 
 '--out' (.csv, .parquet) receives all rows. A sweep that was interrupted goes on when the same command is given again.
-Points run on all cores, or with '--ray ADDRESS' on a Ray cluster ('local': one of this machine). A point that cannot
-be predicted is listed and stops no other. Exit code 1: no point could be predicted.
+Points run on all cores. A point that cannot be predicted is listed and stops no other. Exit code 1: no point could be
+predicted.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if not {"workload", "on"} <= set(values):
         raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
     with progress_bar("sweep") as progress:
-        answer = sweep(
-            out=args.out, image=args.image, processes=args.processes, ray=args.ray, progress=progress, **asked, **values
-        )
+        answer = sweep(out=args.out, image=args.image, processes=args.processes, progress=progress, **asked, **values)
     print_result(answer, sweep_text, as_json=args.json)
     return OK if len(answer.failed) < len(answer.rows) else CHECK_FAILED
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import compute_of, product_compute, required
+from traincast.costs.kernels.operands import compute_of, gemm_compute, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.rowwise import SOFTMAX
 from traincast.costs.kernels.streaming.launches import elementwise, layout_copy, reduction
@@ -22,7 +22,7 @@ _WIDENS = (2, 5)  # since this version of PyTorch half precision is widened to f
 _ALIGNED = 8  # elements that the heads of flash attention are multiples of
 
 
-def backend(
+def choose_backend(
     query: TensorSpec, key: TensorSpec, *, masked: bool, causal: bool, heads: int, context: LoweringContext
 ) -> str:
     """ "flash", "efficient" or "math"; `heads` is the dimension that counts heads."""
@@ -60,7 +60,7 @@ def _dense(shape: tuple[int, ...], dtype: str, device: str) -> TensorSpec:
     return TensorSpec(shape, tuple(reversed(strides)), dtype, device)
 
 
-def portable_attention(
+def lower_portable_attention(
     kind: str, query: TensorSpec, key: TensorSpec, *, heads: int, masked: bool, dropout: bool, context: LoweringContext
 ) -> tuple[Item, ...]:
     """Kernels of the forward or backward pass, `heads` being the dimension that counts heads."""
@@ -74,7 +74,7 @@ def portable_attention(
     casts: list[Item] = [elementwise("copy", (query,), (side,)) for side in sides] if wide else []
     if query.shape[heads] != key.shape[heads]:
         casts += [layout_copy(repeated)] * 2  # every key head once for each of its query heads
-    compute = product_compute(small, tf32=context.tf32)
+    compute = gemm_compute(small, tf32=context.tf32)
 
     def product(m: int, n: int, k: int) -> Item:
         return GEMM.call("bmm", compute, batch=batch, m=m, n=n, k=k, trans_a=0, trans_b=0, bias=0)
@@ -126,7 +126,9 @@ class _Attention:
         """Which kernel runs it on this device."""
         if len(self.query.shape) != 4:
             return "flash"  # sequences of several lengths laid end to end: only flash has them
-        return backend(self.query, self.key, masked=self.masked, causal=self.causal, heads=self.heads, context=context)
+        return choose_backend(
+            self.query, self.key, masked=self.masked, causal=self.causal, heads=self.heads, context=context
+        )
 
     def fused(self, kind: str) -> Item:
         """The fused kernel."""
@@ -145,7 +147,7 @@ class _Attention:
 
     def portable(self, kind: str, context: LoweringContext) -> tuple[Item, ...]:
         """Products and a softmax instead."""
-        return portable_attention(
+        return lower_portable_attention(
             kind, self.query, self.key, heads=self.heads, masked=self.masked, dropout=self.dropout, context=context
         )
 

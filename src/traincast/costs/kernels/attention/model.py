@@ -22,8 +22,7 @@ from traincast.costs.kernels.attention.physics import (
     query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.chips import Chips
-from traincast.costs.kernels.model import ParametricModel, State
+from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.conv.physics import (
     Geometry,
@@ -20,7 +19,7 @@ from traincast.costs.kernels.conv.physics import (
     winograd_features,
 )
 from traincast.costs.kernels.conv.residual import ConvTrees, own_features, shared_features
-from traincast.costs.kernels.model import KernelModel, State
+from traincast.costs.kernels.model import Chips, KernelModel, State
 from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import AMPERE, Device
 from traincast.utils.arrays import BoolArray, FloatArray

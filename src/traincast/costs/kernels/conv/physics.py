@@ -8,7 +8,7 @@ import numpy as np
 
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.physics import flop_rate, memory_seconds, product_seconds
+from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
@@ -246,6 +246,6 @@ def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     k = np.where(weights, positions, np.where(data, filters * window * positions / pixels, channels * window))
     square = (window == 9) & (calls["stride_h"] * calls["stride_w"] == 1) & (groups == 1) & calls.is_compute("fp32")
     gain = np.where(square & ~weights, _WINOGRAD, 1.0) * _CONV_SHARE
-    arithmetic = product_seconds(groups, m, n, np.maximum(k, 1.0), flop_rate(calls, device), device) / gain
+    arithmetic = gemm_arithmetic_seconds(groups, m, n, np.maximum(k, 1.0), flop_rate(calls, device), device) / gain
     sizes = pixels * channels * groups + positions * filters * groups + channels * filters * window * groups
     return np.asarray(start + np.maximum(arithmetic, memory_seconds(sizes * calls.item_bytes(), device)))

@@ -15,14 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.conv.physics import (
     Geometry,
     gemm_tile_seconds,
     nonfused_tile_seconds,
     winograd_tile_seconds,
 )
-from traincast.costs.kernels.model import State
+from traincast.costs.kernels.model import Chips, State
 from traincast.hardware.device import ADA, AMPERE, PASCAL, TURING, VOLTA, Device
 from traincast.utils.arrays import BoolArray, FloatArray
 

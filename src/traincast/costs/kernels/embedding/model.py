@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.physics import Rates, embedding_seconds
-from traincast.costs.kernels.model import ParametricModel, State
+from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 

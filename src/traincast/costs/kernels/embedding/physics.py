@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import clock, pinned_rate
+from traincast.costs.kernels.physics import clock_hz, pinned_rate
 from traincast.hardware.device import Device
 from traincast.models.embeddings.load import CACHE_BYTES
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, OptimizerState
@@ -130,7 +130,7 @@ def _waiting_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
 
 def _fill_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     """The search, and then rows both ways over PCIe at once."""
-    search = rates.fill_cycles * calls["lookups"] / (device.num_sms * clock(device))
+    search = rates.fill_cycles * calls["lookups"] / (device.num_sms * clock_hz(device))
     moved = calls["row_bytes"] / (rates.host_update_share * pinned_rate(device))
     return np.asarray(rates.start_seconds + search + moved)
 
@@ -149,7 +149,7 @@ def _backward_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
     blocks = np.clip(np.ceil(calls["long_lookups"] / _LOOKUPS_PER_LONG_BLOCK), 1.0, 2.0 * device.num_sms)
     together = np.where(fused, rates.long_row_seconds * calls["long_rows"] / blocks, 0.0)
     idle_warps = np.maximum(lookups - (calls["distinct_rows"] - calls["long_rows"]), 0.0)
-    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * clock(device))
+    empty = idle_warps / _LOOKUPS_PER_BLOCK * rates.empty_block_cycles / (device.num_sms * clock_hz(device))
     working = together + l2 * (long / rates.long_row_l2_share + 1.0 - long)
     start = np.where(fused, rates.update_start_seconds, rates.start_seconds)
     busy = np.maximum(np.maximum(dram, working), _host_seconds(traffic, device, rates.host_update_share))
@@ -182,7 +182,7 @@ def _sums_seconds(calls: Calls, device: Device, rates: Rates) -> FloatArray:
         peer_read=np.zeros(len(calls)),
     )
     row = calls["row_bytes"] / np.maximum(calls["lookups"], 1.0)
-    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / clock(device)
+    hottest = calls["longest_bag"] * np.clip(np.ceil(row / _SECTOR), 1.0, _SECTORS_PER_LINE) / clock_hz(device)
     moving = np.maximum(
         _dram_seconds(traffic, device, rates, rates.scattered_write_share), _l2_seconds(traffic, device, rates)
     )
@@ -199,7 +199,7 @@ def _dram_seconds(traffic: _Traffic, device: Device, rates: Rates, write_share: 
 
 
 def _l2_seconds(traffic: _Traffic, device: Device, rates: Rates) -> FloatArray:
-    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * clock(device)))
+    return np.asarray(traffic.l2 / (rates.l2_bytes_per_clock * device.num_sms * clock_hz(device)))
 
 
 def _host_seconds(traffic: _Traffic, device: Device, share: float) -> FloatArray:

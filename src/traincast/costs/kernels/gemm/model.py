@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Estimate, Family
-from traincast.costs.kernels.chips import Chips
 from traincast.costs.kernels.gemm import GEMM
 from traincast.costs.kernels.gemm.physics import DRAM_SHARE, ENGINES, Engine, Problem, describe, engine_of
 from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet
-from traincast.costs.kernels.model import KernelModel, State
+from traincast.costs.kernels.model import Chips, KernelModel, State
 from traincast.hardware.device import AMPERE, VOLTA, Device
 from traincast.hardware.sheet import ARCHITECTURES
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
@@ -25,7 +24,7 @@ SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
 OLD_ARCHS = tuple(arch for arch, (vendor, since) in ARCHITECTURES.items() if vendor == "nvidia" and since < VOLTA)
 """Before Volta, the library had other kernels and the SMs issued two instructions at once."""
 _UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
-# Volta's tensor cores take rows that start at multiples of 16 bytes; cuBLAS has other half-precision products done by
+# Volta's tensor cores take rows that start at multiples of 16 bytes; cuBLAS has other half-precision GEMMs done by
 # the cores, in tiles of 32 x 32 of one block of four warps each, and does not split their contraction
 _SMALL_TILE = 32.0
 # Share of an SM's rate that such a block reaches alone: one warp a scheduler, which waits for its own loads. Set with
@@ -39,7 +38,7 @@ _NARROW_BYTES, _HALF_BYTES = 4.0, 2.0
 ACCUMULATING = ("accumulate", "looped_accumulate")
 LOOPED = ("looped", "looped_accumulate")
 _GRADIENT_BYTES = 8.0  # of an element that is read and written in fp32
-_HIDDEN = 0.6  # share of the shorter of product and gradient traffic that hides: B200, see docs/evidence/gemm.md
+_HIDDEN = 0.6  # share of the shorter of GEMM and gradient traffic that hides: B200, see docs/evidence/gemm.md
 _VARIANT_SIGMA = 0.12  # log-sigma of these rules, from the rows of kernels/b200_efficiency that set them
 _CHUNK = 4096  # calls at once: features stay in the CPU's cache
 _BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
@@ -55,7 +54,7 @@ _FITTED_TYPES = {
 class EngineFit:
     """What one engine learned; the corrections of `nets` are averaged. `sigma` (chip, class, duration) ends with two
     rows for chips never measured, old and newer; `box` holds the least and most of batch, m, n, k measured, for single
-    and for batched products; `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers
+    and for batched GEMMs; `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers
     reach. The networks were trained on the first `trained` chips; those behind have only a code of their own."""
 
     nets: tuple[ResidualNet, ...]
@@ -110,7 +109,7 @@ def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device,
         corrected = np.where(spread_class(calls) == 0, np.maximum(corrected, fastest), corrected)
     if engine.vector_loads:
         starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
-        odd = unaligned(calls, problem.item_bytes)
+        odd = has_unaligned_rows(calls, problem.item_bytes)
         corrected = np.where(odd, starved * corrected, corrected)
         if device.since(AMPERE) and problem.item_bytes == _HALF_BYTES:
             corrected = np.where(odd, np.maximum(corrected, _narrow_seconds(calls, problem)), corrected)
@@ -142,8 +141,8 @@ def _stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:
     return left, np.where(calls["trans_b"] == 1, calls["k"], calls["n"]), calls["n"]
 
 
-def unaligned(calls: Calls, item_bytes: float) -> BoolArray:
-    """Products with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
+def has_unaligned_rows(calls: Calls, item_bytes: float) -> BoolArray:
+    """GEMMs with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
     odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in _stored_rows(calls)]
     return np.asarray(np.logical_or.reduce(odd))
 
@@ -154,13 +153,13 @@ def clock_spread(device: Device) -> float:
 
 
 def spread_class(calls: Calls) -> IntArray:
-    """0: single products with both operands contiguous in k (a linear layer), 1: other single ones, 2: batched."""
+    """0: single GEMMs with both operands contiguous in k (a linear layer), 1: other single ones, 2: batched."""
     contiguous = (calls["trans_a"] == 0) & (calls["trans_b"] == 1)
     return np.where(calls["batch"] > 1.0, 2, np.where(contiguous, 0, 1))
 
 
-def plain(calls: Calls) -> Calls:
-    """The products that the calls are made of: of a loop, one turn."""
+def split_variants(calls: Calls) -> Calls:
+    """The GEMMs that the calls are made of: of a loop, one turn."""
     looped = calls.is_kind(*LOOPED)
     if not looped.any():
         return calls
@@ -169,20 +168,20 @@ def plain(calls: Calls) -> Calls:
     return replace(calls, values=values)
 
 
-def combined(calls: Calls, products: Estimate, device: Device) -> Estimate:
-    """The estimate of the calls from that of their `plain` products."""
+def join_variants(calls: Calls, gemms: Estimate, device: Device) -> Estimate:
+    """The estimate of the calls from that of their `split_variants` GEMMs."""
     variant = calls.kind >= calls.family.kinds.index("accumulate")
     if not variant.any():
-        return products
-    seconds = products.seconds * np.where(calls.is_kind(*LOOPED), np.maximum(calls["batch"], 1.0), 1.0)
+        return gemms
+    seconds = gemms.seconds * np.where(calls.is_kind(*LOOPED), np.maximum(calls["batch"], 1.0), 1.0)
     seconds = np.where(calls.is_kind(*ACCUMULATING), _onto_gradient(calls, seconds, device), seconds)
-    sigma = np.where(variant, np.hypot(products.sigma, _VARIANT_SIGMA), products.sigma)
-    in_domain = products.in_domain & ~calls.is_kind("grouped")
-    return replace(products, seconds=seconds, sigma=sigma, in_domain=in_domain)
+    sigma = np.where(variant, np.hypot(gemms.sigma, _VARIANT_SIGMA), gemms.sigma)
+    in_domain = gemms.in_domain & ~calls.is_kind("grouped")
+    return replace(gemms, seconds=seconds, sigma=sigma, in_domain=in_domain)
 
 
 def _onto_gradient(calls: Calls, seconds: FloatArray, device: Device) -> FloatArray:
-    """Products whose results are added to a gradient in fp32, which is read and written."""
+    """GEMMs whose results are added to a gradient in fp32, which is read and written."""
     elements = np.maximum(calls["batch"], 1.0) * calls["m"] * calls["n"]
     traffic = _GRADIENT_BYTES * elements / (DRAM_SHARE * device.dram_bandwidth)
     return np.asarray(np.maximum(seconds, traffic) + (1.0 - _HIDDEN) * np.minimum(seconds, traffic))
@@ -207,9 +206,9 @@ class GemmModel(KernelModel):
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        return combined(calls, self._predict_products(plain(calls), device), device)
+        return join_variants(calls, self._predict_gemms(split_variants(calls), device), device)
 
-    def _predict_products(self, calls: Calls, device: Device) -> Estimate:
+    def _predict_gemms(self, calls: Calls, device: Device) -> Estimate:
         whole = Estimate.zeros(len(calls))
         for code in np.unique(calls.compute):
             compute = COMPUTE_TYPES[code]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import flop_rate, memory_seconds, product_seconds
+from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
 from traincast.hardware.device import AMPERE, BLACKWELL, Device
 from traincast.utils.arrays import FloatArray
 
@@ -34,8 +34,8 @@ class Engine:
 
     `tiles` are (columns, rows) of the output a block computes, `resident` the blocks of each that share an SM,
     `tile_overhead` the tile intensity (elements) at which half of the rate is lost, `start_seconds` what an empty
-    kernel takes, `linear_only` whether only single products laid out as in a linear layer were measured: then a
-    batch is seen as one tall product, and other layouts as that one. `power_limited` says that the sustained clock of
+    kernel takes, `linear_only` whether only single GEMMs laid out as in a linear layer were measured: then a
+    batch is seen as one tall GEMM, and other layouts as that one. `power_limited` says that the sustained clock of
     a card is the one at which this engine uses up its power.
     `most` bounds (rows, columns, depth) of what was measured: beyond it only physics scales. `visits` is how many
     measurements, repeats counted, a training shows a network, `nets` how many networks are averaged. `tail` is the log
@@ -93,7 +93,7 @@ ENGINES: dict[str, Engine] = {
 }  # fmt: skip
 
 
-_BATCHED_MOST = 2048.0  # batched products were measured up to 1,025 in every dimension
+_BATCHED_MOST = 2048.0  # batched GEMMs were measured up to 1,025 in every dimension
 
 
 HALF = ("bf16", "fp16", "tf32")
@@ -116,7 +116,7 @@ def engine_of(device: Device, compute: str) -> Engine:
 
 
 def peak_rate(device: Device, compute: str) -> float:
-    """Flop/s of a matrix product with ideal tiles at the clock the device holds."""
+    """Flop/s of a GEMM with ideal tiles at the clock the device holds."""
     if device.vendor == "amd" and compute == "fp32":
         return device.sustained("fp32_matrix")
     rate = device.sustained(compute)
@@ -139,7 +139,7 @@ def _alignment(x: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Products of one compute type on one device, ready for `describe`. Sizes are elements, rates per second."""
+    """GEMMs of one compute type on one device, ready for `describe`. Sizes are elements, rates per second."""
 
     batch: FloatArray
     m: FloatArray
@@ -179,7 +179,7 @@ def describe(engine: Engine, problem: Problem) -> tuple[FloatArray, npt.NDArray[
 
     width = np.array([tile[0] for tile in engine.tiles], dtype=np.float64)[:, None]
     height = np.array([tile[1] for tile in engine.tiles], dtype=np.float64)[:, None]
-    padded = np.ceil(n / width) * np.ceil(m / height)  # tiles of one product
+    padded = np.ceil(n / width) * np.ceil(m / height)  # tiles of one GEMM
     waste = np.log(padded * (width * height) / (m * n))
     blocks = padded * b
     waves = blocks / sms
@@ -231,7 +231,7 @@ def _under_power_limit(at_boost: FloatArray, arithmetic: FloatArray, traffic: Fl
 def _sizes(
     engine: Engine, problem: Problem, traffic: FloatArray, ideal: FloatArray, arithmetic: FloatArray, total: FloatArray
 ) -> FloatArray:
-    """Features of the product as a whole. Sizes beyond what was measured look like the largest measured one."""
+    """Features of the GEMM as a whole. Sizes beyond what was measured look like the largest measured one."""
     b, m, n, k = problem.batch, problem.m, problem.n, problem.k
     contiguous = problem.k_contiguous
     if engine.linear_only:
@@ -259,5 +259,5 @@ def gemm_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     """The longer of whole waves of tiles and the operands' trip through memory."""
     batch, m, n, k = calls["batch"], calls["m"], calls["n"], calls["k"]
     nbytes = batch * (m * k + k * n + m * n) * calls.item_bytes()
-    arithmetic = product_seconds(batch, m, n, k, flop_rate(calls, device), device)
+    arithmetic = gemm_arithmetic_seconds(batch, m, n, k, flop_rate(calls, device), device)
     return np.asarray(start + np.maximum(arithmetic, memory_seconds(nbytes, device)))

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.chips import Chips
-from traincast.costs.kernels.model import KernelModel, ParametricModel, State
+from traincast.costs.kernels.model import Chips, KernelModel, ParametricModel, State
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.rowwise.physics import Features, layer_norm_features, softmax_features, stream_seconds
 from traincast.costs.kernels.streaming.model import DeviceView, StreamParameters

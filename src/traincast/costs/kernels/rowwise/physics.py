@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, clock, memory_seconds
+from traincast.costs.kernels.physics import COPY_SHARE, clock_hz, memory_seconds
 from traincast.hardware.device import ADA, TURING, Device
 from traincast.utils.arrays import FloatArray
 
@@ -43,7 +43,7 @@ def softmax_features(device: Device, rows: FloatArray, cols: FloatArray, item: F
     block = _block_features(device, rows, cols, item, threads)
     stream, waves = block[0], block[8]
     odd = (cols % 4 != 0).astype(np.float64)
-    block += [stream * odd, waves * odd, rows / (device.num_sms * clock(device))]
+    block += [stream * odd, waves * odd, rows / (device.num_sms * clock_hz(device))]
     narrow = 1.0 - wide
     features = [column * wide for column in block] + [
         column * narrow for column in _warp_features(device, rows, cols, item, stream, odd)
@@ -72,15 +72,15 @@ def _block_features(
         for low, high in zip(_OVERFLOW[:-1], _OVERFLOW[1:], strict=True)
     ]
     waves = rows / (device.num_sms * _blocks_per_sm(device, threads))
-    whole = np.ceil(waves) / clock(device)
+    whole = np.ceil(waves) / clock_hz(device)
     iterations = np.ceil(cols / (4.0 * threads))
-    features = [stream, *(stream * step for step in rise), waves / clock(device), whole]
+    features = [stream, *(stream * step for step in rise), waves / clock_hz(device), whole]
     for count in range(1, _ITERATIONS + 1):
         if count < _ITERATIONS:
             here = (iterations == count).astype(np.float64)
         else:
             here = np.where(iterations >= count, iterations / count, 0.0)
-        features += [waves / clock(device) * here, whole * here]
+        features += [waves / clock_hz(device) * here, whole * here]
     return features
 
 
@@ -88,7 +88,7 @@ def _warp_features(
     device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray, stream: FloatArray, odd: FloatArray
 ) -> list[FloatArray]:
     padded = 2.0 ** np.ceil(np.log2(np.maximum(cols, 1.0)))  # a warp works on the next power of two
-    cycles = clock(device)
+    cycles = clock_hz(device)
     work = rows * padded / (device.num_sms * device.cores_per_sm * cycles)
     middle, upper = (cols > 256).astype(np.float64), (cols > 512).astype(np.float64)
     return [

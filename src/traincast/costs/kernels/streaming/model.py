@@ -15,15 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.chips import Chips
-from traincast.costs.kernels.model import ParametricModel, State
+from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
 from traincast.costs.kernels.streaming.physics import (
     START_SECONDS,
     START_SPREAD,
     MemorySystem,
     lane_seconds,
-    overlapped,
+    overlap_seconds,
 )
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
@@ -126,7 +125,7 @@ class StreamingModel(ParametricModel[StreamParameters]):
         view = parameters.view(device)
         work = self.work(calls, device, view.pow_cycles)
         memory = view.memory.seconds(work.bytes_read, work.bytes_written)
-        seconds = work.start_seconds + overlapped(memory, lane_seconds(device, work.lane_cycles))
+        seconds = work.start_seconds + overlap_seconds(memory, lane_seconds(device, work.lane_cycles))
         fitted = work.measured & calls.is_compute("fp32")
         spread = np.where(fitted, view.sigma, np.hypot(view.sigma, _UNMEASURED))
         factor = np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.physics import COPY_SHARE, clock, memory_seconds, pinned_rate
+from traincast.costs.kernels.physics import COPY_SHARE, clock_hz, memory_seconds, pinned_rate
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
@@ -41,7 +41,7 @@ class MemorySystem:
         return MemorySystem(
             read_rate=read,
             write_rate=write,
-            l2_rate=max(l2_bytes_per_clock * device.num_sms * clock(device), _L2_OVER_DRAM * max(read, write)),
+            l2_rate=max(l2_bytes_per_clock * device.num_sms * clock_hz(device), _L2_OVER_DRAM * max(read, write)),
             l2_bytes=l2_share * device.l2_bytes,
         )
 
@@ -59,10 +59,10 @@ class MemorySystem:
 
 def lane_seconds(device: Device, lane_cycles: FloatArray) -> FloatArray:
     """Time of this many cycles of one lane, spread over all lanes of the device."""
-    return lane_cycles / (device.num_sms * device.cores_per_sm * clock(device))
+    return lane_cycles / (device.num_sms * device.cores_per_sm * clock_hz(device))
 
 
-def overlapped(first: FloatArray, second: FloatArray) -> FloatArray:
+def overlap_seconds(first: FloatArray, second: FloatArray) -> FloatArray:
     """Time of two activities that hide each other, all but where they are equally long."""
     square, other = first * first, second * second
     return np.asarray(np.sqrt(np.sqrt(square * square + other * other)))
@@ -95,7 +95,7 @@ def index_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
     moved = start + memory_seconds(_both(calls) * waste, device, COPY_SHARE)
     sort = _SORT_START + memory_seconds(_both(calls), device, _SORT_SHARE)
     warps = calls["elements"] / np.maximum(calls["row_elements"], 1.0) * np.ceil(calls["row_elements"] / 128.0)
-    put = start + warps * _PUT_CYCLES / (device.num_sms * clock(device))
+    put = start + warps * _PUT_CYCLES / (device.num_sms * clock_hz(device))
     return np.where(calls.is_kind("sort"), sort, np.where(calls.is_kind("put"), np.maximum(put, moved), moved))
 
 

@@ -1,4 +1,4 @@
-"""A sweep run: what is left of it in processes or on Ray, every point noted as it is done, the table at the end."""
+"""A sweep run: what is left of it in processes, every point noted as it is done, the table at the end."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def sweep(
     image: Path | None = None,
     prices: dict[str, float] | None = None,
     workers: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> SweepResult:
     """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and beside it, while the sweep runs, a
     journal from which it goes on after an interruption; `image` a picture (.svg)."""
     _check_files(out, image)
-    where = Workers(processes=workers, ray=ray)
+    where = Workers(processes=workers)
     began = monotonic()
     points = list(grid)
     settled = Sweep(resolved=resolved, names=grid.names, prices=prices or {})

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from traincast.costs.kernels.operands import (
     compute_of,
     is_dense,
     on_device,
-    product,
     read_operands,
     required,
     total_bytes,
@@ -164,7 +164,7 @@ def view_scatter(signature: Signature, context: LoweringContext) -> tuple[Item, 
 
 def _into_part(part: TensorSpec, whole: TensorSpec, dim: object) -> tuple[Item, ...]:
     """A copy into a slice: one piece of memory where everything before the sliced dimension has size 1."""
-    outermost = isinstance(dim, int) and product(whole.shape[: dim % max(len(whole.shape), 1)]) == 1
+    outermost = isinstance(dim, int) and prod(whole.shape[: dim % max(len(whole.shape), 1)]) == 1
     if part.is_contiguous and (outermost or part.numel == whole.numel):
         return (memcpy("d2d", part.nbytes),)
     return (layout_copy(part),)

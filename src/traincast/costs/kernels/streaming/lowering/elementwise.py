@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincast.costs.kernels.operands import aten, compute_of, on_device, read_operands
+from traincast.costs.kernels.operands import aten_names, compute_of, on_device, read_operands
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import elementwise, fill, iterated, memcpy, reduction, small_kernel
 from traincast.costs.kernels.streaming.lowering.index import index_call
@@ -82,13 +82,13 @@ def _sparse(signature: Signature) -> tuple[Item, ...]:
     return (index_call("scatter", values.numel, run, target.itemsize, indices.nbytes, compute_of(target)),)
 
 
-@lowers(*aten(_FILLS))
+@lowers(*aten_names(_FILLS))
 def fills(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that only writes."""
     return tuple(fill(spec) for spec in signature.outputs if on_device(spec) and spec.numel)
 
 
-@lowers(*aten(_RANDOM))
+@lowers(*aten_names(_RANDOM))
 def random(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel that draws random numbers and only writes."""
     return tuple(elementwise("dropout", (), (spec,)) for spec in signature.outputs if on_device(spec) and spec.numel)

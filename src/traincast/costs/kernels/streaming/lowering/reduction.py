@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.operands import (
-    aten,
+    aten_names,
     compute_of,
-    ints,
+    integer_sizes,
     on_device,
-    product,
     read_operands,
     real_bytes,
     reduction_kind,
@@ -45,7 +46,7 @@ def _dims(value: Scalar) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else ()
 
 
-@lowers(*aten(_REDUCTIONS))
+@lowers(*aten_names(_REDUCTIONS))
 def reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One kernel; `max` and `min` of two tensors are element-wise."""
     source = signature.inputs[0]
@@ -60,7 +61,7 @@ def reduce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     return (reduction(kind, source, outputs),)
 
 
-@lowers(*aten(_SCANS))
+@lowers(*aten_names(_SCANS))
 def scan(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A running sum: one kernel that reads and writes everything."""
     source = signature.inputs[0]
@@ -92,7 +93,7 @@ def _pool(kind: str, signature: Signature, window: int, reads: tuple[TensorSpec,
 
 
 def _window(signature: Signature) -> int:
-    return product(ints(signature.scalar("kernel_size"), len(signature.inputs[0].shape) - 2, 1))
+    return prod(integer_sizes(signature.scalar("kernel_size"), len(signature.inputs[0].shape) - 2, 1))
 
 
 @lowers(
@@ -122,7 +123,7 @@ def adaptive_pool(signature: Signature, context: LoweringContext) -> tuple[Item,
     """One kernel; down to a single position it is a mean."""
     source, result = signature.inputs[0], signature.outputs[0]
     window = -(-source.numel // max(1, result.numel))
-    if product(result.shape[2:]) == 1 and "avg" in signature.name:
+    if prod(result.shape[2:]) == 1 and "avg" in signature.name:
         return (reduction("inner", source, (result,)),)
     return (_pool("forward", signature, window, (source,)),)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from traincast.costs.cpu.exchanges import Exchange
-from traincast.simulator.cpu.together import RankPlan, Stretch, step_seconds
+from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
 from traincast.utils.errors import TraincastError
 
 SUM = Exchange("all_reduce", 1000)

@@ -1,4 +1,9 @@
-"""Small solvers that fitting needs, in plain numpy: the same numbers on every machine that has numpy."""
+"""Small solvers that fits share, in plain numpy: the same numbers on every machine that has numpy.
+
+Some fits have columns that the measurements cannot tell apart (softmax on some cards). Another solver, such as scipy's,
+chooses otherwise among them, and what it predicts of sizes that were not measured differs by up to a factor of four.
+With this one a refit keeps the shipped bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from traincast.utils.arrays import FloatArray
 from traincast.utils.quantiles import Z90
 
 
-def nonnegative(matrix: FloatArray, target: FloatArray) -> FloatArray:
+def solve_nonnegative(matrix: FloatArray, target: FloatArray) -> FloatArray:
     """Non-negative least squares (Lawson and Hanson's active set method)."""
     gram, moment = matrix.T @ matrix, matrix.T @ target
     size = len(moment)
@@ -55,7 +60,7 @@ def relative_fit(
     pull = prior.copy()
     solution = np.zeros(features.shape[1])
     for _ in range(rounds):
-        solution = nonnegative((rows / scale) * pull[:, None], rest * pull) / scale
+        solution = solve_nonnegative((rows / scale) * pull[:, None], rest * pull) / scale
         error = np.abs(rows @ solution - rest)
         pull = prior * np.sqrt(np.minimum(1.0, knee / np.maximum(error, 1e-12)))
     return solution
