@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 def predict(scenario: Scenario) -> Prediction:
     """The prediction of a scenario."""
     if _is_here(scenario):
-        return _predict_here(scenario)  # type: ignore[no-any-return]
+        return _predict_here(scenario)
     from traincast.simulator.scenario.predict import predict as predict_on_gpus
 
     return predict_on_gpus(scenario)
@@ -34,12 +35,14 @@ def _is_here(scenario: Scenario) -> bool:
     return is_here(scenario.on)
 
 
-def _predict_here(scenario: Scenario) -> Any:
+def _predict_here(scenario: Scenario) -> Prediction:
     """A step on the machine at hand, or on the one that a fitted profile was measured on."""
     from traincast.calibration.here import predict_here
     from traincast.simulator.scenario.kinds import check_used
+    from traincast.simulator.scenario.settings import settings_of_kind
 
     check_used(scenario, "here")
     assert isinstance(scenario.on, str)
     variant = scenario.replace(dtype=scenario.dtype or "fp32")
-    return predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
+    answer = predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
+    return replace(answer, scenario=settings_of_kind(variant, "here", answer))
