@@ -24,7 +24,7 @@ def settings_of(resolved: Resolved, answer: Prediction) -> dict[str, Any]:
     scenario, used = resolved.scenario, USED[resolved.kind]
     settings = settings_of_kind(scenario, resolved.kind, answer)
     if answer.parallel is not None:
-        settings["batch_size"] = None
+        settings["batch_size"] = scenario.batch_size
         for name in _LAYOUT:
             settings[name] = getattr(answer.parallel.layout, name)
     settings |= {name: value for name, value in _own_choices(resolved).items() if settings[name] is None}
