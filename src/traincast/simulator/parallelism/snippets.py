@@ -65,6 +65,8 @@ class Snippets:
         self._message(tape, "recv_", other, self.stage, SEND_FORWARD if forward else SEND_BACKWARD, stream)
         _record(tape, _MESSAGE, stream)
         _wait(tape, _MESSAGE, 0)
+        if not self.layout.overlap_pp:
+            _synchronize(tape)
         return tape.build()
 
     @_kept
@@ -198,6 +200,11 @@ class Snippets:
 
 def _record(tape: Tape, event: int, stream: int) -> None:
     tape.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
+
+
+def _synchronize(tape: Tape) -> None:
+    """The host waits, as Megatron's does for a message that nothing overlaps with."""
+    tape.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
 
 
 def _wait(tape: Tape, event: int, stream: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
@@ -58,6 +59,7 @@ def transformer_workload(
     )
 
 
+@lru_cache(maxsize=256)
 def layer_piece(
     model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False,
     groups: LayerGroups = ALONE, split: bool = False,
@@ -72,6 +74,7 @@ def layer_piece(
     return _finished(graph, result)
 
 
+@lru_cache(maxsize=128)
 def embedding_piece(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> Piece:
@@ -81,6 +84,7 @@ def embedding_piece(
     return _finished(graph, result)
 
 
+@lru_cache(maxsize=128)
 def head_piece(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> Piece:
