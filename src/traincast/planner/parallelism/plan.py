@@ -11,7 +11,7 @@ from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.planner.parallelism.candidates import Wanted, candidates
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import predict_training
+from traincast.simulator.parallelism.predict import estimate_seconds, predict_training
 from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Died, Job
@@ -116,8 +116,8 @@ def make_plan(
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Plan:
-    """Predicts every layout that divides and keeps the fastest that fit; the same question has the same answer, on
-    however many `workers`."""
+    """Estimates every layout that divides in closed form, and simulates the fastest that fit; the same question has the
+    same answer, on however many `workers`."""
     layouts = list(candidates(model, platform.device, wanted))
     if not layouts:
         raise TraincastError(
@@ -132,9 +132,10 @@ def make_plan(
             f"{len(layouts)} layouts of {model.name} on {wanted.gpus} GPUs divide, and none fits "
             f"{platform.device.memory_bytes / 1e9:.0f} GB; give more GPUs or a smaller sequence"
         )
+    simulated = [predict_training(model, platform, layouts[number]) for _, _, number in order[:_SHOWN]]
     return Plan(
         model=model, platform=platform, wanted=wanted,
-        best=tuple(scores.answer(layouts[number]) for _, _, number in order[:_SHOWN]),
+        best=tuple(sorted(simulated, key=lambda answer: (answer.iteration, answer.layout.described()))),
         scored=len(layouts), too_large=len(layouts) - len(order), price=price, tokens=tokens,
     )  # fmt: skip
 
@@ -157,29 +158,15 @@ def _times(
 
 
 class _Scores:
-    """Layouts of a model predicted; the fastest of this process are kept."""
+    """Layouts of a model estimated."""
 
     def __init__(self, model: Transformer, platform: Platform) -> None:
         self.model, self.platform = model, platform
-        self._kept: dict[Layout, TrainingPrediction] = {}
-
-    def __reduce__(self) -> tuple[type[_Scores], tuple[Transformer, Platform]]:
-        return _Scores, (self.model, self.platform)
 
     def seconds(self, layout: Layout) -> float:
         """Of a step; infinite where it does not fit."""
-        answer = predict_training(self.model, self.platform, layout)
-        if not answer.fits:
-            return math.inf
-        self._kept[layout] = answer
-        if len(self._kept) > 8 * _SHOWN:
-            fastest = sorted(self._kept, key=lambda kept: self._kept[kept].iteration)[: 2 * _SHOWN]
-            self._kept = {kept: self._kept[kept] for kept in fastest}
-        return answer.iteration
-
-    def answer(self, layout: Layout) -> TrainingPrediction:
-        """The prediction of a layout."""
-        return self._kept.get(layout) or predict_training(self.model, self.platform, layout)
+        seconds, needed = estimate_seconds(self.model, self.platform, layout)
+        return seconds if needed <= self.platform.device.memory_bytes else math.inf
 
 
 def _same(scores: _Scores) -> _Scores:

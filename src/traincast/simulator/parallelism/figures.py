@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.ir.program import Memory
+from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
 from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.step import STEP_SIGMA
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.timeline import Timeline, covered_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
+from traincast.utils.quantiles import Z90
 
 _KINDS = {
     "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
@@ -94,6 +99,21 @@ def _transfer_seconds(answer: Prediction) -> FloatArray:
     at = np.searchsorted(timeline.launches, m.instruction[mine])
     seconds[at] = m.seconds[m.meeting[mine]]
     return seconds
+
+
+def layout_interval(answer: Prediction, exposed: dict[str, float]) -> tuple[dict[str, float], tuple[float, float]]:
+    """Log-sigmas of a step under a layout, and its 90 % interval in seconds: kernels err together, so do the
+    collectives that show, and steps by more than either."""
+    errors, seconds = answer.kernel_errors, answer.by_family
+    kernels = sum(error for call, error in errors.items() if call.family is not COLLECTIVE)
+    of_collectives = sum(
+        error for call, error in errors.items() if call.family is COLLECTIVE and UNIFORM in call.variant.split()
+    )
+    shown = sum(exposed.values()) / max(seconds.get(COLLECTIVE.name, 0.0), 1e-30)
+    errs = math.hypot(kernels, of_collectives * min(1.0, shown)) / answer.iteration
+    terms = {"kernels_and_communication": errs, "software_release": STEP_SIGMA}
+    spread = math.exp(Z90 * math.hypot(*terms.values()))
+    return terms, (answer.iteration / spread, answer.iteration * spread)
 
 
 def memory_of(kinds: dict[str, float]) -> Memory:

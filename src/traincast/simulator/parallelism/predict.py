@@ -15,6 +15,7 @@ from traincast.simulator.parallelism.figures import (
     ParallelFigures,
     exposed_and_bubble,
     extend_periodically,
+    layout_interval,
     memory_of,
 )
 from traincast.simulator.parallelism.layout import Layout, completed
@@ -46,7 +47,9 @@ def predict_parallel(
         answer = predict_step(workload, platform, host=profile, roofline_only=roofline_only)
         exposed, bubble, compute = exposed_and_bubble(answer, stages=layout.pp)
         figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
-        return replace(answer, parallel=figures)
+        terms, interval = layout_interval(answer, exposed)
+        outside = tuple(item for item in answer.outside if item.op not in ("c10d::recv_", "c10d::send"))
+        return replace(answer, parallel=figures, interval=interval, interval_terms=terms, outside=outside)
 
     simulated, period = steady_micro_batches(layout)
     answer = simulate(simulated)

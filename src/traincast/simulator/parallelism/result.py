@@ -15,13 +15,18 @@ from traincast.utils.display.text import milliseconds
 from traincast.utils.quantiles import Z90
 from traincast.utils.results import Records, Result
 
+_KINDS = {
+    "parameter": "parameters", "gradient": "gradients", "optimizer_state": "optimizer", "activation": "activations",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class TrainingPrediction(Result):
     """One step of a Transformer under a layout. Times are seconds; `interval` is a 90 % interval of `iteration`.
 
     `parts` is what the slowest stage's step is made of; `memory` are bytes of the fullest rank by kind, `needed` all
-    that its device must hold. `flops` is the arithmetic that MFU counts, `peak_flops` the rate it is divided by.
+    that its device must hold. `prediction` is the simulated step these figures are from. `flops` is the
+    arithmetic that MFU counts, `peak_flops` the rate it is divided by.
     """
 
     model: Transformer
@@ -33,6 +38,7 @@ class TrainingPrediction(Result):
     needed: float
     flops: float
     peak_flops: float
+    prediction: Prediction
     warnings: tuple[str, ...] = ()
 
     @staticmethod
@@ -52,7 +58,7 @@ class TrainingPrediction(Result):
             optimizer=update,
             gemm=answer.by_family.get("gemm", 0.0),
             attention=answer.by_family.get("attention", 0.0),
-            unknown=answer.out_of_domain_seconds,
+            unknown=sum(item.seconds for item in answer.outside if not item.op.startswith("c10d::")),
         )
         return TrainingPrediction(
             model=model,
@@ -60,11 +66,12 @@ class TrainingPrediction(Result):
             layout=figures.layout,
             host_profile=answer.host_profile,
             parts=parts,
-            memory=dict(answer.memory.by_kind),
+            memory={_KINDS.get(kind, kind): float(size) for kind, size in answer.memory.by_kind.items()},
             needed=figures.needed,
             flops=figures.flops,
             peak_flops=figures.peak_flops,
             warnings=answer.warnings,
+            prediction=answer,
         )
 
     @property

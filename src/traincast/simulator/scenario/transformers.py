@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, Workload
 from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.program.step import transformer_workload
-from traincast.models.transformers.program.style import Style
+from traincast.models.transformers.program.step import inference_workload
 from traincast.models.transformers.reading import load_transformer
+from traincast.simulator.parallelism.groups import style_of
+from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.scenario.variant import Variant
 from traincast.utils.errors import TraincastError
 
@@ -27,14 +29,16 @@ def described_step(source: str | Transformer, variant: Variant) -> Workload:
     for what, value, most in (("batch size", batch, MAX_BATCH), ("sequence length", seq_len, MAX_SEQ_LEN)):
         if not 1 <= value <= most:
             raise TraincastError(f"{what} {value} is out of range; give a whole number from 1 to {most}")
-    style = Style(
+    layout = Layout(
+        gpus=1,
+        micro_batch=batch,
+        global_batch=batch,
+        seq_len=seq_len,
         precision=variant.dtype,
         attention="unfused" if variant.attention == "eager" else "flash",
-        fused=variant.compiled,
-        together=variant.compiled,
-        joined=False,
+        kernels="compiled" if variant.compiled else "eager",
+        optimizer=variant.optimizer or "adam",
     )
-    training = variant.mode != "inference"
-    return transformer_workload(
-        model, batch_size=batch, seq_len=seq_len, style=style, optimizer=variant.optimizer or "adam", training=training
-    )
+    if variant.mode == "inference":
+        return inference_workload(model, batch_size=batch, seq_len=seq_len, style=style_of(layout))
+    return parallel_workload(model, completed(layout, model), (), gpus_per_node=1, micro_batches=1)

@@ -30,13 +30,10 @@ class Piece:
     late: int = 0
 
 
-def transformer_workload(
-    model: Transformer, *, batch_size: int, seq_len: int, style: Style, optimizer: str = "adam", training: bool = True
-) -> Workload:
-    """One step on one GPU: every layer written out. Weights are in the style's type; where that has 16 bits, the
-    optimizer keeps fp32 copies of them."""
+def inference_workload(model: Transformer, *, batch_size: int, seq_len: int, style: Style) -> Workload:
+    """One forward pass on one GPU: every layer written out. Weights are in the style's type."""
     tape = _tape(batch_size, seq_len)
-    graph = Graph(tape, style, training=training)
+    graph = Graph(tape, style, training=False)
     shard = Shard(batch=batch_size, seq_len=seq_len)
     x, table = embedding(graph, model, shard)
     for _ in range(model.encoder_layers):
@@ -46,17 +43,8 @@ def transformer_workload(
             graph, x, model, shard, experts=model.has_experts(layer), window=model.window_of(layer),
             crossed=model.encoder_layers > 0,
         )  # fmt: skip
-    loss = head(graph, x, model, shard, table=table if model.tied else None)
-    if training:
-        graph.run_backward(loss, loss)
-        if optimizer != "none":
-            write_adam(tape, graph.weights, graph.gradients)
-    return Workload(
-        name=model.name,
-        programs=(tape.build(),),
-        mode="training" if training else "inference",
-        meta={"optimizer": optimizer if training else ""},
-    )
+    head(graph, x, model, shard, table=table if model.tied else None)
+    return Workload(name=model.name, programs=(tape.build(),), mode="inference", meta={"optimizer": ""})
 
 
 @lru_cache(maxsize=256)
