@@ -13,7 +13,7 @@ from traincast.costs.in_step import SHIPPED, in_step_from, shipped_tables
 from traincast.models.transformers.reading import described
 from traincast.planner.parallelism.ask import TrainingQuestion
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import predict_training
+from traincast.simulator.parallelism.predict import estimate_seconds
 
 SMALL = described("small", {"layers": 2, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
 TRUTH = replace(SHIPPED, sustained={**SHIPPED.sustained, "hopper 16": 1.7}, stall_us=160.0)
@@ -24,7 +24,7 @@ def question(tp: int, micro: int) -> TrainingQuestion:
 
 
 def measured(asked: TrainingQuestion) -> float:
-    return 1e3 * predict_training(SMALL, asked.platform(), asked.layout, constants=TRUTH).iteration
+    return 1e3 * estimate_seconds(SMALL, asked.platform(), asked.layout, in_step=TRUTH)[0]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from traincast.costs.kernels.collective import COLLECTIVE
 from traincast.ir.program import Memory
 from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
-from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.step import STEP_SIGMA
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.timeline import Timeline, covered_seconds
@@ -22,39 +20,6 @@ from traincast.utils.quantiles import Z90
 _KINDS = {
     "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelFigures:
-    """Figures of a step under a layout, of the rank that the others wait for. Seconds and bytes.
-
-    `exposed` is the time by rank group in which the device only communicates; `bubble` the time in which a pipeline
-    stage waits for others; `compute` the time in which other kernels run. `flops` is the arithmetic of the model as MFU
-    counts it, `peak_flops` the rate of one GPU that it is compared with. `needed` is all that the fullest device must
-    hold. `simulated` is how many micro-batches the timeline shows (the rest repeat them).
-    """
-
-    layout: Layout
-    exposed: dict[str, float]
-    bubble: float
-    compute: float
-    flops: float
-    peak_flops: float
-    needed: float
-    simulated: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data; keys say their units."""
-        layout = self.layout
-        return {
-            "global_batch": layout.global_batch,
-            "micro_batch": layout.micro_batch,
-            "micro_batches": layout.accumulation,
-            "micro_batches_in_timeline": self.simulated,
-            "exposed_ms": {name: 1e3 * seconds for name, seconds in self.exposed.items()},
-            "bubble_ms": 1e3 * self.bubble,
-            "memory_needed_gb": self.needed / 1e9,
-        }
 
 
 def exposed_and_bubble(answer: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:

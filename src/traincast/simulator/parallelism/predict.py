@@ -12,7 +12,6 @@ from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import model_flops
 from traincast.simulator.parallelism.figures import (
-    ParallelFigures,
     exposed_and_bubble,
     extend_periodically,
     layout_interval,
@@ -24,6 +23,7 @@ from traincast.simulator.parallelism.pieces import Pieces
 from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.parallelism.step import Stage, StepModel
+from traincast.simulator.prediction.parallel import ParallelFigures
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
 
