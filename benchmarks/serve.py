@@ -15,7 +15,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Any
 
@@ -102,18 +101,17 @@ async def asked(host: str, port: int, rate: float, seconds: float, fresh: int) -
 @contextlib.contextmanager
 def server():  # noqa: ANN201
     """A server of its own; yields its port."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "traincast", "serve", "--port", "0", "--keep", folder, "--json"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            text = ""
-            while not text.endswith("}\n"):
-                text += process.stdout.readline()
-            yield int(json.loads(text)["url"].rsplit(":", 1)[1].strip("/"))
-        finally:
-            process.terminate()
-            process.wait(20)
+    command = [sys.executable, "-m", "traincast", "serve", "--port", "0", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        text = ""
+        while not text.endswith("}\n"):
+            text += process.stdout.readline()
+        yield int(json.loads(text)["url"].rsplit(":", 1)[1].strip("/"))
+    finally:
+        process.terminate()
+        process.wait(20)
 
 
 def main() -> int:

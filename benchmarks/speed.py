@@ -74,7 +74,7 @@ def rebatch(repeats: int) -> dict[str, object]:
 
 def capture(repeats: int) -> dict[str, object]:
     from traincast.capturing import capture_step
-    from traincast.models.zoo.build.recipes import RECIPES
+    from traincast_evaluation.zoo.build.recipes import RECIPES
 
     recipe = RECIPES["dlrm-mlperf"]
     make = recipe.make(recipe.settings()[0])

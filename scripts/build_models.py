@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 import time
 
-from traincast.models.zoo.build.files import build_model, write_index
-from traincast.models.zoo.build.recipes import RECIPES
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.zoo.build.files import build_model, write_index
+from traincast_evaluation.zoo.build.recipes import RECIPES
 
 
 def main(arguments: list[str]) -> int:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from traincast.calibration.evaluation.cases import Case
-from traincast.calibration.evaluation.single_gpu import dlrm_cases, transformer_cases
 from traincast.planner.what_if.difference import difference
-from traincast.planner.what_if.predict import predicted
-from traincast.planner.what_if.scene import scene_of
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.quantiles import Z90
+from traincast_evaluation.suites.cases import Case
+from traincast_evaluation.suites.single_gpu import dlrm_cases, transformer_cases
 
 
 def main(folder: str) -> None:
@@ -27,13 +28,13 @@ def main(folder: str) -> None:
     for name, cases in (("DLRM", dlrm_cases(Path(folder))), ("Transformers", transformer_cases(Path(folder)))):
         known = []
         for case in cases:
-            if isinstance(case, Case) and not case.question.variant.compiled:
-                scene = scene_of(case.question)
-                known.append((case, scene, predicted(scene)))
+            if isinstance(case, Case) and isinstance(case.question, Scenario) and not case.question.compiled:
+                step = resolve(case.question)
+                known.append((case, step, predict(step)))
         errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for (one, s1, a1), (two, s2, a2) in combinations(known, 2):
             same_model, same_device = one.question.workload == two.question.workload, one.group == two.group
-            if one.question.variant.mode != two.question.variant.mode:
+            if one.question.mode != two.question.mode:
                 continue
             kind = "batch or length" if same_model and same_device else "device" if one.name == two.name else ""
             if kind:

@@ -16,25 +16,23 @@ import numpy as np
 
 from data_option import run_on_data
 from traincast.costs.kernels.attention.model import AttentionModel
-from traincast.costs.kernels.attention.trained import read_encoder, read_trained
-from traincast.costs.kernels.attention.training import TRAINING as ATTENTION
 from traincast.costs.kernels.cost import OUTSIDE_SIGMA
-from traincast.costs.kernels.gemm.blackwell import EXTENDED, engine_rows, without_later_devices
-from traincast.costs.kernels.gemm.comparison import compare
-from traincast.costs.kernels.gemm.evaluation import PROFILE
-from traincast.costs.kernels.gemm.measured import BLACKWELL_FILE, GemmSamples, read_gemm
+from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import GemmModel
-from traincast.costs.kernels.gemm.training import fittable
 from traincast.costs.kernels.model import load_state
-from traincast.costs.kernels.rowwise.training import SOFTMAX_TRAINING
-from traincast.costs.kernels.samples import Samples
-from traincast.costs.kernels.shipped import PROFILES
-from traincast.costs.kernels.solve import spread_90
-from traincast.costs.kernels.streaming.training import TRAINING as STREAMS
-from traincast.costs.kernels.training import AnySamples, FamilyTraining, Fitted, Predictor, leave_one_chip_out
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.display.text import table
 from traincast.utils.metrics import within
+from traincast_evaluation.kernels.attention.fit import TRAINING as ATTENTION
+from traincast_evaluation.kernels.attention.measurements import read_encoder, read_trained
+from traincast_evaluation.kernels.fit import AnySamples, FamilyTraining, Fitted, Predictor, leave_one_chip_out
+from traincast_evaluation.kernels.gemm.evaluate import PROFILE
+from traincast_evaluation.kernels.gemm.fit import EXTENDED, compare, engine_rows, is_fittable, without_later_devices
+from traincast_evaluation.kernels.gemm.measurements import BLACKWELL_FILE, GemmSamples, read_gemm
+from traincast_evaluation.kernels.rowwise.fit import SOFTMAX_TRAINING
+from traincast_evaluation.kernels.samples import Samples
+from traincast_evaluation.kernels.streaming.fit import TRAINING as STREAMS
+from traincast_evaluation.solve import spread_90
 
 BEFORE = 0.25  # log-sigma that was added before it was calibrated
 MOST = 200  # rows of a group that count, so that no table outvotes the others
@@ -59,7 +57,7 @@ def groups(data: Path) -> Iterator[Group]:
     """All of them."""
     model = GemmModel.from_state(load_state(PROFILE))
     products = read_gemm(data, "gemm_fp32")
-    yield from _products("GEMM fp32, sizes or GPU", model, products.take(~fittable(products)))
+    yield from _products("GEMM fp32, sizes or GPU", model, products.take(~is_fittable(products)))
     later = read_gemm(data, BLACKWELL_FILE)
     held = later.take(later.held_out & engine_rows(later, *EXTENDED))
     yield from _products("GEMM bf16 and fp8, GPU", without_later_devices(model), held)

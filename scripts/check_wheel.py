@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Builds the wheel, installs it into an empty virtual environment, and tries what a stranger would try first.
+"""Builds the wheel, installs it into an empty virtual environment, and tries what a stranger would try first; then adds
+the wheel of traincast-evaluation.
 
 Dependencies are installed in the versions of requirements/run.lock, from wherever pip is set up to look.
 """
@@ -25,6 +26,11 @@ EXPECTED = (
     "traincast/costs/collectives/profiles/collectives.json",
 )
 """Files of every kind that must be in it, besides the licence and the README in its metadata."""
+NEEDING = (
+    ("evaluate", "dlrm"),
+    ("predict", "dlrm-mlperf", "--on", "dgx-a100", "--gpus", "8", "--program", "hugectr"),
+)
+"""Commands that need traincast-evaluation, and say so without it."""
 
 
 def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
@@ -36,13 +42,13 @@ def run(*command: str | Path, cwd: Path, expect: int = 0) -> str:
     return done.stdout + (done.stderr if expect else "")
 
 
-def build(folder: Path) -> Path:
-    """The wheel of this checkout."""
-    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would add modules that are gone
+def build(project: Path, folder: Path) -> Path:
+    """The wheel of a project of this checkout, in a folder of its own."""
+    shutil.rmtree(project / "build", ignore_errors=True)  # setuptools would add modules that are gone
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
-    run(*pip, "--wheel-dir", folder, ROOT, cwd=folder)
-    shutil.rmtree(ROOT / "build", ignore_errors=True)
-    (wheel,) = folder.glob("traincast-*.whl")
+    run(*pip, "--wheel-dir", folder, project, cwd=project)
+    shutil.rmtree(project / "build", ignore_errors=True)
+    (wheel,) = folder.glob("*.whl")
     return wheel
 
 
@@ -54,6 +60,8 @@ def check_content(wheel: Path) -> None:
         names = set(archive.namelist())
         (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         described = archive.read(metadata).decode("utf-8")
+    others = {name.split("/")[0] for name in names} - {"traincast", metadata.split("/")[0]}
+    assert not others, f"the wheel has what is not of its package: {', '.join(sorted(others))}"
     missing = [name for name in EXPECTED if name not in names]
     assert not missing, f"not in the wheel: {', '.join(missing)}"
     assert any(name.endswith("licenses/LICENSE") for name in names), "the licence is not in the wheel"
@@ -83,6 +91,23 @@ def try_commands(traincast: Path, python: Path, folder: Path) -> None:
     assert "pip install 'traincast[capture]'" in said, said
 
 
+def try_without_evaluation(traincast: Path, folder: Path) -> None:
+    """What needs the second distribution says so in one line, and help does not offer it."""
+    assert "evaluate" not in run(traincast, "--help", cwd=folder)
+    for command in NEEDING:
+        said = run(traincast, *command, cwd=folder, expect=2)
+        assert "needs the distribution traincast-evaluation" in said and said.count("\n") == 1, said
+
+
+def try_evaluation(traincast: Path, folder: Path) -> None:
+    """With the second distribution the command is there, and published programs are predicted by name."""
+    assert "predicted against measured" in run(traincast, "--help", cwd=folder)
+    answer = run(traincast, "predict", "hugectr-dlrm", "--on", "dgx-a100", "--gpus", "8", "--json", cwd=folder)
+    assert json.loads(answer)["iteration_ms"] > 0
+    said = run(traincast, "evaluate", "dlrm", "--data", folder, cwd=folder, expect=2)
+    assert "traincast-evaluation" not in said and said.count("\n") == 1, said
+
+
 def versions(folder: Path) -> Path:
     """The versions of requirements/run.lock without its hashes, which pip would then ask of the new wheel as well."""
     lines = (ROOT / "requirements" / "run.lock").read_text(encoding="utf-8").splitlines()
@@ -95,13 +120,16 @@ def main() -> None:
     """Builds, checks and tries."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        wheel = build(folder)
+        wheel = build(ROOT, folder / "wheel")
         check_content(wheel)
         run(sys.executable, "-m", "venv", folder / "empty", cwd=folder)
         programs = folder / "empty" / "bin"
         pip = (programs / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         run(*pip, "--constraint", versions(folder), wheel, cwd=folder)
         try_commands(programs / "traincast", programs / "python", folder)
+        try_without_evaluation(programs / "traincast", folder)
+        run(*pip, "--no-deps", build(ROOT / "evaluation", folder / "evaluation"), cwd=folder)
+        try_evaluation(programs / "traincast", folder)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, installs and answers")
 
 

@@ -11,12 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from traincast.calibration.evaluation.cases import LeftOut
-from traincast.calibration.evaluation.llm import llm_cases
-from traincast.calibration.evaluation.llm_fit import ConstantsFit, answerable, halves
 from traincast.costs.in_step import SHIPPED, InStep, shipped_tables
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
+from traincast_evaluation.suites.cases import LeftOut
+from traincast_evaluation.suites.llm import llm_cases
+from traincast_evaluation.suites.llm_fit import ConstantsFit, answerable, halves
 
 FILE = Path(__file__).parent.parent / "src" / "traincast" / "costs" / "data" / "in_step.toml"
 HEADER = "# Written by scripts/fit_training_constants.py; what each number is stands in costs/in_step.py.\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from data_option import run_on_data
-from traincast.app.report.evaluation import cases_text, summary_text
-from traincast.calibration.evaluation.suites import evaluate
+from traincast_evaluation.report import cases_text, summary_text
+from traincast_evaluation.suites.registry import evaluate
 
 PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "accuracy.md"
 

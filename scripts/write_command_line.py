@@ -9,7 +9,8 @@ import textwrap
 from importlib import import_module
 from pathlib import Path
 
-from traincast.app.cli.verbs import VERBS
+from traincast.app.cli.verbs import known_verbs
+from traincast.utils.plugins import AddedCommand
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
@@ -17,7 +18,8 @@ WIDTH = 118
 INTRODUCTION = """# Command line
 
 Written by `python scripts/write_command_line.py`. Every verb also has `--help` and `--json` (one JSON document on
-stdout instead of text), and a [call in Python](index.md) with the same words.
+stdout instead of text), and a [call in Python](index.md) with the same words. `evaluate`, and all of `fit` but
+`--store`, come with the second distribution, traincast-evaluation.
 
 | exit code | meaning |
 |---|---|
@@ -29,17 +31,17 @@ stdout instead of text), and a [call in Python](index.md) with the same words.
 """
 
 
-def verb_section(verb: str) -> str:
+def verb_section(verb: str, command: AddedCommand) -> str:
     """What a verb does, how it is called, and its options as a table."""
-    module = import_module(f"traincast.app.cli.commands.{verb}")
-    parser = argparse.ArgumentParser(prog=f"traincast {verb}", add_help=False)
+    module = import_module(command.module)
+    parser = argparse.ArgumentParser(prog=f"traincast {verb}", add_help=False, description=module.__doc__)
     module.add_arguments(parser)
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     needed = [action for action in shown if action.required or not action.option_strings]
     usage = " ".join(["traincast", verb, *(_call(action) for action in sorted(needed, key=_is_option))])
     if len(usage) > WIDTH:  # the table has the choices
         usage = " ".join(["traincast", verb, *(action.dest.upper() for action in needed)])
-    lines = [f"## {verb}", "", f"`{usage}`", "", _prose(module.__doc__ or "")]
+    lines = [f"## {verb}", "", f"`{usage}`", "", _prose(parser.description or "")]
     if shown:
         lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in shown)]
     return "\n".join([*lines, ""])
@@ -85,7 +87,7 @@ def _prose(text: str) -> str:
 
 def page_text() -> str:
     """The page."""
-    return "\n".join([INTRODUCTION, *(verb_section(verb) for verb in VERBS)])
+    return "\n".join([INTRODUCTION, *(verb_section(verb, command) for verb, command in known_verbs().items())])
 
 
 if __name__ == "__main__":

@@ -1,29 +1,33 @@
-"""What the modules of the package import, read from their syntax trees: at any depth, lazily or for types only."""
+"""What the modules of both distributions import, read from their syntax: at any depth, lazily or for types only."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "src" / "traincast"
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "traincast"
+EVALUATION = ROOT / "evaluation" / "src" / "traincast_evaluation"
 
 Graph = dict[str, set[str]]
 """Names of modules by the name of the module that imports them."""
 
 
-def modules(package: Path = PACKAGE) -> dict[str, Path]:
+def modules(*packages: Path) -> dict[str, Path]:
     """Every module's file by its name (`traincast.simulator.blocks`; a package's `__init__` by the package's name)."""
     names = {}
-    for path in sorted(package.rglob("*.py")):
-        parts = [package.name, *path.relative_to(package).with_suffix("").parts]
-        names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for package in packages or (PACKAGE, EVALUATION):
+        for path in sorted(package.rglob("*.py")):
+            parts = [package.name, *path.relative_to(package).with_suffix("").parts]
+            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return names
 
 
 def package_of(module: str) -> str:
-    """`walk` for `traincast.simulator.blocks`, `traincast` for the package itself."""
+    """`simulator` for `traincast.simulator.blocks`, `traincast` for the package itself; all of the second distribution
+    is `traincast_evaluation`."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return parts[1] if len(parts) > 1 and parts[0] == PACKAGE.name else parts[0]
 
 
 def imported(path: Path, known: set[str]) -> set[str]:
@@ -47,8 +51,8 @@ def deepest(name: str, known: set[str]) -> str:
     return name if name in known else name.rpartition(".")[0]
 
 
-def import_graph(package: Path = PACKAGE) -> Graph:
-    files = modules(package)
+def import_graph() -> Graph:
+    files = modules()
     return {name: imported(path, set(files)) - {name} for name, path in files.items()}
 
 

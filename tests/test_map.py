@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.imports import between_modules, cycles, import_graph, imported, modules, package_of
+from tests.imports import EVALUATION, PACKAGE, between_modules, cycles, import_graph, imported, modules, package_of
 
 ROOT = Path(__file__).resolve().parent.parent
 FREE = {"msgspec", "numpy", "yaml"}
@@ -62,8 +62,14 @@ def test_every_import_between_rooms_is_declared(graph, packages):
 
 
 def test_every_declared_import_is_used(graph, packages):
-    declared = {(name, other) for name, row in packages.items() for other in row["imports"]}
+    ours = {name: row for name, row in packages.items() if name != EVALUATION.name}  # that may import any package
+    declared = {(name, other) for name, row in ours.items() for other in row["imports"]}
     assert declared - set(edges(graph)) == set(), "the map allows what nobody needs: take it out of docs/packages.toml"
+
+
+def test_the_users_package_does_not_know_the_second_distribution():
+    naming = [path.name for path in PACKAGE.rglob("*.py") if f"{EVALUATION.name}." in path.read_text(encoding="utf-8")]
+    assert naming == [], "say it by an entry point: utils/plugins.py"
 
 
 def test_libraries_are_imported_only_where_the_map_says(graph, packages):
@@ -104,7 +110,7 @@ KNOWN = {
     "traincast.simulator.blocks",
     "traincast.app.api",
     "traincast.app.cli.main",
-    "traincast.models.zoo",
+    "traincast_evaluation.zoo",
 }
 
 
@@ -115,7 +121,7 @@ def test_imports_are_seen_at_any_depth_lazy_and_in_strings(tmp_path):
         "if TYPE_CHECKING:\n    from traincast.simulator.blocks import Block\n"
         "def later():\n    from traincast.app import api\n    "
         "import_module('traincast.app.cli.main')\n    import torch.fx\n"
-        "    import_module(f'traincast.models.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"
+        "    import_module(f'traincast_evaluation.zoo.{name}')\n    ('traincast.unknown', 'traincast')\n"
     )
 
     names = imported(path, KNOWN)

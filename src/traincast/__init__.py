@@ -6,25 +6,24 @@
 True
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from traincast.app.api import (
     advise,
     bench,
     capture,
     compare_traces,
-    evaluate,
     export,
-    fit,
     fit_store,
     list_edits,
+    list_models,
+    list_platforms,
     load,
     load_trace,
     measure,
-    models,
     plan,
-    platforms,
     predict,
-    predict_here,
-    predict_training,
     record,
     recording,
     refine,
@@ -39,26 +38,51 @@ from traincast.app.api import (
 )
 from traincast.utils.version import __version__
 
+if TYPE_CHECKING:
+    from traincast.hardware.platform import Platform
+    from traincast.ir.given import OpCost
+    from traincast.ir.workload import Workload
+    from traincast.models.transformers.description import Transformer
+    from traincast.simulator.prediction.result import Prediction
+    from traincast.simulator.prediction.scaling import ScalingCurve
+    from traincast.simulator.scenario.scenario import Scenario
+    from traincast.utils.errors import TraincastError
+
+_TYPES = {
+    "OpCost": "traincast.ir.given",
+    "Platform": "traincast.hardware.platform",
+    "Prediction": "traincast.simulator.prediction.result",
+    "ScalingCurve": "traincast.simulator.prediction.scaling",
+    "Scenario": "traincast.simulator.scenario.scenario",
+    "TraincastError": "traincast.utils.errors",
+    "Transformer": "traincast.models.transformers.description",
+    "Workload": "traincast.ir.workload",
+}  # imported when they are named, so that `import traincast` costs little
+
 __all__ = [
+    "OpCost",
+    "Platform",
+    "Prediction",
+    "ScalingCurve",
+    "Scenario",
+    "TraincastError",
+    "Transformer",
+    "Workload",
     "__version__",
     "advise",
     "bench",
     "capture",
     "compare_traces",
-    "evaluate",
     "export",
-    "fit",
     "fit_store",
     "list_edits",
+    "list_models",
+    "list_platforms",
     "load",
     "load_trace",
     "measure",
-    "models",
     "plan",
-    "platforms",
     "predict",
-    "predict_here",
-    "predict_training",
     "record",
     "recording",
     "refine",
@@ -71,3 +95,9 @@ __all__ = [
     "whatif",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TYPES:
+        raise AttributeError(f"module 'traincast' has no attribute '{name}'")
+    return getattr(import_module(_TYPES[name]), name)

@@ -6,24 +6,22 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import fields
+import typing
 
 import pytest
 
 import traincast
 from traincast.app.cli.main import main
 from traincast.app.cli.verbs import VERBS
-from traincast.calibration.evaluation.suites import Evaluation
-from traincast.calibration.fit_shipped import FitResult
+from traincast.app.keywords import ScenarioFields
 from traincast.ir.workload import Workload
 from traincast.planner.sharding.result import ShardingAnswer
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.simulator.scenario.export import Exported
+from traincast.simulator.scenario.fields import scenario_fields
 from traincast.simulator.scenario.models import ModelList, built_in_models
 from traincast.simulator.scenario.platforms import PlatformList
-from traincast.simulator.scenario.variant import Variant, VariantOptions
-from traincast.simulator.uneven import Unevenness
 from traincast.traces.replay.results import TraceReport
 from traincast.utils.errors import TraincastError
 
@@ -68,8 +66,7 @@ def test_prediction_is_that_of_the_command_line(capsys):
 
 
 def test_prediction_on_many_gpus_is_that_of_the_command_line(capsys):
-    uneven = Unevenness(skew_ms=1.0, seed=3)
-    result = traincast.predict("dlrm-default", on="dgx-a100", gpus=4, batch_size=256, uneven=uneven)
+    result = traincast.predict("dlrm-default", on="dgx-a100", gpus=4, batch_size=256, skew_ms=1.0, seed=3)
 
     asked = ("--gpus", 4, "--batch-size", 256, "--skew-ms", 1, "--seed", 3)
     assert plain(result) == document(capsys, "predict", "dlrm-default", "--on", "dgx-a100", *asked)
@@ -137,7 +134,7 @@ def test_sharding_is_that_of_the_command_line(capsys, tmp_path):
     [
         ({"time_limit": -1.0}, "`time_limit=-1`; give seconds, 0 or more"),
         ({"seed": -3}, "`seed=-3`; give a whole number, 0 or more"),
-        ({"gpus": 0}, "`gpus=0`; give a whole number from 1"),
+        ({"gpus": 0}, "`gpus` 0 is out of range; give 1 to"),
     ],
 )
 def test_sharding_refuses_what_makes_no_sense(wrong, said):
@@ -157,7 +154,7 @@ def read_once(built_in, monkeypatch):
 
 
 def test_models_are_those_of_the_command_line(capsys, read_once):
-    result = traincast.models()
+    result = traincast.list_models()
 
     assert isinstance(result, ModelList)
     assert plain(result) == document(capsys, "models")
@@ -168,7 +165,7 @@ def test_models_are_those_of_the_command_line(capsys, read_once):
 
 
 def test_coverage_is_that_of_the_command_line(capsys, read_once):
-    result = traincast.models().coverage()
+    result = traincast.list_models().coverage()
 
     assert plain(result) == document(capsys, "models", "--coverage")
     assert repr(result).startswith(f"CoverageList: {len(result)} ops of models, ")
@@ -176,7 +173,7 @@ def test_coverage_is_that_of_the_command_line(capsys, read_once):
 
 
 def test_platforms_are_those_of_the_command_line(capsys):
-    result = traincast.platforms()
+    result = traincast.list_platforms()
 
     assert isinstance(result, PlatformList)
     assert plain(result) == document(capsys, "platforms")
@@ -229,36 +226,6 @@ def test_capture_takes_a_function():
     assert result.frames()["ops"]["op"].to_list() == ["aten::ones", "aten::add"]
 
 
-def test_evaluation_is_that_of_the_command_line(capsys, shared_data):
-    result = traincast.evaluate("cnn", data=shared_data)
-
-    assert isinstance(result, Evaluation)
-    assert plain(result) == document(capsys, "evaluate", "cnn", "--data", shared_data)
-    assert result.mape == result.summary[0].mape
-    assert result.frames()["cases"].height == len(result.outcomes)
-    check_shown(result, starts="Evaluation: cnn")
-
-
-def test_fit_is_that_of_the_command_line(capsys, tmp_path, monkeypatch):
-    asked = []
-
-    def fit_pieces(pieces, data, out, progress):
-        asked.append((pieces, data, out))
-        progress("host", 0.5)
-        return {piece: [f"{piece}.json"] for piece in pieces}
-
-    monkeypatch.setattr("traincast.calibration.fit_shipped.fit_pieces", fit_pieces)
-    heard = []
-    result = traincast.fit("host", "norm", "host", data=tmp_path, out=str(tmp_path / "out"), progress=heard.append)
-
-    assert isinstance(result, FitResult)
-    assert plain(result) == document(capsys, "fit", "host", "norm", "--data", tmp_path, "--out", tmp_path / "out")
-    assert asked[0] == asked[1] == (["host", "norm"], tmp_path, tmp_path / "out")
-    assert heard == [0.5]
-    assert repr(result) == "FitResult: host: host.json\nnorm: norm.json"
-    assert result.frames()["files"].rows() == [("host", "host.json"), ("norm", "norm.json")]
-
-
 def test_a_trace_is_that_of_the_command_line(capsys, shared_data):
     file = shared_data / "traces" / "tracelens_h100" / "bert_small.json.gz"
     result = traincast.trace(file, on="t4")
@@ -284,21 +251,6 @@ def test_a_host_belongs_to_a_prediction(options):
         traincast.trace("nowhere.json", **options)
 
 
-def test_measurements_must_be_somewhere(monkeypatch, tmp_path):
-    monkeypatch.delenv("TRAINCAST_DATA", raising=False)
-    with pytest.raises(TraincastError, match="give `data` or set TRAINCAST_DATA"):
-        traincast.evaluate("cnn")
-    with pytest.raises(TraincastError, match="is no folder of measurements"):
-        traincast.fit("host", data=tmp_path / "none")
-
-
-def test_an_unknown_suite_names_the_nearest(tmp_path):
-    with pytest.raises(TraincastError, match=r"unknown suite 'cn'. Did you mean cnn"):
-        traincast.evaluate("cn", data=tmp_path)
-    with pytest.raises(TraincastError, match="leave out `roofline_only`"):
-        traincast.evaluate("kernels", data=tmp_path, roofline_only=True)
-
-
 def test_load_gives_the_variant_asked_for():
     workload = traincast.load("bert-large", batch_size=2, seq_len=64, mode="inference")
 
@@ -310,15 +262,24 @@ def test_an_unknown_keyword_names_the_nearest():
         traincast.predict("resnet50", on="v100", batchsize=8)
 
 
-def test_keywords_are_the_fields_of_a_variant():
-    assert list(VariantOptions.__annotations__) == [field.name for field in fields(Variant)]
-    for call in (traincast.predict,):
-        assert all(f"`{field.name}`" in call.__doc__ for field in fields(Variant))
+def test_keywords_are_the_fields_of_a_scenario():
+    keywords = typing.get_type_hints(ScenarioFields)
+    assert {"workload", "on", *keywords} == set(scenario_fields())
+
+
+def test_types_are_there_when_they_are_named():
+    scenario = traincast.Scenario(workload="vgg13", on="v100", batch_size=2)
+    assert isinstance(traincast.predict("vgg13", on="v100", batch_size=2), traincast.Prediction)
+    assert scenario.given() == {"workload": "vgg13", "on": "v100", "batch_size": 2}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = traincast.nothing
 
 
 def test_every_verb_is_a_call_and_no_module_has_its_name():
     calls = {*traincast.__all__} - {"__version__"}
-    other_names = {"report": "write_report"}  # a room of the source is called report
+    other_names = {
+        "fit": "fit_store", "report": "write_report", "models": "list_models", "platforms": "list_platforms"
+    }  # fmt: skip
     of_the_terminal = {"completion", "serve"}
     assert {other_names.get(verb, verb) for verb in VERBS} - of_the_terminal <= calls
     for name in calls:

@@ -9,14 +9,14 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.costs.cpu.made_up import IDENTITY, exchange_samples, samples
-from traincast.app.api import predict_here
+from traincast.app.api import predict
 from traincast.app.cli.main import main
 from traincast.calibration.fit import fit_profile
 from traincast.calibration.measure_ranks import ranks_step
 from traincast.costs.cpu.profile import load_profile, save_profile
-from traincast.models.zoo.build.recipes import RECIPES
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.zoo.build.recipes import RECIPES
 
 STEP = """import torch
 from torch import nn
@@ -47,31 +47,33 @@ def profile(tmp_path_factory):
 def test_a_dlrm_shards_its_tables_and_shares_its_mlps(profile, capsys):
     assert main(["predict", "dlrm-ddp", "--on", str(profile), "--gpus", "2", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["ranks"] == 2 and answer["iteration_ms"] > max(answer["computing_ms"]) > 0
-    assert {row["collective"] for row in answer["collectives"]} == {"all_reduce", "all_to_all"}
+    assert answer["gpus"] == 2 and answer["iteration_ms"] > max(rank["compute_ms"] for rank in answer["ranks"]) > 0
+    assert {"c10d::allreduce_", "c10d::alltoall_base_"} <= set(answer["by_op"])
+    assert answer["per_family"]["collective"] == pytest.approx(answer["exposed_comm_ms"])
     low, high = answer["interval_ms"]
     assert low < answer["iteration_ms"] < high
 
 
 def test_other_models_are_data_parallel(profile):
-    answer = predict_here("vgg13", on=str(profile), gpus=2, batch_size=1)
-    calls, nbytes, _ = answer.exchanged["all_reduce"]
-    assert calls > 1 and nbytes == 4 * RECIPES["vgg13"].parameters(), "every gradient once"
-    assert "2 ranks, batch 1 each" in answer.headline()
+    answer = predict("vgg13", on=str(profile), gpus=2, batch_size=1)
+    summed = [exchange for calls in answer.walk.instructions.calls[:1] for exchange in calls.exchange]
+    assert len(summed) > 1 and {one.kind for one in summed} == {"all_reduce"}
+    assert sum(one.bytes for one in summed) == 4 * RECIPES["vgg13"].parameters(), "every gradient once"
+    assert "on 2 x made up" in answer.headline()
 
 
 def test_a_function_says_what_each_rank_does(profile, tmp_path, capsys):
     (tmp_path / "step.py").write_text(STEP)
     name = f"{tmp_path / 'step.py'}:make_step"
-    assert predict_here(name, on=str(profile), gpus=2).exchanged["all_reduce"][0] == 1
+    assert len(predict(name, on=str(profile), gpus=2).walk.meetings.seconds) == 1
     assert main(["measure", name, "--gpus", "2", "--batch-size", "8", "--seconds", "0.1", "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)
     assert measured["ranks"] == 2 and measured["low_ms"] <= measured["corrected_ms"] <= measured["high_ms"]
     (tmp_path / "alone.py").write_text("def make_step(batch_size):\n    return lambda: None\n")
     with pytest.raises(TraincastError, match="must take rank and world_size by name"):
-        ranks_step(f"{tmp_path / 'alone.py'}:make_step", Variant(), 2)
+        ranks_step(f"{tmp_path / 'alone.py'}:make_step", Scenario(dtype="fp32"), 2)
 
 
 def test_more_ranks_than_were_measured_together_are_refused(profile):
     with pytest.raises(TraincastError, match="between 4 ranks was not measured"):
-        predict_here("dlrm-ddp", on=str(profile), gpus=4)
+        predict("dlrm-ddp", on=str(profile), gpus=4)

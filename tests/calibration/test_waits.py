@@ -12,7 +12,7 @@ from traincast.calibration.waits import parse_plan, plan_text, with_late
 from traincast.costs.cpu.exchanges import Exchange, fit_exchanges
 from traincast.costs.cpu.profile import load_profile, save_profile
 from traincast.costs.cpu.samples import Sample, parse_row, sample_row
-from traincast.simulator.cpu.together import RankPlan, Stretch, step_seconds
+from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
 from traincast.utils.errors import TraincastError
 
 SUMS = [Exchange("all_reduce", 1 << 20), Exchange("all_reduce", 1 << 14)]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.models.zoo.hybrid_dlrm import hybrid_dlrm_step
+from tests.evaluation.zoo.hybrid_dlrm import hybrid_dlrm_step
 from traincast.capturing import capture_distributed
 from traincast.ir import Program
 from traincast.ir.validate import validate_workload

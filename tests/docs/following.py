@@ -9,21 +9,27 @@ import sys
 from pathlib import Path
 
 import traincast
+import traincast_evaluation
 
-PACKAGE = Path(traincast.__file__).parent
+SOURCES = {package.__name__: Path(package.__file__).parent.parent for package in (traincast, traincast_evaluation)}
 ROOT = Path(__file__).resolve().parent.parent.parent
-# <!-- file: src/traincast/room/file.py --> makes a file; ", into NAME" adds to the end of the table NAME (or "at the
+# <!-- file: src/traincast/package/file.py --> makes a file; ", into NAME" adds to the end of the table NAME (or "at the
 # front" of it), ", after the imports" adds an import
-_STEP = re.compile(r"<!-- file: src/(\S+?\.py)(?:, (.*?))? -->\n```python\n(.*?)```\n", re.DOTALL)
+_STEP = re.compile(r"<!-- file: (?:evaluation/)?src/(\S+?\.py)(?:, (.*?))? -->\n```python\n(.*?)```\n", re.DOTALL)
 
 
 def follow(page: str, folder: Path) -> list[str]:
-    """Makes a copy of the package in `folder` with the steps of a page carried out; gives the files that they touch."""
+    """Copies both packages into `folder` and carries out the steps of a page; gives the files that they touch."""
     steps = _STEP.findall((ROOT / "docs" / "extend" / page).read_text(encoding="utf-8"))
-    _link(PACKAGE, folder / "traincast", {PACKAGE.parent / path for path, _, _ in steps})
+    for name, source in SOURCES.items():
+        _link(source / name, folder / name, {source / path for path, _, _ in steps})
     for path, where, code in steps:
         target = folder / path
-        text = (target if target.exists() else PACKAGE.parent / path).read_text(encoding="utf-8") if where else ""
+        text = (
+            (target if target.exists() else SOURCES[path.partition("/")[0]] / path).read_text(encoding="utf-8")
+            if where
+            else ""
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_added(text, where, code), encoding="utf-8")
     return sorted({path for path, _, _ in steps})
@@ -59,7 +65,8 @@ def _added(text: str, where: str, code: str) -> str:
 
 def run_in(folder: Path, code: str) -> str:
     """What a Python program prints with the package of that folder."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=folder
     )

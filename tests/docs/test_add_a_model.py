@@ -13,7 +13,7 @@ PAGE = "add-a-model.md"
 BUILD = """
 from pathlib import Path
 from traincast.models import catalog
-from traincast.models.zoo.build import files
+from traincast_evaluation.zoo.build import files
 for module in (catalog, files):
     module.DATA, module.INDEX = Path("built"), Path("built/catalog.json")
 """
@@ -23,7 +23,7 @@ for module in (catalog, files):
 def package(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     follow(PAGE, folder)
-    programs = folder / "traincast/models/published/programs.toml"
+    programs = folder / "traincast_evaluation/published/programs.toml"
     tables = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/extend" / PAGE).read_text(encoding="utf-8"), re.DOTALL)
     text = programs.read_text(encoding="utf-8")
     programs.unlink()  # a link to the package's own
@@ -33,10 +33,10 @@ def package(tmp_path_factory):
 
 def test_the_page_touches_two_files_for_each_kind(tmp_path):
     assert follow(PAGE, tmp_path) == [
-        "traincast/models/published/catalog.py",
-        "traincast/models/published/one_mlp.py",
-        "traincast/models/zoo/build/recipes.py",
-        "traincast/models/zoo/define/alexnet.py",
+        "traincast_evaluation/published/catalog.py",
+        "traincast_evaluation/published/one_mlp.py",
+        "traincast_evaluation/zoo/build/recipes.py",
+        "traincast_evaluation/zoo/define/alexnet.py",
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_program_of_a_new_writer_is_predicted_by_name(package):
 
 def test_what_was_added_is_listed(package):
     code = (
-        "from traincast.models.published.catalog import published_programs\n"
+        "from traincast_evaluation.published.catalog import published_programs\n"
         "program = published_programs()['one-mlp']\nprint(program.parameters, program.step(gpus=2).ranks)"
     )
     parameters = (1024 + 1) * 4096 + (4096 + 1) * 4096 + (4096 + 1) * 1024

@@ -120,7 +120,8 @@ def test_site_builds_without_a_warning_and_fetches_nothing(tmp_path, monkeypatch
 
 
 def test_pages_that_the_source_names_are_there():
-    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "scripts").glob("*"), *(ROOT / "tests").rglob("*.py")]
+    sources = [path for folder in ("src", "evaluation/src", "tests") for path in (ROOT / folder).rglob("*.py")]
+    sources += (ROOT / "scripts").glob("*")
     named = {
         (path.name, page)
         for path in sources

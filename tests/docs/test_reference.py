@@ -6,8 +6,9 @@ import re
 import runpy
 
 import traincast
+import traincast_evaluation
 from tests.docs.pages import DOCS, ROOT
-from traincast.app.cli.verbs import VERBS
+from traincast.app.cli.verbs import known_verbs
 
 
 def test_command_line_page_is_what_its_script_writes():
@@ -15,7 +16,7 @@ def test_command_line_page_is_what_its_script_writes():
 
     page = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
     assert page == script["page_text"](), "run python scripts/write_command_line.py"
-    assert re.findall(r"(?m)^## (.*)$", page) == list(VERBS)
+    assert re.findall(r"(?m)^## (.*)$", page) == list(known_verbs())
 
 
 def test_api_page_has_every_call():
@@ -23,3 +24,4 @@ def test_api_page_has_every_call():
     shown = set(re.findall(r"(?m)^::: traincast\.(\w+)$", page))
 
     assert {name for name in traincast.__all__ if name != "__version__"} <= shown
+    assert set(traincast_evaluation.__all__) == set(re.findall(r"(?m)^::: traincast_evaluation\.(\w+)$", page))

@@ -111,7 +111,7 @@ def test_a_name_of_the_driver_finds_its_device():
 
 
 def test_this_machine_cannot_be_measured_yet():
-    with pytest.raises(TraincastError, match="call predict_here"):
+    with pytest.raises(TraincastError, match="which `predict` takes"):
         load_platform("here")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.costs.kernels.streaming import ELEMENTWISE
 from traincast.hardware import load_device, load_platform
 from traincast.utils.errors import TraincastError

@@ -6,7 +6,7 @@ import numpy as np
 
 from traincast.ir.cuda_graph import LAUNCH, NODE, graph_scopes, in_phases, with_graphs
 from traincast.ir.ops import Phase
-from traincast.models.published.catalog import published_programs
+from traincast_evaluation.published.catalog import published_programs
 
 
 def a_program():

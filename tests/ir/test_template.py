@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir import Program
-from traincast.ir.builder import ProgramBuilder
+from traincast.ir.builder import ProgramBuilder, SizesBuilder, share_templates
 from traincast.ir.ops import Phase, StorageKind
-from traincast.ir.template import SizesBuilder, share_templates
-from traincast.models.layers.tape import Tape
+from traincast.models.layers.builder import StepBuilder
 
 
 def written(width: int, rows: int, like: Program | None = None, *, twice: bool = False) -> Program:
-    builder = ProgramBuilder(batch_size=8, by_place=True) if like is None else SizesBuilder(like)
-    tape = Tape(8, builder=builder)
-    weight = tape.resident((width, rows), StorageKind.PARAMETER)
+    target = ProgramBuilder(batch_size=8, by_place=True) if like is None else SizesBuilder(like)
+    builder = StepBuilder(8, target=target)
+    weight = builder.resident((width, rows), StorageKind.PARAMETER)
     for _ in range(2 if twice else 1):
-        tape.scope("aten::mm", Phase.FORWARD)
-        given = tape.new((8, width))
-        tape.op("aten::mm", [("self", given), ("mat2", weight)], [tape.new((8, rows))], [("sizes", (rows, 3))])
-    return tape.build()
+        builder.scope("aten::mm", Phase.FORWARD)
+        given = builder.new((8, width))
+        builder.op("aten::mm", [("self", given), ("mat2", weight)], [builder.new((8, rows))], [("sizes", (rows, 3))])
+    return builder.build()
 
 
 def test_sizes_alone_give_the_same_program_as_writing_it():

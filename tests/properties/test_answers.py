@@ -12,8 +12,8 @@ import pytest
 from traincast.hardware.catalog import device_keys, load_device
 from traincast.models.catalog import list_models
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.predict import Question, predict
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
 
 MODELS = tuple(info.name for info in list_models())
 BATCHES = (1, 2, 7, 16, 64)
@@ -29,7 +29,7 @@ _CASTS = 1.05  # what autocast's copies may add to the kernels of a step in whic
 
 
 def asked(model: str, device: str, *, gpus: int | None = None, **variant: Any) -> Prediction:
-    return predict(Question(workload=model, on=device, variant=Variant(**variant), gpus=gpus))
+    return predict(Scenario(workload=model, on=device, **variant, gpus=gpus))
 
 
 def drawn(count: int, *, seed: int) -> list[tuple[str, str, int]]:

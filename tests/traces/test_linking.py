@@ -193,8 +193,8 @@ def test_distributions_merge_and_shrug_off_outliers():
 
 @pytest.mark.parametrize("name", ["a100-recsys-2022", "v100-resnet50-2021", "h100-vgg13-2025"])
 def test_shipped_profiles_are_what_the_traces_give(shared_data, tmp_path, name):
-    from traincast.calibration.fitting.host_traces import fit_host_from_traces
     from traincast.costs.host.profile import parse_host_profile
+    from traincast_evaluation.fitting.host_traces import fit_host_from_traces
 
     fitted = parse_host_profile(name, fit_host_from_traces(shared_data, tmp_path, lambda *_: None)[name])
     shipped = load_host_profile(name)

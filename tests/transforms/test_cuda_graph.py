@@ -6,8 +6,9 @@ import pytest
 
 from traincast.ir.cuda_graph import LAUNCH, NODE
 from traincast.ir.ops import Phase
-from traincast.simulator.scenario.predict import Question, predict
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.predict import load_step, predict
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.transforms.cuda_graph import graphed_step
 
@@ -21,9 +22,9 @@ def names(program, phase):
 
 
 def test_a_step_without_waits_is_one_graph_and_one_launch():
-    question = Question(workload="bert-large", on="a100-80gb", variant=Variant(batch_size=1, seq_len=128))
+    question = Scenario(workload="bert-large", on="a100-80gb", batch_size=1, seq_len=128)
     eager = predict(question)
-    answer = predict(Question(workload="bert-large", on="a100-80gb", variant=question.variant, cuda_graph=True))
+    answer = predict(question.replace(cuda_graph=True))
 
     assert any("replayed as 1 CUDA graph," in warning for warning in answer.warnings)
     assert answer.host < 0.05 * eager.host
@@ -32,7 +33,7 @@ def test_a_step_without_waits_is_one_graph_and_one_launch():
 
 
 def test_inputs_are_copied_before_the_graph():
-    workload, _ = graphed_step(load("dlrm-mlperf", Variant(batch_size=64)))
+    workload, _ = graphed_step(load(Scenario(workload="dlrm-mlperf", batch_size=64)))
     (program,) = workload.programs
     assert not any(name.startswith((LAUNCH, NODE)) for name in names(program, Phase.INPUT))
     assert any(name.startswith(NODE) for name in names(program, Phase.BACKWARD))
@@ -40,7 +41,7 @@ def test_inputs_are_copied_before_the_graph():
 
 def test_what_breaks_a_graph_is_named_and_runs_between_two():
     # Given a DLRM of the papers, whose interaction indexes with tensors of the host
-    workload, said = graphed_step(load("dlrm-default", Variant(batch_size=512)))
+    workload, said = graphed_step(load(Scenario(workload="dlrm-default", batch_size=512)))
 
     assert "replayed as 6 CUDA graphs" in said
     assert "the host waits in aten::_index_put_impl_, aten::_to_copy, aten::index" in said
@@ -50,9 +51,6 @@ def test_what_breaks_a_graph_is_named_and_runs_between_two():
 
 
 def test_ranks_keep_sharing_what_they_share():
-    from traincast.hardware.platform import load_platform
-    from traincast.simulator.scenario.workloads import load_on
-
-    step, _ = load_on("dlrm-ddp", load_platform("dgx-a100"), Variant(batch_size=64), gpus=4)
+    step, _ = load_step(resolve(Scenario(workload="dlrm-ddp", on="dgx-a100", batch_size=64, gpus=4)))
     graphed, _ = graphed_step(step)
     assert len({id(p.columns) for p in graphed.programs}) == len({id(p.columns) for p in step.programs})

@@ -18,7 +18,7 @@ CONTEXT = LoweringContext()
 X = spec(64, 256)
 
 
-class Tape:
+class StepBuilder:
     """Ops one after the other; a name stands for a tensor on a storage of its own."""
 
     def __init__(self, *given: str) -> None:
@@ -34,7 +34,7 @@ class Tape:
         self.storages[name] = self.builder.storage(nbytes, kind, before_step=before_step)
         self.tensors[name] = self.builder.tensor(self.storages[name])
 
-    def run(self, op: str, reads: str, writes: str, out: TensorSpec = X, **scalars: Scalar) -> Tape:
+    def run(self, op: str, reads: str, writes: str, out: TensorSpec = X, **scalars: Scalar) -> StepBuilder:
         """Adds `aten::op`; a result that is also read is written in place."""
         self.builder.scope(f"aten::{op}", Phase.FORWARD)
         for name in writes.split():
@@ -64,9 +64,11 @@ def kernels(program: Program) -> list[str]:
 
 def test_a_chain_reads_what_comes_in_and_writes_what_goes_out() -> None:
     # Given four element-wise ops in a row, of which the last is the result
-    tape = Tape("x", "y").run("mul", "x y", "a").run("tanh", "a", "b").run("add", "b x", "c").run("relu", "c", "d")
+    builder = (
+        StepBuilder("x", "y").run("mul", "x y", "a").run("tanh", "a", "b").run("add", "b x", "c").run("relu", "c", "d")
+    )
     # When compiled, then one kernel reads x and y once and writes d
-    program = tape.compiled("d")
+    program = builder.compiled("d")
     assert kernels(program) == ["mul tanh add relu"]
     (call,) = lower(program.signatures[0], CONTEXT)
     assert isinstance(call, KernelCall)
@@ -76,59 +78,61 @@ def test_a_chain_reads_what_comes_in_and_writes_what_goes_out() -> None:
 
 
 def test_a_result_used_elsewhere_is_written_too() -> None:
-    tape = Tape("x", "w").run("mul", "x x", "a").run("tanh", "a", "b").run("mm", "b w", "c").run("add", "c a", "d")
-    program = tape.compiled("d")
+    builder = (
+        StepBuilder("x", "w").run("mul", "x x", "a").run("tanh", "a", "b").run("mm", "b w", "c").run("add", "c a", "d")
+    )
+    program = builder.compiled("d")
     assert kernels(program) == ["mul tanh", "aten::mm", "aten::add"]
     assert len(program.ops[0].outputs) == 2
 
 
 def test_what_has_been_used_outside_takes_no_more_ops() -> None:
     """The product needs the first op's result, so the last op, which needs the product, cannot run with the first."""
-    tape = Tape("x", "w").run("relu", "x", "a").run("mm", "a w", "b").run("mul", "a b", "c")
-    assert kernels(tape.compiled("c")) == ["aten::relu", "aten::mm", "aten::mul"]
+    builder = StepBuilder("x", "w").run("relu", "x", "a").run("mm", "a w", "b").run("mul", "a b", "c")
+    assert kernels(builder.compiled("c")) == ["aten::relu", "aten::mm", "aten::mul"]
 
 
 def test_branches_of_a_formula_join() -> None:
     """GPT-2's GELU: half of x, and a polynomial of x, multiplied in the end."""
-    tape = Tape("x").run("mul", "x", "h").run("pow", "x", "p").run("tanh", "p", "t").run("mul", "h t", "g")
-    assert kernels(tape.compiled("g")) == ["mul pow tanh mul"]
+    builder = StepBuilder("x").run("mul", "x", "h").run("pow", "x", "p").run("tanh", "p", "t").run("mul", "h t", "g")
+    assert kernels(builder.compiled("g")) == ["mul pow tanh mul"]
 
 
 def test_softmax_takes_its_scaling_and_mask_along() -> None:
-    tape = Tape("x", "m").run("div", "x", "a").run("add", "a m", "b").run("_softmax", "b", "c", dim=-1)
-    assert kernels(tape.compiled("c")) == ["div add _softmax"]
+    builder = StepBuilder("x", "m").run("div", "x", "a").run("add", "a m", "b").run("_softmax", "b", "c", dim=-1)
+    assert kernels(builder.compiled("c")) == ["div add _softmax"]
 
 
 def test_reductions_to_unlike_rows_stay_apart() -> None:
-    tape = Tape("x").run("_softmax", "x", "a", dim=-1).run("_softmax", "a", "b", dim=0)
-    assert kernels(tape.compiled("b")) == ["aten::_softmax", "aten::_softmax"]
+    builder = StepBuilder("x").run("_softmax", "x", "a", dim=-1).run("_softmax", "a", "b", dim=0)
+    assert kernels(builder.compiled("b")) == ["aten::_softmax", "aten::_softmax"]
 
 
 def test_an_op_on_row_sums_runs_with_the_sums() -> None:
     sums = spec(64)
-    tape = Tape("x").run("tanh", "x", "a").run("sum", "a", "s", out=sums, dim=(1,))
-    tape.builder.scope("aten::sqrt", Phase.FORWARD)
-    tape.make("r", sums.nbytes)
-    tape.builder.op(Signature("aten::sqrt", (sums,), (sums,)), [tape.tensors["s"]], [tape.tensors["r"]])
-    assert kernels(tape.compiled("r")) == ["tanh sum sqrt"]
+    builder = StepBuilder("x").run("tanh", "x", "a").run("sum", "a", "s", out=sums, dim=(1,))
+    builder.builder.scope("aten::sqrt", Phase.FORWARD)
+    builder.make("r", sums.nbytes)
+    builder.builder.op(Signature("aten::sqrt", (sums,), (sums,)), [builder.tensors["s"]], [builder.tensors["r"]])
+    assert kernels(builder.compiled("r")) == ["tanh sum sqrt"]
 
 
 def test_in_place_ops_are_part_of_the_chain() -> None:
-    tape = Tape("x", "y").run("mul", "x y", "a").run("relu_", "a", "a").run("add_", "a y", "a")
-    program = tape.compiled("a")
+    builder = StepBuilder("x", "y").run("mul", "x y", "a").run("relu_", "a", "a").run("add_", "a y", "a")
+    program = builder.compiled("a")
     assert kernels(program) == ["mul relu_ add_"]
     assert [len(program.ops[0].inputs), len({t.storage for t in program.ops[0].outputs})] == [2, 1]
 
 
 def test_a_buffer_of_the_model_changed_in_place_is_written() -> None:
-    program = Tape("x", "running").run("mul", "x", "a").run("add_", "running a", "running").compiled()
+    program = StepBuilder("x", "running").run("mul", "x", "a").run("add_", "running a", "running").compiled()
     assert kernels(program) == ["mul add_"]
     assert len(program.ops[0].outputs) == 1
 
 
 def test_memory_of_what_stays_inside_a_kernel_is_never_taken() -> None:
-    tape = Tape("x").run("mul", "x", "a").run("tanh", "a", "b").run("relu", "b", "c")
-    assert peak_memory(tape.compiled("c")).peak_bytes == 2 * X.nbytes
+    builder = StepBuilder("x").run("mul", "x", "a").run("tanh", "a", "b").run("relu", "b", "c")
+    assert peak_memory(builder.compiled("c")).peak_bytes == 2 * X.nbytes
 
 
 @pytest.mark.parametrize("model", ["gpt2-large", "bert-large", "dlrm-default", "resnet50", "opt-1.3b"])

@@ -21,30 +21,22 @@ from traincast.app.decisions import whatif as whatif
 from traincast.app.machine import bench as bench
 from traincast.app.machine import fit_store as fit_store
 from traincast.app.machine import measure as measure
-from traincast.app.machine import predict_here as predict_here
 from traincast.app.machine import refine as refine
 from traincast.app.machine import self_check as self_check
 
 if TYPE_CHECKING:
+    from traincast.app.keywords import ScenarioFields, StepFields
     from traincast.app.pages.written import WrittenPage
-    from traincast.calibration.evaluation.suites import Evaluation, MachineOptions
-    from traincast.calibration.fit_shipped import FitResult
     from traincast.capturing.script import Recording
-    from traincast.costs.host.profile import HostProfile
     from traincast.hardware.platform import Platform
     from traincast.ir.given import OpCost
     from traincast.ir.workload import Workload
-    from traincast.models.transformers.description import Transformer
-    from traincast.simulator.parallelism.layout import Layout
-    from traincast.simulator.parallelism.result import TrainingPrediction
     from traincast.simulator.prediction.result import Prediction
     from traincast.simulator.prediction.scaling import ScalingCurve
     from traincast.simulator.scenario.export import Exported
-    from traincast.simulator.scenario.loading import Loader
     from traincast.simulator.scenario.models import ModelList
     from traincast.simulator.scenario.platforms import PlatformList
-    from traincast.simulator.scenario.variant import VariantOptions
-    from traincast.simulator.uneven import Unevenness
+    from traincast.simulator.scenario.scenario import On, Source
     from traincast.traces.replay.compare import TraceComparison
     from traincast.traces.replay.results import TraceReport
     from traincast.utils.results import Result
@@ -59,103 +51,30 @@ def _silent(_: float) -> None:
     """Hears progress and says nothing."""
 
 
-def predict(
-    workload: str | Path | Workload,
-    *,
-    on: str | Platform,
-    gpus: int | None = None,
-    clock_mhz: float | None = None,
-    host: str | HostProfile | None = None,
-    roofline_only: bool = False,
-    uneven: Unevenness | None = None,
-    program: str | None = None,
-    cuda_graph: bool = False,
-    loader: Loader | None = None,
-    costs: Costs = None,
-    **variant: Unpack[VariantOptions],
-) -> Prediction:
+def predict(workload: Source, *, on: On, **scenario: Unpack[ScenarioFields]) -> Prediction:
     """Predicts one step of a workload on a platform; see `Prediction` for what comes back (seconds).
 
-    Args:
-        workload: a built-in model by name, a saved workload (`.tc`), a DLRM described in YAML, or a `Workload`.
-        on: a built-in GPU or node by name, your own description (`.toml`), or a `Platform`.
-        gpus: how many GPUs (default 1, or as many as the workload was captured on). A DLRM shards its tables over
-            several, any other model trains data parallel.
-        clock_mhz: locks the SM clock.
-        host: a host profile or its name (default: the platform's).
-        roofline_only: takes rooflines instead of the fitted kernel models.
-        uneven: lets ranks differ by chance.
-        program: which program trains a DLRM on several GPUs ("torchrec", the default; "torchrec-pipelined", its
-            `TrainPipelineSparseDist`; "hugectr" and "nvidia" for the models that were published with them).
-        cuda_graph: replays the step as CUDA graphs; what cannot be part of one is named in the warnings.
-        costs: what ops cost, as their author knows it: a file (.toml), or a list of `OpCost`.
-        loader: how batches come (`simulator.scenario.loading.Loader`: `ms` a batch, `workers`, `pageable` copies).
-        **variant: the fields of `simulator.scenario.variant.Variant`: `batch_size` (samples per GPU), `seq_len`
-            (tokens per sample), `dtype` ("fp32", "tf32", "fp16", "bf16"), `mode` ("training", "inference"),
-            `optimizer` ("none", "sgd", "adagrad", "adam"), `attention` ("eager", "sdpa"), `embedding` ("batched",
-            "bag", "fbgemm"), `compiled`.
+    `workload` is a built-in model, a described Transformer ("llama3-8b"), a DLRM described in YAML, a Hugging Face
+    `config.json`, a saved workload (`.tc`), or one of these as an object. `on` is a built-in GPU or node, your own
+    description (`.toml`), "here" (the machine at hand, once it was measured), or a `Platform`. All other keywords are
+    the fields of `Scenario`, the same as the options of `traincast predict`. One that this step does not use is an
+    error.
     """
-    from traincast.simulator.scenario.costs import read_costs
-    from traincast.simulator.scenario.predict import Question
-    from traincast.simulator.scenario.predict import predict as answer
-    from traincast.simulator.scenario.variant import variant_of
-    from traincast.simulator.scenario.workloads import default_dtype
+    from traincast.app.predicting import predict as answer
+    from traincast.simulator.scenario.fields import scenario_from
 
-    question = Question(
-        workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), gpus=gpus,
-        clock_mhz=clock_mhz, host=host, roofline_only=roofline_only, uneven=uneven, program=program,
-        cuda_graph=cuda_graph, loader=loader, costs=read_costs(costs),
-    )  # fmt: skip
-    return answer(question)
-
-
-def predict_training(
-    model: str | Path | Transformer,
-    *,
-    on: str | Platform,
-    layout: Layout,
-    clock_mhz: float | None = None,
-    host: str | HostProfile | None = None,
-    roofline_only: bool = False,
-) -> TrainingPrediction:
-    """Predicts one training step of a Transformer laid over GPUs; see `TrainingPrediction` for what comes back.
-
-    `model` is built in ("llama3-70b"), a short YAML description, a Hugging Face `config.json`, or a `Transformer`;
-    `layout` says how many GPUs there are and what each group of them shares. Other keywords as in `predict`.
-    """
-    from traincast.planner.parallelism.ask import TrainingQuestion, answer_training
-
-    named = str(model) if isinstance(model, Path) else model
-    question = TrainingQuestion(
-        model=named, on=on, layout=layout, clock_mhz=clock_mhz, host=host, roofline_only=roofline_only
-    )
-    return answer_training(question)
+    return answer(scenario_from({"workload": workload, "on": on, **scenario}))
 
 
 def scaling(
-    workload: str | Path | Workload,
-    *,
-    on: str | Platform,
-    gpus: Sequence[int],
-    kind: str = "weak",
-    clock_mhz: float | None = None,
-    host: str | HostProfile | None = None,
-    program: str | None = None,
-    cuda_graph: bool = False,
-    **variant: Unpack[VariantOptions],
+    workload: Source, *, on: On, gpus: Sequence[int], kind: str = "weak", **scenario: Unpack[StepFields]
 ) -> ScalingCurve:
     """Predicts one step on every number of GPUs given. `batch_size` is that of one GPU for a curve of the `kind`
     "weak", and that of all GPUs together for a "strong" one. Other keywords as in `predict`."""
-    from traincast.simulator.scenario.predict import Question
+    from traincast.simulator.scenario.fields import scenario_from
     from traincast.simulator.scenario.scaling import predict_scaling
-    from traincast.simulator.scenario.variant import variant_of
-    from traincast.simulator.scenario.workloads import default_dtype
 
-    question = Question(
-        workload=workload, on=on, variant=variant_of(variant, default_dtype(workload)), clock_mhz=clock_mhz, host=host,
-        program=program, cuda_graph=cuda_graph,
-    )  # fmt: skip
-    return predict_scaling(question, gpus, kind)
+    return predict_scaling(scenario_from({"workload": workload, "on": on, **scenario}), gpus, kind)
 
 
 def capture(
@@ -231,26 +150,25 @@ def recording(
     return record_block(batch_size=batch_size, seq_len=seq_len, name=name, assume=assume)
 
 
-def load(workload: str | Path, **variant: Unpack[VariantOptions]) -> Workload:
-    """A built-in model by name, a saved workload (`.tc`), or a DLRM described in YAML, in a variant (see `predict`)."""
-    from traincast.simulator.scenario.variant import variant_of
-    from traincast.simulator.scenario.workloads import default_dtype
-    from traincast.simulator.scenario.workloads import load as load_variant
+def load(workload: Source, **scenario: Unpack[ScenarioFields]) -> Workload:
+    """A built-in model by name, a saved workload (`.tc`), or a model described in a file, as a step of one GPU in the
+    variant that fields of `Scenario` choose (`batch_size`, `dtype`, `mode`, ...)."""
+    from traincast.simulator.scenario.fields import scenario_from
+    from traincast.simulator.scenario.kinds import check_used, source_kind
+    from traincast.simulator.scenario.workloads import load as load_step
 
-    return load_variant(workload, variant_of(variant, default_dtype(workload)))
+    asked = scenario_from({"workload": workload, **scenario})
+    kind = source_kind(asked.workload)
+    check_used(asked, kind)
+    return load_step(asked, kind)
 
 
-def export(
-    workload: str | Path | Workload, out: str | Path, *, to: str = "pytorch", **variant: Unpack[VariantOptions]
-) -> Exported:
+def export(workload: Source, out: str | Path, *, to: str = "pytorch", **scenario: Unpack[ScenarioFields]) -> Exported:
     """Writes rank 0 of a workload as an execution trace that other tools read: `to` is "pytorch" (the JSON of
-    PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Variants as in `predict`."""
+    PyTorch's ExecutionTraceObserver) or "chakra" (a Chakra protobuf trace). Other keywords as in `load`."""
     from traincast.simulator.scenario.export import export as write
-    from traincast.simulator.scenario.variant import variant_of
-    from traincast.simulator.scenario.workloads import default_dtype
-    from traincast.simulator.scenario.workloads import load as load_variant
 
-    return write(load_variant(workload, variant_of(variant, default_dtype(workload))), Path(out), to)
+    return write(load(workload, **scenario), Path(out), to)
 
 
 def trace(
@@ -302,51 +220,15 @@ def write_report(
     return write_page(with_what_ifs(page_of(answer, price, against), answer, price), Path(out))
 
 
-def models() -> ModelList:
-    """The built-in models; `models().coverage()` says how each of their ops is lowered to kernels."""
+def list_models() -> ModelList:
+    """The built-in models; `list_models().coverage()` says how each of their ops is lowered to kernels."""
     from traincast.simulator.scenario.models import built_in_models
 
     return built_in_models()
 
 
-def platforms() -> PlatformList:
+def list_platforms() -> PlatformList:
     """The built-in GPUs and nodes, with the figures predictions use."""
     from traincast.simulator.scenario.platforms import built_in_platforms
 
     return built_in_platforms()
-
-
-def fit(
-    *pieces: str,
-    data: str | Path | None = None,
-    out: str | Path | None = None,
-    into_package: bool = False,
-    progress: Progress = _silent,
-) -> FitResult:
-    """Rebuilds the shipped profiles (all pieces, or those named) from a folder of measurements (`data`, default
-    $TRAINCAST_DATA). They are written into the folder `out`, all or none; without one into the package
-    itself if that is a source checkout, or if `into_package` says so."""
-    from traincast.calibration.fit_shipped import fit as rebuild
-    from traincast.calibration.measurements import measurements_folder
-
-    folder = None if out is None else Path(out)
-    return rebuild(pieces, measurements_folder(data), folder, into_package=into_package, progress=progress)
-
-
-def evaluate(
-    suite: str,
-    *,
-    data: str | Path | None = None,
-    roofline_only: bool = False,
-    progress: Progress = _silent,
-    **machine: Unpack[MachineOptions],
-) -> Evaluation:
-    """Predicted against published measurements, case by case, beside what others score (errors in percent). The
-    measurements are in the folder `data` (default $TRAINCAST_DATA). The suites "here" and "sharding" run steps on this
-    `machine` instead (see `MachineOptions`); `data` is then where they keep what they find (default: by its store)."""
-    from traincast.calibration.evaluation import suites
-    from traincast.calibration.measurements import measurements_folder
-
-    if suites.measures_here(suite, machine, roofline_only=roofline_only):
-        return suites.evaluate_on_this_machine(suite, None if data is None else Path(data), machine, progress=progress)
-    return suites.evaluate(suite, measurements_folder(data), roofline_only=roofline_only, progress=progress)

@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 if TYPE_CHECKING:
+    from traincast.app.keywords import VariantFields
     from traincast.calibration.bench.measure import Measured
     from traincast.calibration.bench.selfcheck import SelfCheck
     from traincast.calibration.campaign import Benched
     from traincast.calibration.here import Calibrated
     from traincast.calibration.measure import Source as Step
     from traincast.calibration.refine import Refined
-    from traincast.costs.cpu.profile import Profile
-    from traincast.ir.workload import Workload
-    from traincast.simulator.cpu.ranks import RanksPrediction
-    from traincast.simulator.cpu.step import SerialPrediction
-    from traincast.simulator.scenario.variant import VariantOptions
+    from traincast.simulator.scenario.scenario import Scenario
 
 Progress = Callable[[float], None]
 """Hears the fraction that is done."""
@@ -25,6 +22,13 @@ Progress = Callable[[float], None]
 
 def _silent(_: float) -> None:
     """Hears progress and says nothing."""
+
+
+def _variant(fields: VariantFields) -> Scenario:
+    """The variant of a step that is run: in fp32 unless another arithmetic is named."""
+    from traincast.simulator.scenario.fields import scenario_from
+
+    return scenario_from({"dtype": "fp32", **fields})
 
 
 def measure(
@@ -38,7 +42,7 @@ def measure(
     trace_out: str | Path | None = None,
     gpus: int = 1,
     progress: Progress = _silent,
-    **variant: Unpack[VariantOptions],
+    **variant: Unpack[VariantFields],
 ) -> Measured:
     """Runs a real training step on this machine, interleaved with a reference kernel, and says how long it takes.
 
@@ -49,10 +53,9 @@ def measure(
     many processes train together (a DLRM hybrid parallel, others under DDP), over gloo on a CPU, one thread each, or
     NCCL. Needs torch; variants as in `predict`.
     """
-    from traincast.calibration.here import home
     from traincast.calibration.measure import measure as run
     from traincast.calibration.measure import slug
-    from traincast.simulator.scenario.variant import variant_of
+    from traincast.costs.cpu.machine import home
 
     trace = None if trace_out is None else Path(trace_out)
     if trace is None and device == "cuda" and gpus == 1:
@@ -62,11 +65,11 @@ def measure(
         from traincast.calibration.measure_ranks import measure_ranks
 
         return measure_ranks(
-            step, variant_of(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
+            step, _variant(variant), gpus, device=device, repeats=repeats, seconds=seconds, clock=clock,
             nominal=nominal, trace=trace,
         )  # fmt: skip
     return run(
-        step, variant_of(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
+        step, _variant(variant), device=device, repeats=repeats, seconds=seconds, clock=clock, nominal=nominal,
         trace=trace, progress=progress,
     )  # fmt: skip
 
@@ -82,7 +85,7 @@ def bench(
     clock_mhz: float = 0.0,
     progress: Progress = _silent,
     covered: Callable[[str], None] = lambda _: None,
-    **variant: Unpack[VariantOptions],
+    **variant: Unpack[VariantFields],
 ) -> Benched:
     """Measures this machine: microbenchmarks into a store (a folder; default: one per device), for the time `budget`.
 
@@ -92,11 +95,10 @@ def bench(
     it stopped; two at a time do not write to one store. Needs torch and polars.
     """
     from traincast.calibration.campaign import bench as run
-    from traincast.simulator.scenario.variant import variant_of
 
     return run(
         device=device, budget=budget, store=None if store is None else Path(store), workload=workload,
-        variant=variant_of(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
+        variant=_variant(variant), seed=seed, dry_run=dry_run, clock_mhz=clock_mhz, progress=progress,
         covered=covered,
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ def self_check(device: str = "cpu") -> SelfCheck:
 
 def fit_store(store: str | Path, *, out: str | Path | None = None, clock: str = "wall") -> Calibrated:
     """Fits the profile of a machine from the store that `bench` filled, and writes it to the file `out` (default: where
-    `predict_here` looks). The answer has the errors on a held-out fifth (percent). Needs polars."""
+    `on="here"` looks). The answer has the errors on a held-out fifth (percent). Needs polars."""
     from traincast.calibration.here import fit_store as run
 
     return run(Path(store), None if out is None else Path(out), clock)
@@ -123,22 +125,3 @@ def refine(store: str | Path, platform: str, *, out: str | Path | None = None) -
     from traincast.calibration.refine import refine as run
 
     return run(Path(store), platform, None if out is None else Path(out))
-
-
-def predict_here(
-    step: Step | Workload,
-    *,
-    on: str | Profile = "here",
-    gpus: int | None = None,
-    **variant: Unpack[VariantOptions],
-) -> SerialPrediction | RanksPrediction:
-    """Predicts one step on a machine that was measured: this one, or that of a profile's file. A CPU, one thread; with
-    `gpus` as many ranks of one thread each, which must be as many as `bench` measured collectives between.
-
-    `step` is what `measure` takes, or a workload. Seconds are those of the machine as it was when it was measured; a
-    workload needs no torch, any other step is captured first.
-    """
-    from traincast.calibration.here import predict_here as answer
-    from traincast.simulator.scenario.variant import variant_of
-
-    return answer(step, variant_of(variant), on, gpus)

@@ -11,10 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.calibration.here import captured_here, profile_file, store_folder
+from traincast.calibration.here import captured_here, store_folder
 from traincast.calibration.measure import Source
+from traincast.costs.cpu.machine import profile_file
 from traincast.costs.cpu.profile import load_profile
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError, shown
 from traincast.utils.results import Records, Result
 
@@ -114,7 +115,7 @@ def bench(
     if not 0 <= seed < 1 << 32:
         raise TraincastError(f"`seed` is {shown(seed)}; give a whole number from 0")
     folder = store or store_folder(device)
-    needed = None if workload is None else _needed(workload, variant or Variant(), device)
+    needed = None if workload is None else _needed(workload, variant or Variant(dtype="fp32"), device)
     tasks = _plan(device, seed) if needed is None else iter(needed.tasks)
     if dry_run:
         planned = _planned(folder, tasks, seconds, device if needed is None else "")

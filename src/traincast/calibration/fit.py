@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from traincast.calibration.waits import with_late
-from traincast.costs.cpu.copies import fit_copies, is_copy
 from traincast.costs.cpu.crowding import fit_crowding
 from traincast.costs.cpu.estimator import KindModel, fit_few, fit_kind, fit_terms, non_negative
 from traincast.costs.cpu.exchanges import fit_exchanges, is_exchange
 from traincast.costs.cpu.features import OTHER, Caches, Features, family_of, kind_of, rough_prices
+from traincast.costs.cpu.host_events import HOST_EVENTS
 from traincast.costs.cpu.profile import Profile
-from traincast.costs.cpu.samples import Sample, calm_samples, mean_visit, visits
-from traincast.simulator.cpu.step import HOST_EVENTS
+from traincast.costs.cpu.samples import Sample, calm_samples, is_copy, mean_visit, visits
 from traincast.utils.arrays import FloatArray
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import ErrorRow, error_row, within
@@ -75,12 +74,11 @@ def _fit_profile(every: list[Sample], identity: Mapping[str, Any], clock: str) -
     exchanges, exchange_errors = fit_exchanges([s for s in every if is_exchange(s.signature)], reference)
     jitter = _jitter(steps)
     exchanges = with_late(exchanges, together, reference, jitter)
-    copies, copy_errors = fit_copies([s for s in steady if is_copy(s.signature)], reference, clock)
-    errors = [*errors, *exchange_errors, *copy_errors]
+    errors = [*errors, *exchange_errors]
     profile = Profile(
         identity=identity, clock=clock, reference=reference, caches=caches, models=models, host={},
         host_spread=_HOST_SPREAD, errors=tuple(_row(error) for error in errors), samples=len(every),
-        exchanges=exchanges, copies=copies, crowding=crowding, jitter=jitter,
+        exchanges=exchanges, crowding=crowding, jitter=jitter,
     )  # fmt: skip
     return _with_host(profile, steps), errors
 

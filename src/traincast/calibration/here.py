@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,57 +9,25 @@ from typing import Any
 
 from traincast.calibration.measure import Source, runnable
 from traincast.calibration.measure_ranks import captured_ranks
-from traincast.costs.cpu.profile import Profile, is_profile, load_profile, save_profile
+from traincast.costs.cpu.machine import HERE, home, load_machine, profile_file
+from traincast.costs.cpu.machine import is_here as is_here
+from traincast.costs.cpu.profile import Profile, save_profile
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
-from traincast.simulator.cpu.ranks import RanksPrediction, predict_ranks
-from traincast.simulator.cpu.step import SerialPrediction, predict_serial
+from traincast.simulator.cpu.predict import predict_on_machine
+from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import shown_path
 from traincast.utils.metrics import ErrorRow
 from traincast.utils.results import Records, Result
 
-HERE = "here"
-
-
-def home() -> Path:
-    """Where stores and profiles of this machine are kept: $TRAINCAST_HOME, else the user's data folder."""
-    named = os.environ.get("TRAINCAST_HOME")
-    if named:
-        return Path(named)
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "traincast"
-
 
 def store_folder(device: str) -> Path:
     """The store of a device of this machine, unless another is named."""
     return home() / f"store-{device}"
-
-
-def profile_file() -> Path:
-    """The profile that `here` means."""
-    return home() / "here.toml"
-
-
-def is_here(on: str) -> bool:
-    """Whether a platform's name means a machine that was measured: `here`, or the file of a fitted profile."""
-    return on == HERE or (on.endswith(".toml") and is_profile(on))
-
-
-def find_profile(on: str | Profile) -> Profile:
-    """The profile of `here`, or of a file."""
-    if isinstance(on, Profile):
-        return on
-    path = profile_file() if on == HERE else Path(on)
-    if not path.is_file():
-        raise TraincastError(
-            f"no profile '{shown_path(path)}'; measure this machine with 'traincast bench', then fit its `store` with "
-            "'traincast fit'"
-        )
-    return load_profile(path)
 
 
 def captured_here(
@@ -69,7 +36,7 @@ def captured_here(
     """A step as a device of this kind runs it, without running it, and which rows its tables' lookups want."""
     if isinstance(source, Workload) or str(source).endswith(".tc"):
         held = source if isinstance(source, Workload) else str(source)
-        return load(held, variant), ()
+        return load(variant.replace(workload=held)), ()
     from traincast.capturing.step import capture_step
 
     step = runnable(source, variant, device="cuda", drawn=False)
@@ -90,21 +57,21 @@ def _access(source: Any) -> tuple[str, ...]:
 
 def predict_here(
     source: Source | Workload, variant: Variant, on: str | Profile = HERE, gpus: int | None = None
-) -> SerialPrediction | RanksPrediction:
+) -> Prediction:
     """One step on a machine that was measured: of one process, or of as many ranks as `gpus`."""
-    profile = find_profile(on)
+    machine = load_machine(on)
     if isinstance(source, Workload) or str(source).endswith(".tc"):
-        workload = load(source if isinstance(source, Workload) else str(source), variant)
+        workload = load(variant.replace(workload=source if isinstance(source, Workload) else str(source)))
         if gpus is not None and gpus != len(workload.ranks):
             raise TraincastError(
                 f"{workload.name} was captured on {len(workload.ranks)} ranks, not {gpus}; capture it again"
             )
-        return predict_serial(workload, profile) if len(workload.ranks) == 1 else predict_ranks(workload, profile)
+        return predict_on_machine(workload, machine)
     if gpus is None or gpus == 1:
         workload, access = captured_here(source, variant)
-        return predict_serial(workload, profile, access)
+        return predict_on_machine(workload, machine, (access,))
     together, accesses = captured_ranks(source, variant, gpus)
-    return predict_ranks(together, profile, accesses)
+    return predict_on_machine(together, machine, accesses)
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traincast.ir.workload import MAX_BATCH
-from traincast.models.dlrm.config import DlrmConfig
+from traincast.models.catalog import list_models
+from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
 from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario as Variant
 from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.plugins import DEFINITIONS, require_plugin
 
 if TYPE_CHECKING:
     from traincast.calibration.bench.measure import Measured
@@ -41,67 +43,31 @@ class Runnable:
 def runnable(source: Source, variant: Variant, device: str = "cpu", *, drawn: bool = True) -> Runnable:
     """The step of a model as it runs on a device of this machine, or, without `drawn`, as it is only captured: that
     reads no values. Needs torch."""
-    if isinstance(source, DlrmConfig):
-        return _dlrm(source, variant, device, drawn=drawn)
     name = str(source)
-    if callable(source) or ":" in name:
+    if not isinstance(source, DlrmConfig) and (callable(source) or ":" in name):
         return _function(source, variant)
-    if name.endswith((".yaml", ".yml")):
-        return _dlrm(read_dlrm(Path(name)), variant, device, drawn=drawn)
     if name.endswith(".tc"):
         raise TraincastError(f"{name} holds a captured step, which cannot be run; give FILE.py:FUNCTION or a model")
-    return _built_in(name, variant, device, drawn=drawn)
+    model = named_model(source)
+    step: Runnable = definitions(model).one_rank_step(model, variant, device, drawn=drawn)
+    return step
 
 
-def setting_of(variant: Variant, choice: str, optimizer: str, device: str, *, drawn: bool) -> Any:
-    """How the step of a built-in model is run on a device, as `zoo.build.steps.Setting`."""
-    from traincast.models.zoo.build.steps import Setting
-
-    if variant.dtype not in ("fp32", "bf16"):
-        raise TraincastError(f"steps are run here in fp32 or bf16, not {variant.dtype}; leave out `dtype`")
-    if variant.optimizer == "none":
-        raise TraincastError("a step without its optimizer cannot be run as one; leave out `optimizer`")
-    mode = variant.mode or "training"
-    return Setting(
-        mode=mode,
-        optimizer="" if mode == "inference" else variant.optimizer or optimizer,
-        precision="half" if variant.dtype == "bf16" else "fp32",
-        choice=choice,
-        device=device,
-        drawn=drawn,
-    )
+def named_model(source: Source) -> str | DlrmConfig:
+    """A DLRM, built in, in YAML or as it is; any other model by its name."""
+    if isinstance(source, DlrmConfig):
+        return source
+    name = str(source)
+    return read_dlrm(Path(name)) if name.endswith((".yaml", ".yml")) else STUDY_DLRMS.get(name, name)
 
 
-def _dlrm(config: DlrmConfig, variant: Variant, device: str, *, drawn: bool) -> Runnable:
-    from traincast.models.zoo.build.steps import dlrm_step
-    from traincast.models.zoo.define.dlrm import Dlrm
-
-    if variant.embedding not in (None, "bag"):
-        raise TraincastError(f"tables of the kind '{variant.embedding}' are not run here; give `embedding='bag'`")
-    config = replace(config, embedding="bag", optimizer=variant.optimizer or config.optimizer)
-    build = dlrm_step(setting_of(variant, "bag", config.optimizer, device, drawn=drawn), Dlrm, config)
-    tables = 4 * sum(config.table_rows) * config.embedding_dim
-    return Runnable(config.name, variant.batch_size or config.batch_size, 0, build, tables)
-
-
-def _built_in(name: str, variant: Variant, device: str, *, drawn: bool) -> Runnable:
-    from traincast.models.dlrm.config import STUDY_DLRMS
-    from traincast.models.zoo.build.recipes import RECIPES
-    from traincast.models.zoo.build.recommenders import RECOMMENDERS
-
-    if name in STUDY_DLRMS:
-        return _dlrm(STUDY_DLRMS[name], variant, device, drawn=drawn)
-    if name not in RECIPES:
-        raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
-    recipe = RECIPES[name]
-    choice = (variant.attention if recipe.axis == "attention" else variant.embedding) or recipe.choices[0]
-    if choice not in recipe.choices or choice == "fbgemm" or name in {model.name for model in RECOMMENDERS}:
-        raise TraincastError(
-            f"{name} does not run here with '{choice}': its tables or its attention can be predicted only; give "
-            "FILE.py:FUNCTION to run your own"
-        )
-    build = recipe.make(setting_of(variant, choice, recipe.optimizers[0], device, drawn=drawn))
-    return Runnable(name, variant.batch_size or recipe.batch_size, variant.seq_len or recipe.seq_len, build)
+def definitions(model: str | DlrmConfig) -> Any:
+    """What writes steps of built-in models and of DLRMs in PyTorch; a model that nobody knows is refused."""
+    name = model if isinstance(model, str) else model.name
+    if isinstance(model, str) and name not in {info.name for info in list_models()}:
+        known = [info.name for info in list_models()]
+        raise unknown("model", name, known, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
+    return require_plugin(DEFINITIONS, "steps", f"{name} as a PyTorch model (FILE.py:FUNCTION is your own)")
 
 
 def _function(source: str | Path | Callable[..., Any], variant: Variant) -> Runnable:

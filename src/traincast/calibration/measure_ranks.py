@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincast.calibration.measure import Source, check_sizes, setting_of
+from traincast.calibration.measure import Source, check_sizes, definitions, named_model
 from traincast.ir.workload import Workload
-from traincast.models.dlrm.config import STUDY_DLRMS, DlrmConfig
-from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.simulator.scenario.variant import Variant
-from traincast.utils.errors import TraincastError, unknown
+from traincast.models.dlrm.config import DlrmConfig
+from traincast.simulator.scenario.scenario import Scenario as Variant
+from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.calibration.bench.device import Device
@@ -47,58 +46,14 @@ def ranks_step(source: Source, variant: Variant, ranks: int, device: str = "cpu"
     name = str(source)
     if not isinstance(source, DlrmConfig) and (callable(source) or ":" in name):
         return _function(source, variant, ranks)
-    config = source if isinstance(source, DlrmConfig) else STUDY_DLRMS.get(name)
-    if name.endswith((".yaml", ".yml")):
-        config = read_dlrm(Path(name))
-    if config is None:
-        return _data_parallel(name, variant, ranks, device, drawn=drawn)
-    if drawn and device == "cuda":
+    model = named_model(source)
+    if isinstance(model, DlrmConfig) and drawn and device == "cuda":
         raise TraincastError(
             "DLRMs of several ranks are run here on CPUs; with `device='cuda'` give a model that is trained under DDP, "
             "or FILE.py:FUNCTION"
         )
-    return _dlrm(config, variant, ranks)
-
-
-def _dlrm(config: DlrmConfig, variant: Variant, ranks: int) -> RanksStep:
-    """Tables whole, balanced by their lookups; MLPs on every rank; SGD."""
-    from traincast.calibration.trials.catalog import task_plans
-    from traincast.calibration.trials.dlrm import dlrm_step
-    from traincast.calibration.trials.plans import BALANCED
-    from traincast.calibration.trials.tasks import DlrmTask
-    from traincast.calibration.trials.workloads import rank_access
-
-    if variant.dtype != "fp32" or variant.optimizer not in (None, "sgd") or variant.embedding not in (None, "bag"):
-        raise TraincastError(
-            "DLRMs of several ranks are run here in fp32 with SGD and EmbeddingBags; leave out `dtype`, `optimizer` "
-            "and `embedding`"
-        )
-    rows = config.access or ("uniform",) * config.num_tables
-    config = replace(config, embedding="bag", index_dtype="int64", optimizer="sgd", access=rows)
-    size = variant.batch_size or config.batch_size
-    task = DlrmTask(name=config.name, config=config, batch_sizes=(size,), ranks=ranks, seed=0)
-    plan = task_plans(task)[BALANCED]
-    access = tuple(rank_access(config, plan, rank) for rank in range(ranks))
-    return RanksStep(config.name, size, 0, dlrm_step(task, plan), access)
-
-
-def _data_parallel(name: str, variant: Variant, ranks: int, device: str, *, drawn: bool) -> RanksStep:
-    from traincast.models.zoo.build.recipes import RECIPES
-
-    if name not in RECIPES:
-        raise unknown("model", name, RECIPES, "See 'traincast models', or give a DLRM in YAML or FILE.py:FUNCTION.")
-    recipe = RECIPES[name]
-    if not recipe.data_parallel:
-        raise TraincastError(f"{name} is not trained data parallel here; give a DLRM, a Transformer or a CNN")
-    choice = (variant.attention if recipe.axis == "attention" else None) or recipe.choices[0]
-    setting = replace(setting_of(variant, choice, recipe.optimizers[0], device, drawn=drawn), ranks=ranks)
-    build = recipe.make(setting)
-    length = variant.seq_len or recipe.seq_len
-
-    def make_step(batch_size: int, *, rank: int, world_size: int) -> Callable[[], object]:
-        return build(batch_size, length)
-
-    return RanksStep(name, variant.batch_size or recipe.batch_size, length, make_step, ((),) * ranks)
+    step: RanksStep = definitions(model).many_ranks_step(model, variant, ranks, device, drawn=drawn)
+    return step
 
 
 def _function(source: str | Path | Callable[..., Any], variant: Variant, ranks: int) -> RanksStep:
@@ -160,7 +115,7 @@ def measure_ranks(
     if device == "cuda" and places < ranks:
         raise TraincastError(f"`gpus` is {ranks} and this machine has {places}; give as many as there are")
     step = ranks_step(source, variant, ranks, device)
-    job = {"step": str(source), "variant": asdict(variant), "seconds": seconds, "most": repeats}
+    job = {"step": str(source), "variant": variant.given(), "seconds": seconds, "most": repeats}
     heard: list[dict[str, Any]] = []
     run_ranks([job], ranks, each=heard.append, module=__name__, device=device)
     series = Series(*(np.array(heard[0][name]) for name in ("step", "busy", "reference", "reference_busy")))

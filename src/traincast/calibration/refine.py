@@ -14,9 +14,8 @@ import numpy as np
 
 from traincast.calibration.bench.host_overheads import is_overhead, overhead_of
 from traincast.costs.collectives import COLLECTIVE, even_bytes, shipped_collectives
-from traincast.costs.cpu.copies import copy_of, is_copy
 from traincast.costs.cpu.exchanges import exchanges_of, is_exchange
-from traincast.costs.cpu.samples import Sample
+from traincast.costs.cpu.samples import Sample, copy_of, is_copy
 from traincast.costs.host.names import current_name
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.kernels.call import Calls, KernelCall

@@ -1,7 +1,7 @@
 """What a collective takes longer inside a step than alone: threads sleep and are woken, ranks arrive apart.
 
 Small steps are run on several ranks at once. What each takes on the wall's clock beyond the walk of its own plan
-(`together`), with collectives as they take alone, is divided by their number.
+(`rank_plan`), with collectives as they take alone, is divided by their number.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traincast.costs.cpu.exchanges import Exchange, ExchangeModels
-from traincast.simulator.cpu.together import RankPlan, Stretch, step_seconds
+from traincast.simulator.cpu.rank_plan import RankPlan, Stretch, step_seconds
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:

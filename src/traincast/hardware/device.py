@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from traincast.utils.errors import TraincastError
 
@@ -11,6 +12,8 @@ PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 6.0, 7.0, 7.5, 8.0, 8.9,
 """Compute capabilities from which NVIDIA's chips, or the kernels written for them, changed."""
 HOST = "host"
 """Among a device's corrections: what its host takes."""
+CPU = "cpu"
+"""The vendor and the architecture of a device that is one core of a measured CPU."""
 _BLACKWELL_GRAPHICS = 12.0  # the Blackwell made for graphics has a number of its own
 
 
@@ -56,6 +59,11 @@ class Device:
     corrections: Mapping[str, float] = field(default_factory=dict)
     host_sharers: int = 1
     power_limit_watts: float | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is one core of a measured CPU (`cpu_device`): its kernels run on the host thread."""
+        return self.vendor == CPU
 
     @property
     def host_slowness(self) -> float:
@@ -125,3 +133,14 @@ class Device:
                 f"SM clock {clock_mhz:g} MHz is out of range for {self.key}; give 100 to {ceiling:.0f} MHz"
             )
         return replace(self, clock_mhz=clock_mhz)
+
+
+def cpu_device(key: str, name: str, *, memory_bytes: float, l2_bytes: float) -> Device:
+    """One core of a CPU as a device; `memory_bytes` 0 is not known. It has no data sheet: its rates are 0, and what an
+    op takes on it is what was measured."""
+    return Device(
+        key=key, name=name, vendor=CPU, arch=CPU, compute_capability=0.0, memory_bytes=memory_bytes or inf,
+        dram_bandwidth=0.0, num_sms=1, cores_per_sm=1, boost_clock_mhz=1.0, sustained_clock_mhz=1.0,
+        peak_flops={"fp32": 0.0}, l2_bytes=l2_bytes, smem_per_sm_bytes=0.0, nvlink_bandwidth=0.0, pcie_gen=0,
+        source="measured with 'traincast bench'",
+    )  # fmt: skip

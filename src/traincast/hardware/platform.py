@@ -57,7 +57,7 @@ def load_platform(name: str) -> Platform:
         return Platform(key=name, device=load_device(name))
     if name == "here":
         raise TraincastError(
-            "`on='here'` is this machine's CPU: call predict_here; here choose one of 'traincast platforms'"
+            "`on='here'` is this machine's CPU, which `predict` takes; here choose one of 'traincast platforms'"
         )
     raise unknown("platform", name, platform_keys(), "See 'traincast platforms', or describe yours in a .toml file.")
 

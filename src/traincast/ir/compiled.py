@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.ir.rewrite import Rewrite, ScopeRow
+from traincast.ir.rows import ScopeRow
 from traincast.utils.arrays import BoolArray
 
 REGION = "Torch-Compiled Region: 0/0"
@@ -26,30 +27,28 @@ def compiled_ops(program: Program) -> BoolArray:
 def with_compiled_model(program: Program) -> Program:
     """The program as it is captured when its script compiles the model: what the model runs is one region, of which
     copies from the host and what makes the host wait are no part. A step without modules is all model."""
-    rows = Rewrite(program)
-    roots = {_root(program, op.module) for scope in rows.scopes if scope.phase == Phase.FORWARD for op in scope.ops}
+    editor = ProgramEditor(program)
+    roots = {_root(program, op.module) for scope in editor.scopes if scope.phase == Phase.FORWARD for op in scope.ops}
     roots = roots - {""} or roots
-    inside = [_in_model(program, scope, roots) for scope in rows.scopes]
+    inside = [_in_model(program, scope, roots) for scope in editor.scopes]
+    end = max((number for number, here in enumerate(inside) if here), default=-1)
     kept: list[ScopeRow] = []
     region: ScopeRow | None = None
-    became: dict[int, ScopeRow] = {}  # what is in a region, or gone before its next op: the region
-    for number, scope in enumerate(rows.scopes):
+    became: dict[ScopeRow, ScopeRow] = {}  # what is in a region, or gone before its next op: the region
+    for number, scope in enumerate(editor.scopes):
         if inside[number]:
             if region is None:
                 region = ScopeRow(REGION, Phase.FORWARD, scope.thread, after=scope.after)
                 kept.append(region)
             region.ops += scope.ops
-            became[id(scope)] = region
-        elif region is not None and scope.phase in _MODEL and not scope.ops and any(inside[number:]):
-            became[id(scope)] = region
+            became[scope] = region
+        elif region is not None and scope.phase in _MODEL and not scope.ops and number < end:
+            became[scope] = region
         else:
             kept.append(scope)
             region = None
-    for scope in kept:
-        waited = None if scope.after is None else became.get(id(scope.after), scope.after)
-        scope.after = None if waited is scope else waited
-    rows.scopes = kept
-    return rows.build()
+    editor.merge_scopes(became, kept)
+    return editor.build()
 
 
 def _in_model(program: Program, scope: ScopeRow, roots: set[str]) -> bool:

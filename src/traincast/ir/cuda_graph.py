@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.utils.arrays import BoolArray
@@ -18,15 +17,11 @@ NODE = "cuda_graph::"
 
 def with_graphs(program: Program, graphed: BoolArray) -> Program:
     """The program with the scopes that `graphed` says replayed: every run of neighbours is one graph."""
-    c = program.columns
     first = graphed & ~np.concatenate(([False], graphed[:-1]))
-    names: dict[str, int] = {name: number for number, name in enumerate(program.names)}
-    scope_name = c.scope_name.copy()
-    for prefix, chosen in ((LAUNCH, first), (NODE, graphed & ~first)):
-        for number in np.unique(c.scope_name[chosen]).tolist():
-            marked = names.setdefault(prefix + program.names[number], len(names))
-            scope_name[chosen & (c.scope_name == number)] = marked
-    return replace(program, names=tuple(names), columns=replace(c, scope_name=scope_name))
+    editor = ProgramEditor(program)
+    editor.rename_scopes(first, LAUNCH)
+    editor.rename_scopes(graphed & ~first, NODE)
+    return editor.build()
 
 
 def in_phases(program: Program, *phases: Phase) -> BoolArray:

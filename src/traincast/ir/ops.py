@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -15,6 +16,8 @@ DTYPE_BYTES = {
 }  # fmt: skip
 
 DEVICES = ("cuda", "cpu", "cpu:pinned")
+ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
+"""The scope in which autograd keeps the gradient of a parameter."""
 
 
 class Phase(IntEnum):
@@ -102,12 +105,14 @@ class Signature:
 
     def tensors(self, argument: str) -> tuple[TensorSpec, ...]:
         """The tensors passed as this argument (empty when absent or None)."""
+        return next((self.inputs[span] for name, span in self.spans() if name == argument), ())
+
+    def spans(self) -> Iterator[tuple[str, slice]]:
+        """Every tensor argument with its places among `inputs`."""
         start = 0
         for name, count in self.groups:
-            if name == argument:
-                return self.inputs[start : start + count]
+            yield name, slice(start, start + count)
             start += count
-        return ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,26 @@ def _touched(c: Columns, marked: BoolArray, pointer: Int32Array, tensor: Int32Ar
     return touched
 
 
+def storages_of(program: Program, first: int, end: int) -> Int32Array:
+    """The storages that ops `first` to `end` (excluded) read or write."""
+    c = program.columns
+    tensors = (
+        c.input_tensor[c.input_ptr[first] : c.input_ptr[end]],
+        c.output_tensor[c.output_ptr[first] : c.output_ptr[end]],
+    )
+    storages: Int32Array = c.tensor_storage[np.concatenate(tensors)]
+    return storages
+
+
+def find_stale_storages(program: Program) -> IntArray:
+    """Storages that are freed before any op runs, which captures note as freed after op 0."""
+    c = program.columns
+    stale = (c.storage_alloc < 0) & (c.storage_free == 0)
+    if program.num_ops:
+        stale[storages_of(program, 0, 1)] = False
+    return np.flatnonzero(stale)
+
+
 def peak_memory(program: Program) -> Memory:
     """Peak of the live device storages over the step, each rounded up to the allocator's 512-byte blocks."""
     blocks, born, gone = _lives(program)

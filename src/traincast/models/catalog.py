@@ -98,7 +98,7 @@ def load_model(
 def _info(name: str) -> ModelInfo:
     models = {info.name: info for info in list_models()}
     if name not in models:
-        from traincast.models.published.catalog import published_programs
+        from traincast.models.published import published_programs
         from traincast.models.transformers.reading import built_in_names
 
         known = (*models, *published_programs(), *built_in_names())

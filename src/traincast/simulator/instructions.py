@@ -64,6 +64,18 @@ def step_instructions(
     scheduler, finder = Scheduler(lowered[0].calls), ExchangeFinder(lowered[0])
     schedules = tuple(scheduler.schedule(p, low) for p, low in zip(programs, lowered, strict=True))
     calls = tuple(finder.calls(p, s, low) for p, s, low in zip(programs, schedules, lowered, strict=True))
+    kept = tuple(replace(low, signatures=(), plain=()) for low in lowered)  # no longer needed, and large
+    return join_instructions(programs, ranks, kept, schedules, calls)
+
+
+def join_instructions(
+    programs: tuple[Program, ...],
+    ranks: tuple[int, ...],
+    lowered: tuple[LoweredProgram, ...],
+    schedules: tuple[Schedule, ...],
+    calls: tuple[CollectiveCalls, ...],
+) -> StepInstructions:
+    """Finds out which ranks meet in which collectives; `ranks[r]` is the program of rank r."""
     describe = Describe(ranks, [_Labels(p, s, c) for p, s, c in zip(programs, schedules, calls, strict=True)])
     meetings = tuple(match_calls(ranks, calls, describe))
     kernel = [schedule.call[made.instruction].tolist() for schedule, made in zip(schedules, calls, strict=True)]
@@ -76,7 +88,7 @@ def step_instructions(
     return StepInstructions(
         programs=programs,
         ranks=ranks,
-        lowered=tuple(replace(low, signatures=(), plain=()) for low in lowered),  # no longer needed, and large
+        lowered=lowered,
         schedules=schedules,
         calls=calls,
         meetings=meetings,

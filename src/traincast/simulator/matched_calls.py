@@ -74,8 +74,8 @@ def match_calls(ranks: Sequence[int], calls: Sequence[CollectiveCalls], describe
     program_of = np.array(ranks, dtype=np.int64)
     meetings = []
     for key, sequences in by_key.items():
-        program, made = next(iter(sequences.items()))
-        if not calls[program].exchange[made[0]].replicated:
+        program, first = next(iter(sequences.items()))
+        if not calls[program].exchange[first[0]].replicated:
             _check_members(key, sequences, program_of, describe)
         lengths = {program: len(sequence) for program, sequence in sequences.items()}
         _check_lengths(key, lengths, sequences, describe)

@@ -137,7 +137,7 @@ class _Layout:
         at = inside[~launches]
         op[at], run[at] = self.op[~launches], _SYNCHRONIZE
         code[at], target[at], event[at] = self._controls(-1 - item[~launches], controls, self.op[~launches])
-        return _counted(table)
+        return count_resources(table)
 
     def _host(self, launches: IntArray, ends: IntArray, part: Int32Array) -> None:
         """Marks which share of its scope's host time each host instruction takes."""
@@ -169,7 +169,9 @@ def _runtime_call(call: KernelCall) -> int:
     return _MEMSET if call.kind == "memset" else _MEMCPY
 
 
-def _counted(table: npt.NDArray[np.int32]) -> Schedule:
+def count_resources(table: npt.NDArray[np.int32]) -> Schedule:
+    """The schedule of these columns, in the order of its fields, with as many threads, streams and events as they
+    use."""
     code, thread, target, event = table[:4]
     on_stream = np.isin(code, [Code.LAUNCH, Code.STREAM_SYNCHRONIZE, Code.EVENT_RECORD, Code.STREAM_WAIT_EVENT])
     streams = int(target[on_stream].max(initial=0)) + 1

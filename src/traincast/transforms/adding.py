@@ -5,25 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.editor import ProgramEditor
+from traincast.ir.ops import Phase, Scalar, Signature, TensorSpec
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
-from traincast.transforms.pruning import Pruning, restacked
-from traincast.transforms.size_book import SizeBook
-from traincast.transforms.tables import StepTable, around, check_tables, find_tables, follow_table
+from traincast.transforms.pruning import Pruning, restack
+from traincast.transforms.tables import StepTable, check_tables, find_ops_around, find_tables, follow_table
 from traincast.utils.errors import TraincastError
 
-_SAID = "the rows of the new table are added to those of {}, so that no layer changes its width"
+ADDED = "the rows of the new table are added to those of {}, so that no layer changes its width"
 
 
-def with_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
+def add_own_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
     """The step with a table of so many rows, looked up so often a sample, beside the last one that is looked up as
     often."""
     check_tables(step)
     program = step.programs[0]
-    scratch = Rewrite(program)
+    scratch = ProgramEditor(program)
     tables = find_tables(scratch, program)
     often = {number: _lookups(program, table) for number, table in enumerate(tables) if len(table.lookups) == 1}
     alike = [number for number, count in often.items() if count == lookups]
@@ -36,7 +36,7 @@ def with_table(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
         )
     adding = _Adding(program, alike[-1], rows)
     adding.rewrite()
-    return replace(step, programs=(adding.rows.build(),)), _SAID.format(tables[alike[-1]].module or "another")
+    return replace(step, programs=(adding.editor.build(),)), ADDED.format(tables[alike[-1]].module or "another")
 
 
 def _lookups(program: Program, table: StepTable) -> float:
@@ -52,40 +52,40 @@ class _Adding:
     """A program in which the ops of one table are repeated for another of so many rows."""
 
     def __init__(self, program: Program, number: int, height: int) -> None:
-        self.program, self.sizes = program, SizeBook(program.sizes)
-        self.rows, self.mine = Rewrite(program), self._alone(program, number)
-        self.table = find_tables(self.rows, program)[number]
+        self.program, self.editor = program, ProgramEditor(program)
+        self.sizes, self.mine = self.editor.sizes, self._alone(program, number)
+        self.table = find_tables(self.editor, program)[number]
         self.height = self.sizes.constant(height)
         self.tensors: dict[int, int] = {}
         self.storages: dict[int, int] = {}
-        self.copies: dict[int, OpRow] = {}
+        self.copies: dict[OpRow, OpRow] = {}
 
     def _alone(self, program: Program, number: int) -> dict[int, set[int]]:
         """Ops, by their number, that go with the table when it is dropped, and storages at places of lists."""
-        rows = Rewrite(program)
-        table = find_tables(rows, program)[number]
-        old = [_storages(op, rows) for op in rows.ops]
-        pruning = Pruning(rows, around(table, rows))
+        editor = ProgramEditor(program)
+        table = find_tables(editor, program)[number]
+        old = [_storages(op, editor) for op in editor.ops]
+        pruning = Pruning(editor, find_ops_around(table, editor))
         follow_table(pruning, table)
         followed = set(pruning.gone)
         pruning.unused()
         # what only makes the gradient of the result serves the new table as well
-        makers = {id(op) for scope in rows.scopes if scope.phase == Phase.BACKWARD for op in scope.ops} - followed
+        makers = {op for scope in editor.scopes if scope.phase == Phase.BACKWARD for op in scope.ops} - followed
         found: dict[int, set[int]] = {}
-        for place, op in enumerate(rows.ops):
-            if id(op) in pruning.gone - makers:
+        for place, op in enumerate(editor.ops):
+            if op in pruning.gone - makers:
                 found[place] = set()
-            elif shorter := old[place] - _storages(op, rows):
+            elif shorter := old[place] - _storages(op, editor):
                 found[place] = shorter
         return found
 
     def rewrite(self) -> None:
         """Puts the copies beside the ops they are of: of the backward pass before them, since autograd runs the node of
         what was computed last first."""
-        whole = {id(self.rows.ops[place]) for place, shared in self.mine.items() if not shared}
-        lists = {id(self.rows.ops[place]): shared for place, shared in self.mine.items() if shared}
+        whole = {self.editor.ops[place] for place, shared in self.mine.items() if not shared}
+        lists = {self.editor.ops[place]: shared for place, shared in self.mine.items() if shared}
         scopes: list[ScopeRow] = []
-        for first, run in groupby(self.rows.scopes, lambda scope: (scope.phase, _all_in(scope, whole))):
+        for first, run in groupby(self.editor.scopes, lambda scope: (scope.phase, _all_in(scope, whole))):
             held = list(run)
             twins = [ScopeRow(one.name, one.phase, one.thread, self._copies(one, whole, lists)) for one in held]
             phase, ours = first
@@ -101,28 +101,27 @@ class _Adding:
                 scopes += [*held, *twins]
             if any(op is self.table.lookups[0] for scope in held for op in scope.ops):
                 scopes.append(self._added(self.table.lookups[0], held[-1]))
-        self.rows.scopes = scopes
-        restacked(self.rows, self.sizes)
-        self.rows.program = replace(self.program, sizes=self.sizes.table())
+        self.editor.scopes = scopes
+        restack(self.editor)
 
-    def _copies(self, scope: ScopeRow, whole: set[int], lists: dict[int, set[int]]) -> list[OpRow]:
+    def _copies(self, scope: ScopeRow, whole: set[OpRow], lists: dict[OpRow, set[int]]) -> list[OpRow]:
         for op in scope.ops:
-            if id(op) in lists:
-                self._lengthen(op, lists[id(op)])
-        return [self._copy(op) for op in scope.ops if id(op) in whole]
+            if op in lists:
+                self._lengthen(op, lists[op])
+        return [self._copy(op) for op in scope.ops if op in whole]
 
     def _added(self, lookup: OpRow, scope: ScopeRow) -> ScopeRow:
         """The sum of both results, which all who used the old one use."""
         old, new = lookup.outputs[0], self.tensors[lookup.outputs[0]]
-        held = self.rows.storage_of(old)
+        held = self.editor.storage_of(old)
         form = lookup.signature.outputs[0]
-        total = self.rows.new_tensor(held.size, StorageKind(held.kind))
-        after = self.rows.storage_of(total)
+        total = self.editor.new_tensor(held.size, held.kind)
+        after = self.editor.storage_of(total)
         after.free, after.lasts, held.free, held.lasts = held.free, held.lasts, None, False
-        self.rows.storages[self.rows.tensors[new]].free = None
-        mine = {id(op) for op in (lookup, *self.copies.values())}
-        for op in self.rows.ops:
-            if id(op) not in mine:
+        self.editor.storages[self.editor.tensors[new]].free = None
+        mine = {lookup, *self.copies.values()}
+        for op in self.editor.ops:
+            if op not in mine:
                 op.inputs = tuple(total if t == old else t for t in op.inputs)
         signature = Signature("aten::add", (form, form), (form,), (), (("self", 1), ("other", 1)), "Tensor")
         return ScopeRow("aten::add", Phase.FORWARD, scope.thread, [
@@ -130,26 +129,23 @@ class _Adding:
         ])  # fmt: skip
 
     def _copy(self, op: OpRow) -> OpRow:
-        forward = None if op.forward is None else self.copies.get(id(op.forward), op.forward)
+        forward = None if op.forward is None else self.copies.get(op.forward, op.forward)
         copy = OpRow(self._form(op.signature), op.inputs, op.outputs, op.module, op.stream, forward)
-        self.copies[id(op)] = copy
+        self.copies[op] = copy
         copy.inputs = tuple(self._tensor(t, op) for t in op.inputs)
         copy.outputs = tuple(self._tensor(t, op) for t in op.outputs)
         return copy
 
     def _lengthen(self, op: OpRow, shared: set[int]) -> None:
         """One more place in the lists of an op, beside the table's."""
-        spans, start = [], 0
-        for _, count in op.signature.groups:
-            spans.append((start, start + count))
-            start += count
         old, inputs, tensors, groups = op.signature, list[TensorSpec](), list[int](), []
-        for (first, end), (name, count) in zip(spans, op.signature.groups, strict=True):
-            ours = [n for n in range(first, end) if self.rows.tensors[op.inputs[n]] in shared]
-            inputs += [*old.inputs[first:end], *(self._spec(old.inputs[n]) for n in ours)]
-            tensors += [*op.inputs[first:end], *(self._own(op.inputs[n]) for n in ours)]
-            groups.append((name, count + len(ours)))
-        given = [n for n, t in enumerate(op.outputs) if self.rows.tensors[t] in shared]
+        for name, span in old.spans():
+            places = range(span.start, span.stop)
+            ours = [n for n in places if self.editor.tensors[op.inputs[n]] in shared]
+            inputs += [*old.inputs[span], *(self._spec(old.inputs[n]) for n in ours)]
+            tensors += [*op.inputs[span], *(self._own(op.inputs[n]) for n in ours)]
+            groups.append((name, len(places) + len(ours)))
+        given = [n for n, t in enumerate(op.outputs) if self.editor.tensors[t] in shared]
         op.signature = replace(
             old, inputs=tuple(inputs), groups=tuple(groups),
             outputs=(*old.outputs, *(self._spec(old.outputs[n]) for n in given)),
@@ -158,35 +154,34 @@ class _Adding:
 
     def _tensor(self, tensor: int, op: OpRow) -> int:
         """The tensor that stands for another in a copy: its own where only the table's ops use it."""
-        storage = self.rows.tensors[tensor]
+        storage = self.editor.tensors[tensor]
         if storage in self.storages or self._is_own(storage, op):
             return self._own(tensor)
         return tensor
 
     def _is_own(self, storage: int, op: OpRow) -> bool:
-        row = self.rows.storages[storage]
+        row = self.editor.storages[storage]
         if storage == self.table.storage or row.alloc is op:
             return True
-        users = (place for place, other in enumerate(self.rows.ops) if storage in _storages(other, self.rows))
+        users = (place for place, other in enumerate(self.editor.ops) if storage in _storages(other, self.editor))
         return all(place in self.mine for place in users)
 
     def _own(self, tensor: int) -> int:
         if tensor not in self.tensors:
-            storage = self.rows.tensors[tensor]
+            storage = self.editor.tensors[tensor]
             if storage not in self.storages:
-                old = self.rows.storages[storage]
-                new = self.rows.new_tensor(self._bytes(storage), StorageKind(old.kind), made=old.made)
-                self.rows.storage_of(new).lasts = old.lasts
-                self.storages[storage] = self.rows.tensors[new]
-            self.rows.tensors.append(self.storages[storage])
-            self.tensors[tensor] = len(self.rows.tensors) - 1
+                old = self.editor.storages[storage]
+                new = self.editor.new_tensor(self._bytes(storage), old.kind, made=old.made)
+                self.editor.storage_of(new).lasts = old.lasts
+                self.storages[storage] = self.editor.tensors[new]
+            self.tensors[tensor] = self.editor.new_view(self.storages[storage])
         return self.tensors[tensor]
 
     def _bytes(self, storage: int) -> int:
         """The size of memory; what is as large as the table is as large as the new one."""
-        size = self.rows.storages[storage].size
+        size = self.editor.storages[storage].size
         values = self.program.size_values
-        if values[size] != values[self.rows.storages[self.table.storage].size]:
+        if values[size] != values[self.editor.storages[self.table.storage].size]:
             return size
         item = values[size] // (values[self.table.weight.shape[0]] * values[self.table.weight.shape[1]])
         return self.sizes.product([self.height, self.table.weight.shape[1]], times=int(item))
@@ -213,9 +208,9 @@ class _Adding:
         return value
 
 
-def _all_in(scope: ScopeRow, ops: set[int]) -> bool:
-    return bool(scope.ops) and all(id(op) in ops for op in scope.ops)
+def _all_in(scope: ScopeRow, ops: set[OpRow]) -> bool:
+    return bool(scope.ops) and all(op in ops for op in scope.ops)
 
 
-def _storages(op: OpRow, rows: Rewrite) -> set[int]:
-    return {rows.tensors[t] for t in (*op.inputs, *op.outputs)}
+def _storages(op: OpRow, editor: ProgramEditor) -> set[int]:
+    return {editor.tensors[t] for t in (*op.inputs, *op.outputs)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import TensorSpec
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.utils.errors import TraincastError
 
 FORWARD = ("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
@@ -32,18 +33,16 @@ class Bag:
 
     def input(self, name: str) -> tuple[int, TensorSpec]:
         """The tensor that was given as this argument, and its form."""
-        start = 0
-        for group, count in self.op.signature.groups:
-            if group == name and count:
-                return self.op.inputs[start], self.op.signature.inputs[start]
-            start += count
+        for group, span in self.op.signature.spans():
+            if group == name and self.op.inputs[span]:
+                return self.op.inputs[span.start], self.op.signature.inputs[span.start]
         raise TraincastError(f"{self.op.signature.name} without {name} cannot be fused")
 
 
-def find_bags(rows: Rewrite, sizes: list[int]) -> list[Bag]:
+def find_bags(editor: ProgramEditor, sizes: list[int]) -> list[Bag]:
     """The bags of a step, one a table, that one table-batched op could stand for."""
     bags: list[Bag] = []
-    for scope in rows.scopes:
+    for scope in editor.scopes:
         for op in scope.ops:
             if op.signature.name in FORWARD:
                 bags.append(Bag(scope, op))
@@ -51,7 +50,7 @@ def find_bags(rows: Rewrite, sizes: list[int]) -> list[Bag]:
                 _attach(bags, scope, op)
     if len(bags) < 2:
         raise TraincastError("it has no embedding bags of two tables or more that could be fused")
-    _check(bags, rows, sizes)
+    _check(bags, editor, sizes)
     return bags
 
 
@@ -64,7 +63,7 @@ def _attach(bags: list[Bag], scope: ScopeRow, op: OpRow) -> None:
     raise TraincastError("a backward op of its embedding bags belongs to none of them")
 
 
-def _check(bags: list[Bag], rows: Rewrite, sizes: list[int]) -> None:
+def _check(bags: list[Bag], editor: ProgramEditor, sizes: list[int]) -> None:
     first = bags[0]
     for bag in bags:
         result = bag.op.signature.outputs[0]
@@ -74,15 +73,15 @@ def _check(bags: list[Bag], rows: Rewrite, sizes: list[int]) -> None:
             raise TraincastError("its bags are weighted or averaged; the table-batched op adds rows up")
         if result.shape != first.op.signature.outputs[0].shape or bag.weight.dtype != first.weight.dtype:
             raise TraincastError("its tables differ in width, type or bags; the table-batched op takes equal ones")
-    if len({rows.tensors[bag.op.inputs[0]] for bag in bags}) < len(bags):
+    if len({editor.tensors[bag.op.inputs[0]] for bag in bags}) < len(bags):
         raise TraincastError("several of its bags look the same table up")
     if len({bag.backward is None for bag in bags}) > 1:
         raise TraincastError("some of its tables are trained and some are not")
 
 
-def copied(rows: Rewrite, tensor: int) -> OpRow | None:
+def find_host_copy(editor: ProgramEditor, tensor: int) -> OpRow | None:
     """The copy from the host that a tensor of lookups comes from; None: it is on the device before the step."""
-    makers = {t: op for scope in rows.scopes for op in scope.ops for t in op.outputs}
+    makers = {t: op for scope in editor.scopes for op in scope.ops for t in op.outputs}
     while True:
         op = makers.get(tensor)
         if op is None or not op.inputs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from traincast.ir.ops import Scalar, Signature
-from traincast.ir.rewrite import OpRow
+from traincast.ir.rows import OpRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
 from traincast.transforms.resizing import Resizing
@@ -52,10 +52,10 @@ def looks_up_together(step: Workload) -> bool:
     return any(_FORWARD.fullmatch(name) or name.startswith(_DENSE) for name in names)
 
 
-def batched_modules(step: Resizing) -> list[BatchedTables]:
+def find_batched_modules(step: Resizing) -> list[BatchedTables]:
     """The table-batched lookups of a step in their order."""
     found: dict[int, BatchedTables] = {}
-    for op in step.rows.ops:
+    for op in step.editor.ops:
         if op.signature.name.startswith(_DENSE):
             raise TraincastError("its tables have gradients as large as they are; capture the changed model")
         if _FORWARD.fullmatch(op.signature.name):
@@ -63,7 +63,7 @@ def batched_modules(step: Resizing) -> list[BatchedTables]:
             if weights in found:
                 raise TraincastError("its tables are looked up by several ops; capture the changed model")
             found[weights] = BatchedTables(step.program.names[op.module], op, _tables(step, op), [])
-    for op in step.rows.ops:
+    for op in step.editor.ops:
         if _UPDATE.fullmatch(op.signature.name) and (mine := found.get(step.storage(op, *_WEIGHTS))):
             mine.others.append(op)
         elif op.signature.name == _CHECK:

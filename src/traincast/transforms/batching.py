@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import follows_tensors
-from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
-from traincast.transforms.bags import Bag, copied, find_bags
+from traincast.transforms.bags import Bag, find_bags, find_host_copy
+from traincast.transforms.optimizing import LISTS_SINCE, update_by_lists
 from traincast.transforms.pruning import Pruning
-from traincast.transforms.size_book import SizeBook
-from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batched_traced_bags
-from traincast.transforms.updates import LISTS_SINCE, update_by_lists
+from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batch_traced_bags
 from traincast.utils.errors import TraincastError
 
 _TRACED = "gradients and updates of tensors that have the form of a table were taken for theirs"
@@ -26,12 +26,12 @@ def batched_bags(step: Workload) -> tuple[Workload, str]:
     if len(step.ranks) > 1:
         raise TraincastError(f"'{step.name}' runs on {len(step.ranks)} GPUs; fuse the bags of its step on one GPU")
     if not follows_tensors(step.programs[0]):
-        return replace(step, programs=(batched_traced_bags(step.programs[0]),)), f"{_SAID} ({_TRACED})"
+        return replace(step, programs=(batch_traced_bags(step.programs[0]),)), f"{_SAID} ({_TRACED})"
     batching = _Batching(step.programs[0])
     batching.rewrite()
     if int(step.framework_version.partition(".")[0]) >= LISTS_SINCE:
-        update_by_lists(batching.rows)
-    return replace(step, programs=(batching.rows.build(),)), _SAID
+        update_by_lists(batching.editor)
+    return replace(step, programs=(batching.editor.build(),)), _SAID
 
 
 _PLAIN = frozenset({
@@ -53,15 +53,15 @@ class _Batching:
     """A program whose bags become one op."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.rows = program, Rewrite(program)
-        self.sizes = SizeBook(program.sizes)
+        self.program, self.editor = program, ProgramEditor(program)
+        self.sizes = self.editor.sizes
         self.plain: list[int] = program.size_values.tolist()
-        bags = find_bags(self.rows, self.plain)
-        self.pruning = Pruning(self.rows, (op for bag in bags for op in (bag.op, bag.backward) if op is not None))
+        bags = find_bags(self.editor, self.plain)
+        self.pruning = Pruning(self.editor, (op for bag in bags for op in (bag.op, bag.backward) if op is not None))
         self.cat = self._joined(bags)
         place = {} if self.cat is None else {tensor: number for number, tensor in enumerate(self.cat.inputs)}
         self.bags = sorted(bags, key=lambda bag: place.get(bag.op.outputs[0], 0))
-        self.results = [self.rows.tensors[bag.op.outputs[0]] for bag in bags]
+        self.results = [self.editor.tensors[bag.op.outputs[0]] for bag in bags]
         self.batch, self.dim = bags[0].op.signature.outputs[0].shape
         self.count = self.sizes.constant(len(bags))
         self.one = self.sizes.constant(1)
@@ -72,33 +72,32 @@ class _Batching:
         first, trained = self.bags[0], self.bags[0].backward is not None
         operands, specs = self._operands()
         lookup, pooled = self._lookup(operands, specs)
-        at = min(self.rows.scopes.index(bag.scope) for bag in self.bags)
+        at = min(self.editor.scopes.index(bag.scope) for bag in self.bags)
         new = [lookup, *self._handed_on(pooled, first.scope)]
-        self.rows.scopes[at:at] = new
+        self.editor.scopes[at:at] = new
         if trained:
             self._backward(lookup.ops[0], operands, specs)
         nodes = [bag.backward for bag in self.bags if bag.backward is not None]
         self.pruning.forget_gradients(nodes)
-        tables = {self.rows.tensors[bag.op.inputs[0]] for bag in self.bags}
+        tables = {self.editor.tensors[bag.op.inputs[0]] for bag in self.bags}
         self.pruning.follow(tables, {t for op in nodes for t in op.outputs}, _check_plain)
         self.pruning.unused()
         self.pruning.drop()
         self._hold()
-        self.rows.program = replace(self.program, sizes=self.sizes.table())
 
     def _hold(self) -> None:
         """The result lives as long as those of the bags did, or until the op before that is still there."""
-        freeing = {id(self.rows.storages[storage].free) for storage in self.results}
+        freeing = {self.editor.storages[storage].free for storage in self.results}
         ops = self.pruning.ops
-        last = max((number for number, op in enumerate(ops) if id(op) in freeing), default=-1)
-        left = (op for op in reversed(ops[: last + 1]) if id(op) not in self.pruning.gone)
+        last = max((number for number, op in enumerate(ops) if op in freeing), default=-1)
+        left = (op for op in reversed(ops[: last + 1]) if op not in self.pruning.gone)
         self.pooled.free = next(left, None)
 
     def _joined(self, bags: list[Bag]) -> OpRow | None:
         """The op that puts the results of all bags side by side and is the only one that reads them."""
         results = [bag.op.outputs[0] for bag in bags]
-        users = {id(user): user for result in results for user in self.pruning.users[result]}
-        cat = next(iter(users.values())) if len(users) == 1 else None
+        users = {user for result in results for user in self.pruning.users[result]}
+        cat = users.pop() if len(users) == 1 else None
         if cat is None or cat.signature.name not in ("aten::cat", "aten::concat"):
             return None
         dim = cat.signature.scalar("dim")
@@ -114,10 +113,10 @@ class _Batching:
         all_rows = TensorSpec((rows, self.dim), (self.dim, self.one), weight.dtype)
         begins = TensorSpec((self.count,), (self.one,), "int64")
         dim = self.plain[self.dim]
-        weights = self.rows.new_tensor(
+        weights = self.editor.new_tensor(
             self.sizes.total([rows], times=dim * weight.itemsize), StorageKind.PARAMETER, made=False
         )
-        offset = self.rows.new_tensor(self.sizes.constant(8 * len(self.bags)), StorageKind.BUFFER, made=False)
+        offset = self.editor.new_tensor(self.sizes.constant(8 * len(self.bags)), StorageKind.BUFFER, made=False)
         lookups = self.sizes.total([bag.input("indices")[1].shape[0] for bag in self.bags])
         bounds = self.sizes.total([self.batch], times=len(self.bags), plus=1)
         indices, offsets = self._fed("indices", lookups), self._fed("offsets", bounds)
@@ -128,17 +127,17 @@ class _Batching:
         _, form = self.bags[0].input(name)
         spec = replace(form, shape=(size,), stride=(self.one,))
         number_of_bytes = self.sizes.total([size], times=form.itemsize)
-        copies = [copied(self.rows, bag.input(name)[0]) for bag in self.bags]
+        copies = [find_host_copy(self.editor, bag.input(name)[0]) for bag in self.bags]
         copy = copies[0]
         if copy is None:
-            return self.rows.new_tensor(number_of_bytes, StorageKind.INPUT, made=False), spec
-        host = self.rows.new_tensor(number_of_bytes, StorageKind(self.rows.storage_of(copy.inputs[0]).kind), made=False)
-        there = self.rows.new_tensor(number_of_bytes, StorageKind(self.rows.storage_of(copy.outputs[0]).kind))
+            return self.editor.new_tensor(number_of_bytes, StorageKind.INPUT, made=False), spec
+        host = self.editor.new_tensor(number_of_bytes, self.editor.storage_of(copy.inputs[0]).kind, made=False)
+        there = self.editor.new_tensor(number_of_bytes, self.editor.storage_of(copy.outputs[0]).kind)
         from_host = replace(spec, device=copy.signature.inputs[0].device)
         signature = replace(copy.signature, inputs=(from_host,), outputs=(spec,))
-        at = next(i for i, scope in enumerate(self.rows.scopes) if any(op is copy for op in scope.ops))
-        old = self.rows.scopes[at]
-        self.rows.scopes.insert(at, ScopeRow(old.name, old.phase, old.thread, [
+        at = next(i for i, scope in enumerate(self.editor.scopes) if any(op is copy for op in scope.ops))
+        old = self.editor.scopes[at]
+        self.editor.scopes.insert(at, ScopeRow(old.name, old.phase, old.thread, [
             OpRow(signature, (host,), (there,), copy.module, copy.stream)
         ]))  # fmt: skip
         return there, spec
@@ -167,8 +166,8 @@ class _Batching:
 
     def _lookup(self, operands: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> tuple[ScopeRow, int]:
         first = self.bags[0]
-        pooled = self.rows.new_tensor(self._bytes(), StorageKind.ACTIVATION)
-        self.pooled = self.rows.storages[-1]
+        pooled = self.editor.new_tensor(self._bytes(), StorageKind.ACTIVATION)
+        self.pooled = self.editor.storages[-1]
         name = "traincast::batched_embedding_forward"
         signature = Signature(name, specs, (self._pooled(),), self._forms, ARGUMENTS)
         op = OpRow(signature, operands, (pooled,), first.op.module, first.op.stream)
@@ -178,11 +177,11 @@ class _Batching:
         """Gives the result to who used the bags': the cat as one of its inputs, others as views of it."""
         first, flat = self.bags[0].op, replace(self._pooled(), shape=(self.batch, self.columns),
                                                stride=(self.columns, self.one))  # fmt: skip
-        storage = self.rows.tensors[pooled]
+        storage = self.editor.tensors[pooled]
         if self.cat is None:
             outputs = tuple(bag.op.outputs[0] for bag in self.bags)
             for tensor in outputs:
-                self.rows.tensors[tensor] = storage
+                self.editor.tensors[tensor] = storage
             piece = replace(self._pooled(), shape=(self.batch, self.dim), stride=(self.columns, self.one))
             signature = Signature(
                 "aten::unbind",
@@ -193,8 +192,7 @@ class _Batching:
             )
             view = OpRow(signature, (pooled,), outputs, first.module, first.stream)
             return [ScopeRow("aten::unbind", Phase.FORWARD, scope.thread, [view])]
-        self.rows.tensors.append(storage)
-        tensor = len(self.rows.tensors) - 1
+        tensor = self.editor.new_view(storage)
         size = (SizeRef(self.batch), SizeRef(self.columns))
         signature = Signature("aten::view", (self._pooled(),), (flat,), (("size", size),), (("self", 1),))
         start = self.cat.inputs.index(self.bags[0].op.outputs[0])
@@ -208,7 +206,7 @@ class _Batching:
 
     def _backward(self, lookup: OpRow, operands: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> None:
         scopes = [bag.backward_scope for bag in self.bags if bag.backward_scope is not None]
-        last = max(scopes, key=self.rows.scopes.index)
+        last = max(scopes, key=self.editor.scopes.index)
         before, grad, form = self._gradient(last)
         scalars = (*self._forms, ("learning_rate", LEARNING_RATE))
         signature = Signature(
@@ -216,9 +214,9 @@ class _Batching:
         )
         op = OpRow(signature, (grad, *operands), (), lookup.module, lookup.stream, lookup)
         new = [before, ScopeRow("LookupFunctionBackward", Phase.BACKWARD, last.thread, [op]),
-               ScopeRow("torch::autograd::AccumulateGrad", Phase.BACKWARD, last.thread)]  # fmt: skip
-        at = self.rows.scopes.index(last)
-        self.rows.scopes[at:at] = new
+               ScopeRow(ACCUMULATE_GRAD, Phase.BACKWARD, last.thread)]  # fmt: skip
+        at = self.editor.scopes.index(last)
+        self.editor.scopes[at:at] = new
 
     def _gradient(self, scope: ScopeRow) -> tuple[ScopeRow, int, TensorSpec]:
         """The gradient of the result: a slice of the cat's, or the gradients of the bags put together."""
@@ -228,7 +226,7 @@ class _Batching:
         slices.sort(key=lambda op: grads.index(op.outputs[0]))
         if self.cat is not None and len(slices) == len(grads) and len({op.inputs for op in slices}) == 1:
             return self._sliced(slices, scope)
-        whole = self.rows.new_tensor(self._bytes(), StorageKind.ACTIVATION)
+        whole = self.editor.new_tensor(self._bytes(), StorageKind.ACTIVATION)
         inputs = tuple(op.signature.inputs[0] for op in backward)
         signature = Signature(
             "aten::stack", inputs, (self._pooled(),), (("dim", SizeRef(self.one)),), (("tensors", len(inputs)),)
@@ -247,9 +245,8 @@ class _Batching:
             first.signature, outputs=(flat,),
             scalars=tuple((name, kept.get(name, value)) for name, value in first.signature.scalars),
         )  # fmt: skip
-        self.pruning.gone |= {id(op) for op in slices[1:]}
-        self.rows.tensors.append(self.rows.tensors[first.outputs[0]])
-        grad = len(self.rows.tensors) - 1
+        self.pruning.gone.update(slices[1:])
+        grad = self.editor.new_view(self.editor.tensors[first.outputs[0]])
         form = replace(self._pooled(), stride=(row, self.dim, self.one))
         size = tuple(map(SizeRef, form.shape))
         signature = Signature("aten::view", (flat,), (form,), (("size", size),), (("self", 1),))

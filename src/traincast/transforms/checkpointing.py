@@ -6,10 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from traincast.ir.editor import ProgramEditor, TensorCopies
 from traincast.ir.identity import check_follows_tensors
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError, shown
 
@@ -91,15 +92,15 @@ class _Checkpointing:
     """A program whose modules are computed again; `run` gives it, or the program as it was."""
 
     def __init__(self, program: Program, modules: list[str]) -> None:
-        self.program, self.rows = program, Rewrite(program)
+        self.program, self.editor = program, ProgramEditor(program)
         self.module = {
             number: module
             for number, name in enumerate(program.names)
             for module in modules
             if name == module or name.startswith(f"{module}.")
         }
-        scopes = self.rows.scopes
-        self.backward = {id(op) for scope in scopes if scope.phase == Phase.BACKWARD for op in scope.ops}
+        scopes = self.editor.scopes
+        self.backward = {op for scope in scopes if scope.phase == Phase.BACKWARD for op in scope.ops}
 
     def run(self) -> Program:
         """The program with its regions computed again."""
@@ -107,18 +108,18 @@ class _Checkpointing:
         for region in regions:
             if region.readers:
                 self._again(region)
-        return self.rows.build() if any(region.readers for region in regions) else self.program
+        return self.editor.build() if any(region.readers for region in regions) else self.program
 
     def _regions(self) -> list[_Region]:
         regions: list[_Region] = []
-        of: dict[int, _Region] = {}
+        of: dict[OpRow, _Region] = {}
         last = ""
         made: set[int] = set()
-        for scope in self.rows.scopes:
+        for scope in self.editor.scopes:
             if scope.phase == Phase.BACKWARD:
                 last = ""
                 for op in scope.ops:
-                    region = None if op.forward is None else of.get(id(op.forward))
+                    region = None if op.forward is None else of.get(op.forward)
                     if region is not None and any(tensor not in made for tensor in op.inputs):
                         region.readers.append((scope, op))
                 made |= {tensor for op in scope.ops for tensor in op.outputs}
@@ -129,62 +130,38 @@ class _Checkpointing:
                     regions.append(_Region())
                 if module:
                     regions[-1].ops.append(op)
-                    of[id(op)] = regions[-1]
+                    of[op] = regions[-1]
                 last = module
         return regions
 
     def _again(self, region: _Region) -> None:
         """Puts the ops of a region, as far as something was kept, before the first that reads what was kept."""
-        rows = self.rows
-        kept = {id(op.forward) for _, op in region.readers}
-        last = max(number for number, op in enumerate(region.ops) if id(op) in kept)
+        editor = self.editor
+        kept = {op.forward for _, op in region.readers}
+        last = max(number for number, op in enumerate(region.ops) if op in kept)
         ops = region.ops[: last + self._keeps_result(region, region.ops[last])]
-        own = {id(op) for op in ops}
-        copies = _Copies(rows, {n for n, row in enumerate(rows.storages) if row.made and id(row.alloc) in own})
-        again = [OpRow(op.signature, copies.all(op.inputs), copies.all(op.outputs), op.module, op.stream) for op in ops]
+        ran = set(ops)
+        own = {n for n, row in enumerate(editor.storages) if row.made and row.alloc in ran}
+        copies = TensorCopies(editor, own.__contains__)
+        again = [
+            OpRow(op.signature, copies.copy(op.inputs), copies.copy(op.outputs), op.module, op.stream) for op in ops
+        ]
         scope = region.readers[0][0]
         scope.ops[:0] = again
         for _, op in region.readers:
-            op.inputs = copies.all(op.inputs)
+            op.inputs = copies.copy(op.inputs)
             for tensor in op.outputs:  # a view of what was kept
-                rows.tensors[tensor] = copies.storage.get(rows.tensors[tensor], rows.tensors[tensor])
+                editor.tensors[tensor] = copies.storage.get(editor.tensors[tensor], editor.tensors[tensor])
         for old, new in copies.storage.items():
-            before, after = rows.storages[old], rows.storages[new]
-            if id(before.free) in self.backward and not before.lasts:
+            before, after = editor.storages[old], editor.storages[new]
+            if before.free in self.backward and not before.lasts:
                 before.free, after.free = None, before.free
 
     def _keeps_result(self, region: _Region, last: OpRow) -> bool:
         """Whether an op kept what it gave: one that only kept what it was given need not run again, as the second run
         ends when all is there that was kept."""
-        made = {self.rows.tensors[tensor] for tensor in last.outputs}
+        made = {self.editor.tensors[tensor] for tensor in last.outputs}
         return any(
-            op.forward is last and any(self.rows.tensors[tensor] in made for tensor in op.inputs)
+            op.forward is last and any(self.editor.tensors[tensor] in made for tensor in op.inputs)
             for _, op in region.readers
         )
-
-
-class _Copies:
-    """Tensors of the second run of a region."""
-
-    def __init__(self, rows: Rewrite, own: set[int]) -> None:
-        self.rows, self.own = rows, own
-        self.storage: dict[int, int] = {}
-        self.tensor: dict[int, int] = {}
-
-    def all(self, tensors: tuple[int, ...]) -> tuple[int, ...]:
-        """The tensors of the second run in the place of those of the first."""
-        return tuple(map(self._one, tensors))
-
-    def _one(self, tensor: int) -> int:
-        old = self.rows.tensors[tensor]
-        if old not in self.own:
-            return tensor
-        if tensor in self.tensor:
-            return self.tensor[tensor]
-        if old not in self.storage:
-            self.tensor[tensor] = self.rows.new_tensor(self.rows.storages[old].size, StorageKind.ACTIVATION)
-            self.storage[old] = len(self.rows.storages) - 1
-        else:
-            self.rows.tensors.append(self.storage[old])
-            self.tensor[tensor] = len(self.rows.tensors) - 1
-        return self.tensor[tensor]

@@ -14,19 +14,23 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
 
+import numpy as np
+
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.lower import lower
 from traincast.costs.kernels.operands import real_bytes
-from traincast.costs.kernels.registry import Item, LoweringContext
+from traincast.costs.kernels.registry import Item, LoweringContext, lowering_context
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, REDUCTION
 from traincast.ir.compiled import compiled_ops, with_compiled_model
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import check_follows_tensors
-from traincast.ir.merge import Merged, merged
-from traincast.ir.ops import Signature, TensorSpec
+from traincast.ir.ops import Phase, Signature, TensorSpec
 from traincast.ir.program import Program
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
 from traincast.utils.arrays import BoolArray
+from traincast.utils.errors import TraincastError
 
 FUSED = "inductor::fused"
 _SAID = (
@@ -37,6 +41,11 @@ _STORED = (
     "what the forward pass keeps for backward is what an eager step keeps: which results a compiler computes again "
     "instead is not modelled"
 )
+FUSED_CHAINS = (
+    "chains of element-wise ops run as one kernel each; what the backward pass needs is stored, nothing is computed "
+    "again"
+)
+_ENGINE = 1  # the thread of the backward pass
 _FUSING = frozenset(family.name for family in (ELEMENTWISE, COPY, SOFTMAX, REDUCTION))
 _NORMS = frozenset({"layer_forward", "batch_inference"})
 
@@ -102,34 +111,63 @@ def compiled_regions(workload: Workload, context: LoweringContext) -> Workload:
 
 
 def _compiled(program: Program, context: LoweringContext, inside: BoolArray | None = None) -> Program:
-    """The program with all its ops compiled, or those marked in `inside`."""
+    """The program with all its ops compiled, or those marked in `inside`. Memory lives from the first to the last op
+    that touches it."""
     of_ops = _forms(program, context)
     if inside is not None:
         call = _Form(_Role.CALL)
         of_ops = [form if here else call for form, here in zip(of_ops, inside.tolist(), strict=True)]
     ops = _Ops(program, of_ops)
-    groups = [ops.merged(group) for group in ops.groups() if len(group.members) > 1]
-    dropped = [op for op, form in enumerate(ops.forms) if form.role is _Role.FREE or op in ops.folded]
-    return merged(program, groups, dropped, None if inside is None else ~inside)
+    editor = ProgramEditor(program)
+    kernels, gone = ops.merge(editor, ops.groups())
+    gone |= {editor.ops[op] for op, form in enumerate(ops.forms) if form.role is _Role.FREE or op in ops.folded}
+    eager = set() if inside is None else {editor.ops[op] for op in np.flatnonzero(~inside).tolist()}
+    editor.scopes = _part_scopes(editor.scopes, kernels, gone, eager)
+    for row in editor.ops:
+        row.forward = None
+    for storage in editor.storages:
+        storage.alloc = storage.free = None
+    return editor.build()
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Fusion:
-    """What could be fused of a program: `groups` of ops of one phase that make a kernel."""
+def _part_scopes(scopes: list[ScopeRow], kernels: set[OpRow], gone: set[OpRow], eager: set[OpRow]) -> list[ScopeRow]:
+    """A scope for every op that is not in `gone`: a fused kernel gives its own its name. Eager ops of one scope stay
+    together, and so does what one node of the backward pass calls one after the other: the node is taken up once."""
+    parted: list[ScopeRow] = []
+    for scope in scopes:
+        before: OpRow | None = None
+        for op in (op for op in scope.ops if op not in gone):
+            node = scope.thread == _ENGINE and op not in kernels and before not in kernels
+            if before is not None and (node or (op in eager and before in eager)):
+                parted[-1].ops.append(op)
+            else:
+                name = op.signature.name if op in kernels else scope.name
+                after = parted[-1] if parted and parted[-1].thread != scope.thread else None
+                parted.append(ScopeRow(name, scope.phase, scope.thread, [op], after))
+            before = op
+    return parted
 
-    ops: _Ops
-    groups: tuple[_FusedOps, ...]
 
-    def merged(self, group: _FusedOps) -> Merged:
-        """The kernel of a group."""
-        return self.ops.merged(group)
+def fused(step: Workload) -> tuple[Workload, str]:
+    """The step with chains of element-wise ops and row reductions as one kernel each, none across two phases."""
+    check_follows_tensors(step)
+    context = lowering_context(step)
+    programs = tuple(_fused(program, context) for program in step.programs)
+    before, after = (sum(p.num_ops for p in ps) for ps in (step.programs, programs))
+    if before == after:
+        raise TraincastError(f"'{step.name}' has no chains of element-wise ops to fuse")
+    return replace(step, programs=programs), FUSED_CHAINS
 
 
-def fusion_of(program: Program, context: LoweringContext) -> Fusion:
-    """Chains of element-wise ops and row reductions, none across two phases of the step."""
+def _fused(program: Program, context: LoweringContext) -> Program:
     ops = _Ops(program, _forms(program, context), fold=False)
-    groups = tuple(group for group in ops.groups(program.op_phase.tolist()) if len(group.members) > 1)
-    return Fusion(ops, groups)
+    editor = ProgramEditor(program)
+    kernels, gone = ops.merge(editor, ops.groups(program.op_phase.tolist()))
+    editor.drop_ops(gone)
+    for scope in editor.scopes:
+        if len(scope.ops) == 1 and scope.ops[0] in kernels:
+            scope.name = FUSED + ("Backward" if scope.phase == Phase.BACKWARD else "")
+    return editor.build()
 
 
 def _forms(program: Program, context: LoweringContext) -> list[_Form]:
@@ -218,7 +256,17 @@ class _Ops:
             )
         )
 
-    def merged(self, group: _FusedOps) -> Merged:
+    def merge(self, editor: ProgramEditor, groups: Sequence[_FusedOps]) -> tuple[set[OpRow], set[OpRow]]:
+        """Makes every group of two ops or more one kernel; gives the kernels and the ops that they stand for."""
+        kernels: set[OpRow] = set()
+        gone: set[OpRow] = set()
+        for group in groups:
+            if len(group.members) > 1:
+                gone |= editor.merge_ops(group.members, *self._kernel(group))
+                kernels.add(editor.ops[group.members[-1]])
+        return kernels, gone
+
+    def _kernel(self, group: _FusedOps) -> tuple[Signature, tuple[int, ...], tuple[int, ...]]:
         """The kernel of a group: what it reads from outside and what is wanted outside."""
         inside = set(group.members)
         inputs: dict[int, tuple[TensorSpec, TensorSpec]] = {}  # with symbolic and with plain sizes
@@ -235,14 +283,8 @@ class _Ops:
                     outputs[tensor] = spec
         reads = self._distinct({tensor: plain for tensor, (_, plain) in inputs.items()})
         names = " ".join(self._signatures(op)[0].name.removeprefix("aten::") for op in group.members)
-        return Merged(
-            members=tuple(group.members),
-            signature=Signature(
-                FUSED, tuple([inputs[tensor][0] for tensor in reads]), tuple(outputs.values()), (("ops", names),)
-            ),
-            inputs=reads,
-            outputs=tuple(outputs),
-        )
+        forms = tuple([inputs[tensor][0] for tensor in reads])
+        return Signature(FUSED, forms, tuple(outputs.values()), (("ops", names),)), reads, tuple(outputs)
 
     def _signatures(self, op: int) -> tuple[Signature, Signature]:
         number = self.program.columns.op_signature[op]

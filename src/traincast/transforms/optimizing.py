@@ -8,15 +8,18 @@ from dataclasses import replace
 import numpy as np
 
 from traincast.ir.edit import without_phase
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.editor import ProgramEditor
+from traincast.ir.ops import Phase, Signature, StorageKind
 from traincast.ir.program import Program
+from traincast.ir.rows import OpRow
 from traincast.ir.workload import Workload
 from traincast.models.data_parallel.data_parallel import gradients_of
-from traincast.models.data_parallel.splice_tape import SpliceTape
+from traincast.models.data_parallel.inserting import InsertingBuilder
+from traincast.models.layers.builder import Communicator, Ref
 from traincast.models.layers.optimizers import TITLES, step_together, with_state
-from traincast.models.layers.tape import Communicator, Ref
-from traincast.transforms.updates import LISTS_SINCE
 from traincast.utils.errors import TraincastError
+
+LISTS_SINCE = 2  # the PyTorch whose optimizers work on lists by default
 
 
 def with_optimizer(step: Workload, optimizer: str) -> tuple[Workload, str]:
@@ -41,22 +44,18 @@ def _stepped(program: Program, optimizer: str) -> Program:
         ) from None
     if not gradients:
         raise TraincastError("the step accumulates no gradients that an optimizer could use")
-    tape = SpliceTape(program, Communicator(0, (0,)))
-    tape.before(program.num_scopes)
-    stepped = with_state(tape, optimizer, _parameters(program, gradients))
-    step_together(tape, optimizer, stepped, gradients)
+    builder = InsertingBuilder(program, Communicator(0, (0,)))
+    builder.insert_before(program.num_scopes)
+    stepped = with_state(builder, optimizer, _parameters(program, gradients))
+    step_together(builder, optimizer, stepped, gradients)
     # what the training loop still held when the old optimizer was done, it holds until the new one is
     held = (program.columns.storage_alloc >= 0) & (program.columns.storage_free == program.num_ops - 1)
     for storage in np.flatnonzero(held).tolist():
-        tape.splice.storage_free[storage] = tape.splice.last_op
-    last = [i for i, phase in enumerate(program.columns.scope_phase.tolist()) if phase == Phase.BACKWARD][-1]
-    built = tape.build()
-    c = built.columns
-    updates = np.flatnonzero(c.scope_phase == Phase.OPTIMIZER)
-    after = c.scope_after.copy()
-    after[updates[0]] = last
-    names = tuple(_renamed(name, optimizer) for name in built.names)
-    return replace(built, columns=replace(c, scope_after=after), names=names)
+        builder.insertion.free(storage)
+    backward = np.flatnonzero(program.columns.scope_phase == Phase.BACKWARD)
+    builder.insertion.set_wait(program.num_scopes, int(backward[-1]))  # the first new scope
+    built = builder.build()
+    return replace(built, names=tuple(_renamed(name, optimizer) for name in built.names))
 
 
 def _renamed(name: str, optimizer: str) -> str:
@@ -82,3 +81,27 @@ def _parameters(program: Program, gradients: list[Ref]) -> list[Ref]:
         storage = alike.pop(0)
         found.append(Ref(tensor_of[storage], storage, grad.spec))
     return found
+
+
+def update_by_lists(editor: ProgramEditor) -> None:
+    """Joins the updates of single parameters that an optimizer is left with."""
+    for scope in editor.scopes:
+        if scope.phase != Phase.OPTIMIZER:
+            continue
+        single = [op for op in scope.ops if op.signature.name == "aten::add_" and len(op.inputs) == 2]
+        if len(single) < 2 or len({(op.signature.scalars, op.stream) for op in single}) > 1:
+            continue
+        joined = _join_updates(single)
+        scope.ops = [joined if op is single[0] else op for op in scope.ops if op not in single[1:]]
+        for storage in editor.storages:  # what was held until one of them was done
+            if any(storage.free is op for op in single):
+                storage.free = joined
+
+
+def _join_updates(single: list[OpRow]) -> OpRow:
+    first, number = single[0], len(single)
+    specs = tuple(op.signature.inputs[place] for place in (0, 1) for op in single)
+    tensors = tuple(op.inputs[place] for place in (0, 1) for op in single)
+    groups = (("self", number), ("other", number))
+    signature = Signature("aten::_foreach_add_", specs, (), first.signature.scalars, groups, "List")
+    return OpRow(signature, tensors, (), first.module, first.stream)

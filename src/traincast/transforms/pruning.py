@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import StorageKind
-from traincast.ir.rewrite import OpRow, Rewrite
-from traincast.transforms.size_book import SizeBook
+from traincast.ir.rows import OpRow
 from traincast.utils.errors import TraincastError
 
 _OWN = (StorageKind.GRADIENT, StorageKind.OPTIMIZER_STATE)
@@ -19,12 +19,12 @@ _LISTS = ("aten::_fused_", "aten::stack")
 
 
 class Pruning:
-    """Ops of a program that go (`gone`, by id); `drop` takes them out."""
+    """Ops of a program that go (`gone`); `drop` takes them out."""
 
-    def __init__(self, rows: Rewrite, gone: Iterable[OpRow]) -> None:
-        self.rows = rows
-        self.ops = [op for scope in rows.scopes for op in scope.ops]
-        self.gone = {id(op) for op in gone}
+    def __init__(self, editor: ProgramEditor, gone: Iterable[OpRow]) -> None:
+        self.editor = editor
+        self.ops = [op for scope in editor.scopes for op in scope.ops]
+        self.gone = set(gone)
         self.lost: set[int] = set()
         self.users: dict[int, list[OpRow]] = defaultdict(list)
         for op in self.ops:
@@ -40,7 +40,7 @@ class Pruning:
             found = len(storages) + len(tensors) + len(self.gone)
             for op in self.ops:
                 reached = tensors.intersection(op.inputs) or self._touched(op) & storages
-                if id(op) in self.gone or not reached:
+                if op in self.gone or not reached:
                     continue
                 check(op)
                 places = self._places(op)
@@ -50,29 +50,29 @@ class Pruning:
                 else:
                     if len(places) == 1:
                         self._check_alone(op, storages, tensors)
-                    self.gone.add(id(op))
+                    self.gone.add(op)
                     storages |= self._own(op)
                     tensors |= {*op.outputs}
 
     def _check_alone(self, op: OpRow, storages: set[int], tensors: set[int]) -> None:
         """Refuses to take out an op that makes something new of what goes and of what stays."""
         own = storages | self._own(op)
-        stays = {t for t in op.inputs if t not in tensors and self.rows.tensors[t] not in own}
-        going = {self.rows.tensors[t] for t in op.inputs if t not in stays}
-        in_place = all(self.rows.tensors[t] in going for t in op.outputs)
+        stays = {t for t in op.inputs if t not in tensors and self.editor.tensors[t] not in own}
+        going = {self.editor.tensors[t] for t in op.inputs if t not in stays}
+        in_place = all(self.editor.tensors[t] in going for t in op.outputs)
         if stays and op.outputs and not in_place:
             raise TraincastError(f"{op.signature.name} mixes what goes with what stays; capture the changed model")
 
     def _reached(self, place: tuple[int, ...], storages: set[int], tensors: set[int]) -> bool:
-        return any(t in tensors or self.rows.tensors[t] in storages for t in place)
+        return any(t in tensors or self.editor.tensors[t] in storages for t in place)
 
     def _touched(self, op: OpRow) -> set[int]:
-        return {self.rows.tensors[t] for t in (*op.inputs, *op.outputs)}
+        return {self.editor.tensors[t] for t in (*op.inputs, *op.outputs)}
 
     def _own(self, op: OpRow) -> set[int]:
         """Memory that an op made, and gradients and state among what it works on."""
-        rows = self.rows.storages
-        changed = {self.rows.tensors[t] for t in op.outputs} if op.signature.name.endswith("_") else set()
+        rows = self.editor.storages
+        changed = {self.editor.tensors[t] for t in op.outputs} if op.signature.name.endswith("_") else set()
         kept = {s for s in self._touched(op) if rows[s].kind in _OWN and (s in changed or not rows[s].made)}
         return kept | {s for s in self._touched(op) if rows[s].alloc is op}
 
@@ -85,19 +85,18 @@ class Pruning:
     def lists(self, op: OpRow) -> list[tuple[int, ...]]:
         """The lists of tensors of an op that have an entry for every parameter, its results among them."""
         length = max(count for _, count in op.signature.groups)
-        spans = [op.inputs[start : start + count] for start, count in _spans(op)]
+        spans = [op.inputs[span] for _, span in op.signature.spans()]
         return [span for span in (*spans, op.outputs) if len(span) == length]
 
     def keep_places(self, op: OpRow, kept: list[int]) -> set[int]:
         """Shortens the lists of an op to these places; gives all storages at the places that went."""
         length = max(count for _, count in op.signature.groups)
-        gone = {self.rows.tensors[t] for span in self.lists(op) for n, t in enumerate(span) if n not in kept}
+        gone = {self.editor.tensors[t] for span in self.lists(op) for n, t in enumerate(span) if n not in kept}
         self.lost |= gone
-        numbers = [
-            start + place
-            for start, count in _spans(op)
-            for place in (kept if count == length else range(count))
-        ]  # fmt: skip
+        numbers: list[int] = []
+        for _, span in op.signature.spans():
+            places = range(span.start, span.stop)
+            numbers += [places[n] for n in kept] if len(places) == length else places
         results = kept if len(op.outputs) == length else range(len(op.outputs))
         old = op.signature
         op.signature = replace(
@@ -117,15 +116,15 @@ class Pruning:
             before = len(self.gone)
             for op in reversed(self.ops):
                 users = [user for t in op.outputs for user in self.users[t] if user is not op]
-                if id(op) not in self.gone and users and all(id(user) in self.gone for user in users):
-                    self.gone.add(id(op))
+                if op not in self.gone and users and all(user in self.gone for user in users):
+                    self.gone.add(op)
 
     def forget_gradients(self, backward: Iterable[OpRow]) -> None:
         """Gradients that the step before left, and that are freed before an op could use them, are no more: as many of
         each size as these ops of the backward pass make."""
-        used = {self.rows.tensors[t] for op in self.ops for t in (*op.inputs, *op.outputs)}
-        made = [self.rows.storage_of(t).size for op in backward for t in op.outputs]
-        for number, row in enumerate(self.rows.storages):
+        used = {self.editor.tensors[t] for op in self.ops for t in (*op.inputs, *op.outputs)}
+        made = [self.editor.storage_of(t).size for op in backward for t in op.outputs]
+        for number, row in enumerate(self.editor.storages):
             stale = not row.made and row.kind == StorageKind.GRADIENT and number not in used
             if stale and row.size in made:
                 made.remove(row.size)
@@ -134,40 +133,31 @@ class Pruning:
     def drop(self, stay: Iterable[int] = ()) -> None:
         """Takes the ops out, and memory that nothing uses any more but for that which is to `stay`; what is left must
         have all that it reads."""
-        rows = self.rows
-        lost = {rows.tensors[t] for op in self.ops if id(op) in self.gone for t in (*op.inputs, *op.outputs)}
+        editor = self.editor
+        lost = {editor.tensors[t] for op in self.ops if op in self.gone for t in (*op.inputs, *op.outputs)}
         lost = (lost | self.lost) - {*stay}
-        rows.drop(lambda op: id(op) in self.gone)
+        editor.drop_ops(self.gone)
         touched: Counter[int] = Counter()
-        for op in (op for scope in rows.scopes for op in scope.ops):
+        for op in (op for scope in editor.scopes for op in scope.ops):
             for tensor in op.inputs:
-                row = rows.storage_of(tensor)
-                if row.made and rows.tensors[tensor] in lost and not touched[rows.tensors[tensor]]:
+                row = editor.storage_of(tensor)
+                if row.made and editor.tensors[tensor] in lost and not touched[editor.tensors[tensor]]:
                     raise TraincastError(f"what its bags share with others is used by {op.signature.name}")
-            touched.update(rows.tensors[t] for t in (*op.inputs, *op.outputs))
+            touched.update(editor.tensors[t] for t in (*op.inputs, *op.outputs))
         for storage in lost - set(touched):
-            rows.storages[storage].made = True  # there before the step for ops that are gone: so is it
+            editor.storages[storage].made = True  # there before the step for ops that are gone: so is it
 
 
-def restacked(rows: Rewrite, sizes: SizeBook) -> None:
+def restack(editor: ProgramEditor) -> None:
     """Gives stacks of scalars whose lists have changed the form that they have now."""
-    values = rows.program.size_values
-    for op in rows.ops:
+    values = editor.program.size_values
+    for op in editor.ops:
         form = op.signature.outputs[0] if op.signature.name == "aten::stack" else None
         if form is None or len(form.shape) != 1 or values[form.shape[0]] == len(op.inputs):
             continue
-        new = replace(form, shape=(sizes.constant(len(op.inputs)),))
+        new = replace(form, shape=(editor.sizes.constant(len(op.inputs)),))
         op.signature = replace(op.signature, outputs=(new,))
-        for user in (user for user in rows.ops if op.outputs[0] in user.inputs):
+        for user in (user for user in editor.ops if op.outputs[0] in user.inputs):
             specs = zip(user.inputs, user.signature.inputs, strict=True)
             inputs = tuple(new if tensor == op.outputs[0] else spec for tensor, spec in specs)
             user.signature = replace(user.signature, inputs=inputs)
-
-
-def _spans(op: OpRow) -> list[tuple[int, int]]:
-    """First input and number of inputs of every argument."""
-    spans, start = [], 0
-    for _, count in op.signature.groups:
-        spans.append((start, count))
-        start += count
-    return spans

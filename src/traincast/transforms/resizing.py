@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import TensorSpec
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite
-from traincast.transforms.size_book import SizeBook
+from traincast.ir.rows import OpRow
 from traincast.utils.errors import TraincastError
 
 _COPIES = ("aten::_to_copy", "aten::clone", "aten::copy_", "aten::detach", "aten::lift_fresh", "aten::alias")
@@ -22,17 +22,17 @@ class Resizing:
     form, and nothing but ops that are told of it (`allow`) and copies use them."""
 
     def __init__(self, program: Program) -> None:
-        self.program, self.rows = program, Rewrite(program)
-        self.sizes = SizeBook(program.sizes)
+        self.program, self.editor = program, ProgramEditor(program)
+        self.sizes = self.editor.sizes
         self.values: list[int] = program.size_values.tolist()
         self._forms: dict[int, TensorSpec] = {}
         self._users: dict[int, list[OpRow]] = defaultdict(list)
         self._new: dict[int, Callable[[int], int]] = {}
         self._whole: set[int] = set()  # memory whose tensors are all of it
-        self._allowed: set[int] = set()
-        for op in self.rows.ops:
+        self._allowed: set[OpRow] = set()
+        for op in self.editor.ops:
             for tensor, spec in _operands(op):
-                storage = self.rows.tensors[tensor]
+                storage = self.editor.tensors[tensor]
                 self._forms.setdefault(storage, spec)
                 if not self._users[storage] or self._users[storage][-1] is not op:
                     self._users[storage].append(op)
@@ -40,7 +40,7 @@ class Resizing:
     def named(self, op: OpRow) -> list[tuple[str, int]]:
         """The operands of an op: the name of the argument, and the memory."""
         names = [name for name, count in op.signature.groups for _ in range(count)]
-        return [(name, self.rows.tensors[tensor]) for name, tensor in zip(names, op.inputs, strict=True)]
+        return [(name, self.editor.tensors[tensor]) for name, tensor in zip(names, op.inputs, strict=True)]
 
     def storage(self, op: OpRow, *names: str) -> int:
         """The memory of the operand that has one of these names."""
@@ -58,7 +58,7 @@ class Resizing:
 
     def allow(self, op: OpRow) -> None:
         """An op that is told of the new forms by its author."""
-        self._allowed.add(id(op))
+        self._allowed.add(op)
 
     def become(self, storage: int, height: int) -> None:
         """Gives memory a first dimension of so many, unless it has it."""
@@ -84,34 +84,33 @@ class Resizing:
             self._new[one] = change
             reached.add(one)
             for op in self._users[one]:
-                if id(op) in self._allowed:
+                if op in self._allowed:
                     continue
                 if op.signature.name not in through:
                     raise TraincastError(
                         f"what its tables are looked up with goes through {op.signature.name}, which edits cannot "
                         "follow; capture the changed model"
                     )
-                waiting += [self.rows.tensors[tensor] for tensor, _ in _operands(op)]
+                waiting += [self.editor.tensors[tensor] for tensor, _ in _operands(op)]
         return reached
 
     def build(self) -> Program:
         """The program with the new forms."""
         for storage, change in self._new.items():
-            form, row = self._forms[storage], self.rows.storages[storage]
+            form, row = self._forms[storage], self.editor.storages[storage]
             whole = self.sizes.product([change(form.shape[0]), *form.shape[1:]], times=form.itemsize)
             row.size = whole if storage in self._whole else change(row.size)
-        for op in {id(op): op for storage in self._new for op in self._users[storage]}.values():
+        for op in dict.fromkeys(op for storage in self._new for op in self._users[storage]):
             old = op.signature
             op.signature = replace(
                 old, inputs=self._resized(op.inputs, old.inputs), outputs=self._resized(op.outputs, old.outputs)
             )
-        self.rows.program = replace(self.program, sizes=self.sizes.table())
-        return self.rows.build()
+        return self.editor.build()
 
     def _resized(self, tensors: tuple[int, ...], specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
         made = []
         for tensor, spec in zip(tensors, specs, strict=True):
-            storage = self.rows.tensors[tensor]
+            storage = self.editor.tensors[tensor]
             change = self._new.get(storage)
             if change is None:
                 made.append(spec)

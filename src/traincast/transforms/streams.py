@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite
+from traincast.ir.rows import OpRow
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError, unknown
 
@@ -25,39 +26,39 @@ def moved(step: Workload, name: str, stream: int) -> tuple[Workload, str]:
 
 
 def _moved(program: Program, name: str, stream: int) -> Program:
-    rows = Rewrite(program)
+    editor = ProgramEditor(program)
     taken = [signature.scalar("event") for signature in program.signatures]
     events = _Events(1 + max((event for event in taken if isinstance(event, int)), default=-1))
-    stays = all(op.stream == stream for op in rows.ops if op.signature.name == name)
-    for op in rows.ops:
+    stays = all(op.stream == stream for op in editor.ops if op.signature.name == name)
+    for op in editor.ops:
         if op.signature.name == name:
             op.stream = stream
     writer: dict[int, OpRow] = {}
-    for scope in rows.scopes:
+    for scope in editor.scopes:
         ops: list[OpRow] = []
         for op in scope.ops:
-            for source in _sources(rows, op, writer):
+            for source in _sources(editor, op, writer):
                 events.wait(op, source, ops)
             ops.append(op)
             for tensor in op.outputs:
-                writer[rows.tensors[tensor]] = op
+                writer[editor.tensors[tensor]] = op
         scope.ops = ops
-    events.record(rows)
+    events.record(editor)
     if not events.of and stays:
         return program
     if not events.of:
         raise TraincastError(f"{name} has nothing to wait for and nobody waits for it")
-    return rows.build()
+    return editor.build()
 
 
-def _sources(rows: Rewrite, op: OpRow, writer: dict[int, OpRow]) -> list[OpRow]:
+def _sources(editor: ProgramEditor, op: OpRow, writer: dict[int, OpRow]) -> list[OpRow]:
     """Ops of other streams whose results an op reads or overwrites."""
-    found: dict[int, OpRow] = {}
+    found: dict[OpRow, None] = {}
     for tensor in (*op.inputs, *op.outputs):
-        source = writer.get(rows.tensors[tensor])
+        source = writer.get(editor.tensors[tensor])
         if source is not None and source.stream != op.stream:
-            found[id(source)] = source
-    return list(found.values())
+            found[source] = None
+    return list(found)
 
 
 class _Events:
@@ -65,24 +66,24 @@ class _Events:
 
     def __init__(self, first: int) -> None:
         self.first = first
-        self.of: dict[int, int] = {}
+        self.of: dict[OpRow, int] = {}
         self.waited: set[tuple[int, int]] = set()
 
     def wait(self, op: OpRow, source: OpRow, before: list[OpRow]) -> None:
         """The stream of `op` waits for `source`, once."""
-        event = self.of.setdefault(id(source), self.first + len(self.of))
+        event = self.of.setdefault(source, self.first + len(self.of))
         if (event, op.stream) not in self.waited:
             self.waited.add((event, op.stream))
             before.append(OpRow(_control(WAIT, event), (), (), op.module, op.stream))
 
-    def record(self, rows: Rewrite) -> None:
+    def record(self, editor: ProgramEditor) -> None:
         """Puts the events in place."""
-        for scope in rows.scopes:
+        for scope in editor.scopes:
             ops: list[OpRow] = []
             for op in scope.ops:
                 ops.append(op)
-                if id(op) in self.of:
-                    ops.append(OpRow(_control(RECORD, self.of[id(op)]), (), (), op.module, op.stream))
+                if op in self.of:
+                    ops.append(OpRow(_control(RECORD, self.of[op]), (), (), op.module, op.stream))
             scope.ops = ops
 
 

@@ -7,21 +7,17 @@ from dataclasses import replace
 from fractions import Fraction
 
 from traincast.ir.workload import Workload
-from traincast.transforms.adding import with_table
+from traincast.transforms.adding import ADDED, add_own_table
 from traincast.transforms.batched_tables import (
     BatchedTable,
     BatchedTables,
-    batched_modules,
+    find_batched_modules,
     looks_up_together,
     write_tables,
 )
 from traincast.transforms.resizing import Resizing
-from traincast.transforms.tables import check_step, without_tables
+from traincast.transforms.tables import DROPPED, check_step, drop_own_tables, pick_table
 from traincast.utils.errors import TraincastError
-
-_DROPPED = "what {} gave is a constant from then on, so that no layer changes its width"
-_ADDED = "the rows of the new table are added to those of {}, so that no layer changes its width"
-_SHOWN = 12
 
 Change = Callable[[Fraction], int]
 """From an old number to a new one."""
@@ -31,30 +27,32 @@ def dropped(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     """The step without some tables."""
     check_step(step)
     if not looks_up_together(step):
-        return without_tables(step, texts)
+        return drop_own_tables(step, texts)
     resizing, modules = _opened(step)
-    gone = {_named(text, modules) for text in texts}
+    known = _names(modules)
+    forms = [f"{one.rows} x {one.dim}" for module in modules for one in module.tables]
+    gone = {list(known.values())[pick_table(text, list(known), forms)] for text in texts}
     for module in modules:
         left = [table for number, table in enumerate(module.tables) if (id(module), number) not in gone]
         if not left:
             raise TraincastError(f"{_name(module)} has {len(module.tables)} tables, and one of them must stay")
         if len(left) < len(module.tables):
             write_tables(resizing, module, left)
-    names = [name for name, key in _names(modules).items() if key in gone]
-    return _written(step, resizing), _DROPPED.format(" and ".join(names))
+    names = [name for name, key in known.items() if key in gone]
+    return _written(step, resizing), DROPPED.format(" and ".join(names))
 
 
 def added(step: Workload, rows: int, lookups: int) -> tuple[Workload, str]:
     """The step with a table of so many rows, looked up so often a sample."""
     check_step(step)
     if not looks_up_together(step):
-        return with_table(step, rows, lookups)
+        return add_own_table(step, rows, lookups)
     resizing, modules = _opened(step)
     module = modules[-1]
     *first, last = module.tables
     larger = replace(last, rows=last.rows + rows, held=last.held + rows, lookups=last.lookups + lookups)
     write_tables(resizing, module, [*first, larger])
-    return _written(step, resizing), _ADDED.format(list(_names([module]))[-1])
+    return _written(step, resizing), ADDED.format(list(_names([module]))[-1])
 
 
 def with_lookups(step: Workload, change: Change) -> tuple[Workload, str]:
@@ -91,7 +89,7 @@ def _each(step: Workload, changed: Callable[[BatchedTables], list[BatchedTable]]
 
 def _opened(step: Workload) -> tuple[Resizing, list[BatchedTables]]:
     resizing = Resizing(step.programs[0])
-    return resizing, batched_modules(resizing)
+    return resizing, find_batched_modules(resizing)
 
 
 def _written(step: Workload, resizing: Resizing) -> Workload:
@@ -109,19 +107,3 @@ def _names(modules: Sequence[BatchedTables]) -> dict[str, tuple[int, int]]:
         for module in modules
         for number in range(len(module.tables))
     }
-
-
-def _named(text: str, modules: Sequence[BatchedTables]) -> tuple[int, int]:
-    """The table of a number from 0, or of the end of its name."""
-    name, known = text.strip(), _names(modules)
-    if name.isascii() and name.isdecimal() and len(name) <= 9:
-        if int(name) < len(known):
-            return list(known.values())[int(name)]
-    else:
-        alike = [key for path, key in known.items() if path == name or path.endswith(f".{name}")]
-        if len(alike) == 1:
-            return alike[0]
-    tables = [f"{one.rows} x {one.dim}" for module in modules for one in module.tables]
-    shown = [f"{number}: {path} ({form})" for number, (path, form) in enumerate(zip(known, tables, strict=True))]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {', '.join(shown[:_SHOWN])}{more}")

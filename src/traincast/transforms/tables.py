@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.identity import check_follows_tensors
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
 from traincast.transforms.bags import FORWARD
-from traincast.transforms.pruning import Pruning, restacked
-from traincast.transforms.size_book import SizeBook
+from traincast.transforms.pruning import Pruning, restack
 from traincast.utils.errors import TraincastError
 
 LOOKUPS = (*FORWARD, "aten::embedding")
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_SHOWN = 12
 _UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
-_SAID = "what {} gave is a constant from then on, so that no layer changes its width"
+DROPPED = "what {} gave is a constant from then on, so that no layer changes its width"
 
 
 @dataclass(eq=False, slots=True)
@@ -31,12 +31,12 @@ class StepTable:
     lookups: list[OpRow] = field(default_factory=list)
 
 
-def find_tables(rows: Rewrite, program: Program) -> list[StepTable]:
+def find_tables(editor: ProgramEditor, program: Program) -> list[StepTable]:
     """Tables in the order in which the step first looks them up."""
     found: dict[int, StepTable] = {}
-    for op in rows.ops:
+    for op in editor.ops:
         if op.signature.name in LOOKUPS:
-            storage = rows.tensors[op.inputs[0]]
+            storage = editor.tensors[op.inputs[0]]
             module = program.names[op.module]
             table = found.setdefault(storage, StepTable(storage, op.signature.inputs[0], module))
             table.lookups.append(op)
@@ -58,104 +58,97 @@ def check_tables(step: Workload) -> None:
         raise TraincastError(f"'{step.name}' has no tables; describe the model in YAML, or capture the changed one")
 
 
-def table_of(text: str, tables: Sequence[StepTable], rows: Rewrite) -> StepTable:
-    """The table of a number from 0, or of the end of its module's path."""
+def pick_table(text: str, names: Sequence[str], forms: Sequence[str]) -> int:
+    """The table of a number from 0, or of the end of its name; `forms` are shown where it is none of them."""
     name = text.strip()
-    alike = [table for table in tables if table.module == name or table.module.endswith(f".{name}")]
+    alike = [number for number, path in enumerate(names) if path == name or path.endswith(f".{name}")]
     if name.isascii() and name.isdecimal() and len(name) <= 9:
-        if int(name) < len(tables):
-            return tables[int(name)]
-    elif len(alike) == 1:
+        alike = [int(name)] if int(name) < len(names) else []
+    if len(alike) == 1:
         return alike[0]
-    values = rows.program.size_values
-    listed = ", ".join(
-        f"{number}: {table.module or 'no module'} ({' x '.join(str(values[size]) for size in table.weight.shape)})"
-        for number, table in enumerate(tables[:12])
-    )
-    more = f" and {len(tables) - 12} more" if len(tables) > 12 else ""
-    raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {listed}{more}")
+    shown = [f"{n}: {path or 'no module'} ({form})" for n, (path, form) in enumerate(zip(names, forms, strict=True))]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    raise TraincastError(f"no single table is called {name[:80]!r}; its tables are {', '.join(shown[:_SHOWN])}{more}")
 
 
-def without_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
+def drop_own_tables(step: Workload, texts: Sequence[str]) -> tuple[Workload, str]:
     """The step without some tables: no lookups, gradients and updates of theirs. What a lookup gave is there before
     the step."""
     check_tables(step)
     program = step.programs[0]
-    rows = Rewrite(program)
-    tables = find_tables(rows, program)
-    gone = list(dict.fromkeys(table_of(text, tables, rows) for text in texts))
+    editor = ProgramEditor(program)
+    tables = find_tables(editor, program)
+    values, names = program.size_values, [table.module for table in tables]
+    forms = [" x ".join(str(values[size]) for size in table.weight.shape) for table in tables]
+    gone = [tables[n] for n in dict.fromkeys(pick_table(text, names, forms) for text in texts)]
     if len(gone) == len(tables):
         raise TraincastError(f"'{step.name}' has {len(tables)} tables, and one of them must stay")
-    pruning = Pruning(rows, (op for table in gone for op in around(table, rows)))
+    pruning = Pruning(editor, (op for table in gone for op in find_ops_around(table, editor)))
     for table in gone:
         follow_table(pruning, table)
         for lookup in table.lookups:
-            result = rows.storage_of(lookup.outputs[0])
+            result = editor.storage_of(lookup.outputs[0])
             result.made, result.lasts, result.kind = False, True, int(StorageKind.BUFFER)
     pruning.unused()
-    results = {rows.tensors[lookup.outputs[0]] for table in gone for lookup in table.lookups}
+    results = {editor.tensors[lookup.outputs[0]] for table in gone for lookup in table.lookups}
     pruning.drop(stay=results)
-    sizes = SizeBook(program.sizes)
-    restacked(rows, sizes)
-    rows.program = replace(program, sizes=sizes.table())
-    names = " and ".join(table.module or "the table" for table in gone)
-    return replace(step, programs=(rows.build(),)), _SAID.format(names)
+    restack(editor)
+    said = " and ".join(table.module or "the table" for table in gone)
+    return replace(step, programs=(editor.build(),)), DROPPED.format(said)
 
 
-def around(table: StepTable, rows: Rewrite) -> list[OpRow]:
+def find_ops_around(table: StepTable, editor: ProgramEditor) -> list[OpRow]:
     """The lookups of a table and the ops of their backward nodes."""
-    looked = {id(op) for op in table.lookups}
-    return [op for op in rows.ops if id(op) in looked or (op.forward is not None and id(op.forward) in looked)]
+    return [op for op in editor.ops if op in table.lookups or op.forward in table.lookups]
 
 
 def follow_table(pruning: Pruning, table: StepTable) -> None:
     """What is done with the rows of a table and with their gradients goes too: it must be an update."""
-    rows = pruning.rows
-    scope_of = {id(op): scope for scope in rows.scopes for op in scope.ops}
+    editor = pruning.editor
+    scope_of = {op: scope for scope in editor.scopes for op in scope.ops}
 
     def check(op: OpRow) -> None:
-        scope = scope_of[id(op)]
-        if scope.phase not in _UPDATES and scope.name != _ACCUMULATE:
+        scope = scope_of[op]
+        if scope.phase not in _UPDATES and scope.name != ACCUMULATE_GRAD:
             raise TraincastError(
                 f"the rows of {table.module or 'its table'} or their gradients are used by {op.signature.name} too; "
                 "capture the changed model"
             )
 
-    looked = {id(op) for op in table.lookups}
-    nodes = [op for op in around(table, rows) if id(op) not in looked]
+    nodes = [op for op in find_ops_around(table, editor) if op not in table.lookups]
     pruning.forget_gradients(nodes)
     given = {t for op in nodes for t in op.outputs}
-    pruning.follow({table.storage} | counter_of(rows, table), given, check)
+    pruning.follow({table.storage} | find_counter(editor, table), given, check)
 
 
-def counter_of(rows: Rewrite, table: StepTable) -> set[int]:
+def find_counter(editor: ProgramEditor, table: StepTable) -> set[int]:
     """The number of steps that an optimizer has done, kept for every parameter in the order of their updates."""
-    for scope in rows.scopes:
+    for scope in editor.scopes:
         if scope.phase != Phase.OPTIMIZER:
             continue
-        counters, updated = _counters(scope, rows), _updated(scope, rows)
+        counters, updated = _counters(scope, editor), _updated(scope, editor)
         if len(counters) == len(updated) and table.storage in updated:
             return {counters[updated.index(table.storage)]}
     return set()
 
 
-def _counters(scope: ScopeRow, rows: Rewrite) -> list[int]:
+def _counters(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
     """Scalars of the optimizer's state, in order."""
     found = dict[int, None]()
     for op in scope.ops:
         if op.signature.name in ("aten::add_", "aten::_foreach_add_"):
             first = op.signature.groups[0][1]
             for tensor, spec in zip(op.inputs[:first], op.signature.inputs[:first], strict=True):
-                if not spec.shape and not rows.storage_of(tensor).made:
-                    found[rows.tensors[tensor]] = None
+                if not spec.shape and not editor.storage_of(tensor).made:
+                    found[editor.tensors[tensor]] = None
     return list(found)
 
 
-def _updated(scope: ScopeRow, rows: Rewrite) -> list[int]:
+def _updated(scope: ScopeRow, editor: ProgramEditor) -> list[int]:
     """Memory of parameters that an optimizer writes, in order."""
     found = dict[int, None]()
     for op in scope.ops:
         for tensor in op.inputs:
-            if rows.storage_of(tensor).kind == StorageKind.PARAMETER:
-                found[rows.tensors[tensor]] = None
+            if editor.storage_of(tensor).kind == StorageKind.PARAMETER:
+                found[editor.tensors[tensor]] = None
     return list(found)

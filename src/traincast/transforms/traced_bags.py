@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
-from traincast.ir.ops import DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
+from traincast.ir.editor import ProgramEditor
+from traincast.ir.ops import ACCUMULATE_GRAD, DTYPE_BYTES, Phase, Scalar, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.transforms.bags import FORWARD
-from traincast.transforms.size_book import SizeBook
 from traincast.utils.errors import TraincastError
 
 ARGUMENTS = (("weights", 1), ("table_offsets", 1), ("indices", 1), ("offsets", 1))
 LEARNING_RATE = 0.01  # of the table-batched op; its time does not depend on it
 _NODE = re.compile(r"EmbeddingBagBackward\d*$")
 _UPDATES = (Phase.OPTIMIZER, Phase.OTHER)
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _PLAIN = ("aten::add_", "aten::zero_", "aten::copy_", "aten::detach")
 
 
-def batched_traced_bags(program: Program) -> Program:
+def batch_traced_bags(program: Program) -> Program:
     """The program with its bags fused; gradients and plain updates of tensors of the tables' forms go."""
     return _Traced(program).run()
 
 
 class _Traced:
     def __init__(self, program: Program) -> None:
-        self.program, self.rows, self.sizes = program, Rewrite(program), SizeBook(program.sizes)
+        self.editor = ProgramEditor(program)
+        self.sizes = self.editor.sizes
         self.plain: list[int] = program.size_values.tolist()
-        self.bags = [(scope, op) for scope in self.rows.scopes for op in scope.ops if op.signature.name in FORWARD]
+        self.bags = [(scope, op) for scope in self.editor.scopes for op in scope.ops if op.signature.name in FORWARD]
         if len(self.bags) < 2:
             raise TraincastError("it has no embedding bags of two tables or more that could be fused")
         self.tables = [self._shape(op.signature.inputs[0]) for _, op in self.bags]
@@ -44,39 +43,38 @@ class _Traced:
 
     def run(self) -> Program:
         """Puts the lookup where the first bag was, and its backward op where the last gradient was."""
-        rows, gone = self.rows, {id(op) for _, op in self.bags}
+        editor, gone = self.editor, {op for _, op in self.bags}
         operands = self._operands()
         first = self.bags[0][0]
         lookup = self._scope(
             "LookupFunction", Phase.FORWARD, first, "traincast::batched_embedding_forward", operands,
             (self._spec((self.batch, len(self.tables), self.dim), self._kind),), ARGUMENTS, self._forms(),
         )  # fmt: skip
-        rows.scopes.insert(rows.scopes.index(first), lookup)
-        nodes = [scope for scope in rows.scopes if _NODE.search(scope.name)]
+        editor.scopes.insert(editor.scopes.index(first), lookup)
+        nodes = [scope for scope in editor.scopes if _NODE.search(scope.name)]
         if nodes:
-            gone |= {id(op) for scope in nodes for op in scope.ops} | self._updates()
+            gone |= {op for scope in nodes for op in scope.ops} | self._updates()
             grad = self._spec((self.batch, len(self.tables), self.dim), self._kind)
             backward = self._scope(
                 "LookupFunctionBackward", Phase.BACKWARD, nodes[-1], "traincast::batched_embedding_backward_sgd",
                 (grad, *operands), (), (("grad", 1), *ARGUMENTS), (*self._forms(), ("learning_rate", LEARNING_RATE)),
             )  # fmt: skip
-            rows.scopes.insert(rows.scopes.index(nodes[-1]), backward)
-        rows.drop(lambda op: id(op) in gone)
-        rows.program = replace(self.program, sizes=self.sizes.table())
-        return rows.build()
+            editor.scopes.insert(editor.scopes.index(nodes[-1]), backward)
+        editor.drop_ops(gone)
+        return editor.build()
 
-    def _updates(self) -> set[int]:
+    def _updates(self) -> set[OpRow]:
         """Ops that keep or apply gradients of tensors that have the form of a table."""
         tables, found = set(self.tables), set()
-        for scope in self.rows.scopes:
-            for op in scope.ops if scope.phase in _UPDATES or scope.name == _ACCUMULATE else ():
+        for scope in self.editor.scopes:
+            for op in scope.ops if scope.phase in _UPDATES or scope.name == ACCUMULATE_GRAD else ():
                 if not any(self._shape(spec) in tables for spec in (*op.signature.inputs, *op.signature.outputs)):
                     continue
                 if op.signature.name not in _PLAIN:
                     raise TraincastError(
                         f"its tables are updated by {op.signature.name}; the table-batched op updates by plain SGD"
                     )
-                found.add(id(op))
+                found.add(op)
         return found
 
     @property
@@ -114,7 +112,7 @@ class _Traced:
 
     def _tensor(self, spec: TensorSpec) -> int:
         """As in a trace, a tensor is there for its op only."""
-        return self.rows.new_tensor(
+        return self.editor.new_tensor(
             self.sizes.product(spec.shape, times=DTYPE_BYTES[spec.dtype]), StorageKind.ACTIVATION
         )
 

@@ -41,7 +41,7 @@ COMMANDS = {
     "shard for TorchRec": "shard tables.yaml --on dgx-a100 --gpus 2 --no-torchrec --time-limit 0.1 --torchrec-out out",
     "fit": "fit attention --out .",
 }
-FITTED = ("kernels/profiles/attention.json", "kernels/profiles/attention.npz")  # all or none
+FITTED = ("costs/kernels/profiles/attention.json", "costs/kernels/profiles/attention.npz")  # all or none
 STEP = """import torch
 
 def make(batch_size):

@@ -54,7 +54,7 @@ def test_batch_size_out_of_range(capsys, batch):
 
 
 def test_sequence_length_of_a_model_without_sequences(capsys):
-    assert "sequence" in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--seq-len", 128)
+    assert "--seq-len is not used" in refusal(capsys, "predict", "dlrm-default", "--on", "v100", "--seq-len", 128)
 
 
 @pytest.mark.parametrize("clock", [0, -5, 1e9, "nan"])
@@ -114,7 +114,7 @@ def test_a_missing_extra_is_named(capsys, monkeypatch, module, extra, tmp_path):
     def missing(*_):
         raise ModuleNotFoundError(f"No module named '{module}'", name=module)
 
-    monkeypatch.setattr("traincast.calibration.fit_shipped.fit_pieces", missing)
+    monkeypatch.setattr("traincast_evaluation.fitting.shipped.fit_pieces", missing)
     assert f"traincast[{extra}]" in refusal(capsys, "fit", "host", "--data", tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_a_step_larger_than_the_device_is_a_warning_in_the_answer(capsys):
 
 @pytest.mark.parametrize("option", [("--jitter", "-0.1"), ("--skew-ms", "nan"), ("--jitter", "1", "--seed", "-1")])
 def test_unevenness_out_of_range(capsys, option):
-    assert "negative" in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 2, *option)
+    assert "give" in refusal(capsys, "predict", "dlrm-default", "--on", "dgx-a100", "--gpus", 2, *option)
 
 
 def test_unevenness_of_a_scaling_curve(capsys):
@@ -156,6 +156,7 @@ def test_unevenness_of_a_scaling_curve(capsys):
 
 def test_a_piece_named_twice_is_fitted_once(capsys, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr("traincast.calibration.fit_shipped.fit_pieces", lambda pieces, *_: asked.append(pieces) or {})
+    fit_pieces = "traincast_evaluation.fitting.shipped.fit_pieces"
+    monkeypatch.setattr(fit_pieces, lambda pieces, *_: asked.append(pieces) or {})
     assert main(["fit", "host", "norm", "host", "--data", str(tmp_path)]) == 0
     assert asked == [["host", "norm"]]

@@ -11,7 +11,7 @@ import pytest
 
 from traincast.app.cli.completion import describe, script
 from traincast.app.cli.main import main
-from traincast.app.cli.verbs import VERBS
+from traincast.app.cli.verbs import known_verbs
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def completed():
 
 
 def test_bash_completes_verbs(capsys, completed):
-    assert completed(capsys, "traincast", "") == list(VERBS)
+    assert completed(capsys, "traincast", "") == list(known_verbs())
     assert completed(capsys, "traincast", "p") == ["predict", "plan", "platforms"]
 
 

@@ -138,7 +138,7 @@ def test_a_table_too_large_for_one_gpu_is_split(capsys):
     ("option", "value", "said"),
     [
         ("--embedding", "bag", "FBGEMM"),
-        ("--seq-len", 8, "sequences"),
+        ("--seq-len", 8, "not used"),
         ("--batch-size", 0, "0"),
     ],
 )

@@ -12,12 +12,12 @@ import pytest
 
 import traincast
 from traincast.app.cli import main as main_module
-from traincast.app.cli.arguments import variant_options, whole_numbers
 from traincast.app.cli.main import main
 from traincast.app.cli.options import in_options
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar, progress_line
-from traincast.app.cli.verbs import VERBS, options, parsers
+from traincast.app.cli.scenario import gpu_numbers, scenario_values
+from traincast.app.cli.verbs import known_verbs, options, parsers
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Result
 from traincast.utils.version import __version__
@@ -50,7 +50,7 @@ def test_parameters_are_written_as_options_of_the_verb(message, written):
 
 
 def test_only_the_command_line_writes_options():
-    _, made = parsers(VERBS)
+    _, made = parsers(known_verbs())
     written = {name for parser in made.values() for name in options(parser).values()}
     package = Path(traincast.__file__).parent
     library = [path for path in package.rglob("*.py") if "cli" not in path.relative_to(package).parts]
@@ -86,9 +86,9 @@ def test_only_the_verbs_wanted_are_imported():
 
 
 def test_every_verb_has_a_summary_and_a_description():
-    _, made = parsers(VERBS)
+    _, made = parsers(known_verbs())
 
-    assert list(made) == list(VERBS)
+    assert list(made) == list(known_verbs())
     for verb, parser in made.items():
         assert parser.description, verb
         assert "--json" in options(parser).values()
@@ -99,7 +99,7 @@ def test_help_lists_every_verb(capsys):
         main(["--help"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    assert all(verb in shown for verb in VERBS)
+    assert all(verb in shown for verb in known_verbs())
 
 
 def test_version(capsys):
@@ -141,18 +141,18 @@ def test_a_mistake_of_our_own_is_shown_whole_to_who_looks_for_it(monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "1,", "a", "-1", "1.5", "1234567890", "٣"])
 def test_what_is_no_list_of_numbers_is_refused(text):
-    with pytest.raises(TraincastError, match=f"--gpus {text}: give a whole number"):
-        whole_numbers("--gpus", text)
+    with pytest.raises(TraincastError, match=f"--gpus {text}: give an integer"):
+        gpu_numbers(text)
 
 
 def test_numbers_may_have_spaces_between():
-    assert whole_numbers("--gpus", "1, 2 ,16") == [1, 2, 16]
+    assert gpu_numbers("1, 2 ,16") == [1, 2, 16]
 
 
-def test_only_the_fields_that_a_verb_has_are_options_of_the_variant():
-    args = argparse.Namespace(workload="x", batch_size=3, seq_len=None, to="pytorch")
+def test_only_the_fields_that_were_given_are_values_of_the_scenario():
+    args = argparse.Namespace(workload="x", batch_size=3, seq_len=None, compiled=False, to="pytorch")
 
-    assert variant_options(args) == {"batch_size": 3, "seq_len": None}
+    assert scenario_values(args) == {"workload": "x", "batch_size": 3}
 
 
 def test_a_result_is_printed_as_a_document_or_as_text(capsys):

@@ -9,13 +9,12 @@ import pytest
 import traincast
 from tests.traces.timelines import rank_events
 from traincast.app.cli.main import main
-from traincast.app.pages.evaluated import evaluation_file_page
 from traincast.app.pages.page import page_html
 from traincast.app.pages.written import page_of
-from traincast.calibration.evaluation.suites import Evaluation
-from traincast.simulator.parallelism.layout import Layout
 from traincast.utils.errors import TraincastError
 from traincast.utils.metrics import error_row
+from traincast_evaluation.page import evaluation_file_page
+from traincast_evaluation.suites.registry import Evaluation
 
 SUMMARY = {"suite": "dlrm", "group": "all", "n": 2, "gmae": 1.0, "mape": 12.5, "median": 3.0, "worst": -20.0,
            "worst_case": "<b>", "bias": 0.5}  # fmt: skip
@@ -45,7 +44,7 @@ def plan():
 
 
 def test_a_layout_says_what_its_step_waits_for():
-    answer = traincast.predict_training("mpt-125m", on="dgx-h100", layout=Layout(gpus=2, tp=2))
+    answer = traincast.predict("mpt-125m", on="dgx-h100", gpus=2, tp=2)
 
     page = sections(page_of(answer, 2.0))
 
@@ -55,7 +54,7 @@ def test_a_layout_says_what_its_step_waits_for():
 
 
 def test_a_layout_that_does_not_fit_is_called_refused():
-    answer = traincast.predict_training("llama3-70b", on="dgx-h100", layout=Layout(gpus=2, tp=2))
+    answer = traincast.predict("llama3-70b", on="dgx-h100", gpus=2, tp=2)
 
     assert "Refused: it does not fit in memory" in sections(page_of(answer))["answer"].html
 
@@ -154,4 +153,4 @@ def test_what_does_not_go_together_is_refused(arguments, said, tmp_path, capsys)
 
 def test_only_traces_are_compared():
     with pytest.raises(TraincastError, match="`against` compares traced runs; give a trace"):
-        page_of(traincast.platforms(), against=object())
+        page_of(traincast.list_platforms(), against=object())

@@ -73,7 +73,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, tmp_path, c
 
 
 def test_an_answer_without_a_page_of_its_own_is_shown_as_tables(tmp_path):
-    page = traincast.write_report(traincast.platforms(), tmp_path / "p.html")
+    page = traincast.write_report(traincast.list_platforms(), tmp_path / "p.html")
 
     assert page.sections == ("answer", "provenance")
     assert "NVIDIA H100" in (tmp_path / "p.html").read_text(encoding="utf-8")
@@ -83,6 +83,6 @@ def test_a_report_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(written, "MOST_BYTES", 1000)
 
     with pytest.raises(TraincastError, match=r"more than 0; give fewer GPUs or a shorter trace"):
-        traincast.write_report(traincast.platforms(), tmp_path / "p.html")
+        traincast.write_report(traincast.list_platforms(), tmp_path / "p.html")
 
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.app.report.catalog import coverage_text, models_text, platforms_text
-from traincast.costs.kernels.coverage import OpCoverage
+from traincast.costs.kernels.lowered import OpCoverage
 from traincast.hardware.platform import load_platform
 from traincast.simulator.scenario.models import CoverageList, ModelList, built_in_models
 from traincast.simulator.scenario.platforms import PlatformList

@@ -19,9 +19,9 @@ def fetched(url, data=None, method=None, **headers):
 
 
 @contextlib.contextmanager
-def server(folder, *options):
-    """`traincast serve` that keeps things in a folder: its process and its address; all it started is ended."""
-    command = [sys.executable, "-m", "traincast", "serve", "--port", "0", "--keep", str(folder), "--json", *options]
+def server(*options):
+    """`traincast serve`: its process and its address; all it started is ended."""
+    command = [sys.executable, "-m", "traincast", "serve", "--port", "0", "--json", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         text = ""

@@ -1,13 +1,20 @@
-"""Long work: jobs with progress that can be cancelled, beside which quick questions are answered; kept on disk."""
+"""Long work: jobs with progress and limits that can be cancelled, beside which quick questions are answered."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import time
 from pathlib import Path
 
+import pytest
+from starlette.testclient import TestClient
+
+from tests.app.server.conftest import HERE
 from tests.app.server.starting import fetched, server
+from traincast.app.server.app import Settings, make_app
+from traincast.app.server.jobs import Limits
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOW = {"of": "sharding", "workload": "dlrm-2022-788", "on": "dgx-a100", "gpus": 8}
@@ -70,21 +77,81 @@ def test_uploads_are_answered_like_files_of_ones_own(client):
     assert client.get(f"/api/uploads/{upload['id']}").status_code == 404
 
 
-def test_killed_and_started_again_it_has_what_it_promised(tmp_path):
-    with server(tmp_path) as (first, url):
-        known = fetched(f"{url}api/uploads?name=run.json", data=TRACE, **{"content-type": "application/octet-stream"})
-        question = {"workload": "gpt2-large", "on": "dgx-a100", "gpus": "1,2,4"}
-        job = fetched(f"{url}api/jobs", data=json.dumps(question).encode(), **{"content-type": "application/json"})
-        assert job["status"] in ("waiting", "running")
+def test_a_process_ends_cleanly_with_all_that_it_started():
+    with server() as (process, url):
+        upload = fetched(f"{url}api/uploads?name=run.json", data=TRACE, **OCTETS)
+        slow = fetched(f"{url}api/jobs", data=json.dumps(SLOW).encode(), **{"content-type": "application/json"})
+        assert upload["kind"] == "trace" and slow["status"] in ("waiting", "running")
+        group = process.pid
 
-        first.kill()
-        first.wait()
-    with server(tmp_path) as (second, url):
-        assert fetched(f"{url}api/uploads") == [known]
-        end = time.monotonic() + 300
-        while (state := fetched(f"{url}api/jobs/{job['id']}"))["status"] != "finished" and time.monotonic() < end:
-            assert state["status"] in ("waiting", "running"), state
-            time.sleep(0.1)
-        assert fetched(f"{url}api/jobs/{job['id']}/result")
-        second.send_signal(signal.SIGINT)
-        assert second.wait(120) == 0
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(120) == 0
+        wait_until(lambda: not processes_of(group))
+
+
+def processes_of(group):
+    """Processes of a group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, number = stat.read_text().rpartition(")")[2].split()[:3]
+            found += [stat] if int(number) == group and state != "Z" else []
+    return found
+
+
+def wait_until(reached, seconds=60):
+    end = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def tiny():
+    """A server of little patience: one process of each kind, a second for each job, one job may wait."""
+    limits = Limits(quick=1, long=1, waiting=1, quick_seconds=300, long_seconds=1.0)
+    with TestClient(make_app(Settings(limits=limits)), base_url=HERE) as client:
+        yield client
+
+
+def test_a_job_that_takes_too_long_is_ended_and_the_next_one_is_answered(tiny):
+    key = tiny.post("/api/jobs", json=SLOW).json()["id"]
+    assert "took longer than 1 s" in until(tiny, key, "failed")["error"]["message"]
+
+    answer = tiny.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 78})
+
+    assert answer.status_code == 200
+
+
+def test_too_many_that_wait_are_refused(tiny):
+    keys, refused = [], []
+    for batch in range(8):
+        taken = tiny.post("/api/jobs", json={**SLOW, "batch_size": 512 + batch})
+        (keys if taken.status_code == 202 else refused).append(taken)
+
+    assert refused and {answer.status_code for answer in refused} == {429}
+    assert refused[0].headers["retry-after"] == "2"
+    for taken in keys:
+        tiny.delete(f"/api/jobs/{taken.json()['id']}")
+
+
+def test_a_job_that_waits_can_be_cancelled(tiny):
+    first = tiny.post("/api/jobs", json=SLOW).json()["id"]
+    until(tiny, first, "running", "failed")
+    second = tiny.post("/api/jobs", json={**SLOW, "gpus": 4}).json()["id"]
+
+    assert tiny.delete(f"/api/jobs/{second}").json()["status"] == "cancelled"
+
+    assert until(tiny, first, "failed", "cancelled")["status"] == "failed", "the other went on to its limit"
+    assert tiny.get(f"/api/jobs/{second}/result").status_code == 409
+    assert tiny.delete(f"/api/jobs/{'0' * 32}").status_code == 404
+
+
+def test_a_worker_that_needs_too_much_memory_is_refused():
+    limits = Limits(quick=1, long=1, memory=1 << 20)
+    with TestClient(make_app(Settings(limits=limits)), base_url=HERE) as client:
+        answer = client.get("/api/answer", params={"workload": "dlrm-default", "on": "v100", "batch_size": 79})
+
+    assert answer.status_code == 422
+    assert "memory" in answer.json()["error"]["message"] or "ended" in answer.json()["error"]["message"]

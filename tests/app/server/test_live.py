@@ -45,8 +45,8 @@ def perfetto():
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory, perfetto):
-    with server(tmp_path_factory.mktemp("live"), "--perfetto", perfetto) as (_, url):
+def url(perfetto):
+    with server("--perfetto", perfetto) as (_, url):
         yield url
 
 

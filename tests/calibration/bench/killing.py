@@ -3,7 +3,7 @@
 After every SIGKILL the store must be readable, hold every sample that had been put into it, and at most the one that
 was under way may be missing; ranks that were launched must end by themselves. The next run goes on in the same store.
 Moments are counted from when a run has imported everything, so that they fall into its work: the host's overheads,
-copies, collectives between two ranks, single ops and merging alike.
+collectives between two ranks, single ops and merging alike.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from pathlib import Path
 
 from traincast.app.api import bench
 from traincast.calibration import campaign as questions
-from traincast.calibration.bench import parts
 from traincast.calibration.bench import store as stores
 from traincast.calibration.bench.opening import open_device
 from traincast.calibration.bench.store import Store
@@ -82,7 +81,6 @@ def measure_into(folder: Path, log: Log) -> None:
     log.watch()
     stores._MERGE_FROM = 8  # so that merging is met too
     questions._SHARES["host"], questions._SHARES["together"] = 0.05, 0.05
-    parts._MOST_COPIES = 3
     open_device("cpu")  # imports torch
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
@@ -92,7 +90,7 @@ def measure_into(folder: Path, log: Log) -> None:
 def _place(begun: list[str]) -> str:
     if not begun:
         return "before the first sample"
-    kinds = {"small-step": "host", "copy": "copies", "exchange": "collectives"}
+    kinds = {"small-step": "host", "exchange": "collectives"}
     return next((place for start, place in kinds.items() if begun[-1].startswith(start)), "single ops")
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from tests.calibration.bench.test_measure import TINY
-from traincast.app.api import bench, fit_store, measure, predict_here, self_check
+from traincast.app.api import bench, fit_store, measure, predict, self_check
 from traincast.app.cli.main import main
 from traincast.calibration.bench.bench import bench as run
 from traincast.calibration.bench.bench import measure_task, task_key
@@ -137,7 +137,7 @@ def test_measured_fitted_predicted(home, monkeypatch, counted_budget):
     assert first.measured > 0 and again.total == first.measured + again.measured, "a run goes on where one stopped"
     calibrated = fit_store(home / "store-cpu", clock="busy")
     assert calibrated.file == home / "here.toml"
-    predicted = predict_here(TINY)
+    predicted = predict(TINY, on="here")
     measured = measure(TINY, clock="busy", nominal=calibrated.profile.reference, repeats=5)
     assert 0.02 < predicted.iteration / measured.summary.corrected < 50, "plumbing: the bound is loose"
 

@@ -185,8 +185,8 @@ def test_a_step_too_large_for_the_gpu_is_one_line(monkeypatch, tmp_path):
 def test_tables_of_a_step_that_is_run_are_looked_up_everywhere(monkeypatch):
     """A capture reads no values and has zeros; a GPU that looked up row 0 alone would be too fast."""
     from traincast.calibration.measure import runnable
-    from traincast.models.zoo.build import steps
-    from traincast.simulator.scenario.variant import Variant
+    from traincast.simulator.scenario.scenario import Scenario
+    from traincast_evaluation.zoo.build import steps
 
     made = []
     monkeypatch.setattr(steps, "drawn_batch", lambda *_: made.append("drawn") or steps.host_batch(*_))
@@ -194,7 +194,7 @@ def test_tables_of_a_step_that_is_run_are_looked_up_everywhere(monkeypatch):
     monkeypatch.setattr(steps.Setting, "prepare", lambda *_: torch.nn.Linear(1, 1))
     monkeypatch.setattr(torch.nn.Linear, "dense_parameters", torch.nn.Linear.parameters, raising=False)
     for drawn in (True, False):
-        runnable(TINY, Variant(batch_size=4), "cuda", drawn=drawn).make_step()
+        runnable(TINY, Scenario(batch_size=4, dtype="fp32"), "cuda", drawn=drawn).make_step()
     assert made == ["drawn"]
 
 

@@ -15,8 +15,8 @@ from traincast.calibration.bench.opening import open_device
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.access import Uniform, Zipf
 from traincast.models.embeddings.draws import draw_rows
-from traincast.models.zoo.build.steps import drawn_batch
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.zoo.build.steps import drawn_batch
 
 TINY = DlrmConfig(
     name="tiny", bottom_mlp=(8, 16, 8), top_mlp=(16, 1), rows_per_table=(50, 1000), embedding_dim=8,

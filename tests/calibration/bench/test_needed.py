@@ -11,13 +11,13 @@ from traincast.calibration.here import captured_here
 from traincast.costs.cpu.caches import operands
 from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
 from traincast.costs.cpu.features import kind_of, touched_bytes
-from traincast.simulator.cpu.step import PricedOp
-from traincast.simulator.scenario.variant import Variant
+from traincast.costs.cpu.op_costs import PricedOp
+from traincast.simulator.scenario.scenario import Scenario
 
 
 @pytest.fixture(scope="module")
 def program():
-    return captured_here(TINY, Variant(batch_size=64))[0].programs[0]
+    return captured_here(TINY, Scenario(batch_size=64, dtype="fp32"))[0].programs[0]
 
 
 def test_nothing_measured_covers_nothing_and_everything_all(program):
@@ -63,7 +63,7 @@ def test_ops_that_a_profile_is_unsure_of_are_measured_first(program, monkeypatch
     # given a machine that was fitted, and of whose ops one kind is not known well
     kinds = {kind_of(task.signature) for task in Coverage(program).tasks}
     rare = min(kinds, key=lambda kind: sum(kind_of(task.signature) == kind for task in Coverage(program).tasks))
-    monkeypatch.setattr("traincast.calibration.bench.needed.priced_ops", _Unsure(rare).priced)
+    monkeypatch.setattr("traincast.calibration.bench.needed.price_ops", _Unsure(rare).priced)
 
     # then that kind comes first, in the list and in what the list says of kinds
     coverage = Coverage(program, profile=object())

@@ -113,7 +113,7 @@ def rewritten(file, **columns):
         (lambda file: file.write_bytes(file.read_bytes()[400:]), ""),
         (lambda file: file.write_bytes(b""), "it is no Parquet file"),
         (lambda file: file.write_bytes(b"\x00" * 4096), "it is no Parquet file"),
-        (lambda file: file.write_bytes(b"PAR1" + bytes(range(256)) * 8 + b"\x40\x00\x00\x00PAR1"), "footer makes no"),
+        (lambda file: file.write_bytes(b"PAR1" + bytes(range(256)) * 8 + b"\x40\x00\x00\x00PAR1"), "no Parquet file"),
         (lambda file: rewritten(file, key=None), "no samples: KeyError"),
         (lambda file: rewritten(file, identity=None), "no samples: KeyError"),
         (lambda file: rewritten(file, identity="no JSON"), "no samples: JSONDecodeError"),

@@ -139,7 +139,7 @@ def test_host_inclusive_and_device_times_are_kept_apart():
         (-1, 8, 1, "between 0 and 1e15"),
         (np.nan, 8, 1, "between 0 and 1e15"),
         (1e3, 1, 1, "two or more"),
-        (1e3, 2.5, 1, "whole number of ranks"),
+        (1e3, 2.5, 1, "integer number of ranks"),
         (1e3, 2, 3, "no more than its ranks"),
         (1e3, 16, 1, "16 ranks on 1 node"),
     ],

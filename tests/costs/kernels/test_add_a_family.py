@@ -36,9 +36,9 @@ EVALUATED = """
 import json
 from dataclasses import asdict
 from pathlib import Path
-from traincast.costs.kernels.families import BY_NAME
+from traincast_evaluation.kernels.families import MEASURED
 
-(suite,) = BY_NAME["fft"].evaluate()
+(suite,) = MEASURED[-1].evaluation_functions()
 print(json.dumps([asdict(row) for row in suite(Path("data"))]))
 """
 
@@ -47,7 +47,7 @@ print(json.dumps([asdict(row) for row in suite(Path("data"))]))
 def package(tmp_path):
     """The page carried out, with a folder of profiles that a fit may write to."""
     files = follow(PAGE, tmp_path)
-    profiles = tmp_path / "traincast" / "kernels" / "profiles"
+    profiles = tmp_path / "traincast" / "costs" / "kernels" / "profiles"
     shipped = profiles.resolve()
     profiles.unlink()
     profiles.mkdir()
@@ -67,11 +67,14 @@ def measured(folder):
     (folder / "data" / "kernels" / "fft.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def test_a_family_touches_five_files_and_all_but_one_are_its_own(package):
+def test_a_family_is_five_files_of_its_own_and_a_row_in_two_tables(package):
     _, files = package
 
-    assert len(files) <= 5
-    assert [file for file in files if "/kernels/fft/" not in file] == ["traincast/costs/kernels/families.py"]
+    assert [file for file in files if "/kernels/fft" not in file] == [
+        "traincast/costs/kernels/families.py",
+        "traincast_evaluation/kernels/families.py",
+    ]
+    assert len(files) == 5 + 2
 
 
 def test_its_ops_are_lowered_and_the_roofline_prices_them_without_a_profile(package):
@@ -83,7 +86,7 @@ def test_its_ops_are_lowered_and_the_roofline_prices_them_without_a_profile(pack
     assert said["source"] == "ROOFLINE"
     bytes_moved = 2 * 64 * 4096 * 8
     assert 2e-6 < said["roofline"][0] < 2e-6 + bytes_moved / (0.5 * 900e9)
-    assert "traincast.costs.kernels.fft.training" not in said["imports"], "predicting imports no training"
+    assert "traincast.costs.kernels.fft.model" not in said["imports"], "the roofline needs no model"
 
 
 def test_it_is_fitted_evaluated_and_then_predicted_by_its_model(package):
@@ -96,8 +99,8 @@ def test_it_is_fitted_evaluated_and_then_predicted_by_its_model(package):
     rows = json.loads(run_in(folder, EVALUATED))
     said = json.loads(run_in(folder, LOWERED.replace("FITTED", "True")))
 
-    assert written == {"fft": ["kernels/profiles/fft.json", "kernels/profiles/fft.npz"]}
-    provenance = json.loads((folder / "traincast" / "kernels" / "profiles" / "fft.json").read_text())
+    assert written == {"fft": ["costs/kernels/profiles/fft.json", "costs/kernels/profiles/fft.npz"]}
+    provenance = json.loads((folder / "traincast" / "costs" / "kernels" / "profiles" / "fft.json").read_text())
     assert provenance["rows_fitted"] + provenance["rows_held_out"] == 3 * 5 * 15
     assert provenance["mean_error_percent_held_out"] < 10
     assert {row["suite"] for row in rows} == {"fft: shapes never seen", "fft: GPU never seen (data sheet only)"}

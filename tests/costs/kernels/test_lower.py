@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tests.costs.kernels.signatures import MODERN, field, kernels, lowered, tensor
-from traincast.costs.kernels.coverage import OpCoverage, coverage
-from traincast.costs.kernels.lower import lower, registered
-from traincast.costs.kernels.registry import Control, ControlKind
+from traincast.costs.kernels.lower import lower, registered_ops
+from traincast.costs.kernels.lowered import OpCoverage, coverage
+from traincast.costs.kernels.registry import LOWERINGS, Control, ControlKind
 from traincast.costs.kernels.streaming.launches import STREAM_SYNCHRONIZE
 from traincast.ir.ops import Signature
 
@@ -51,7 +51,7 @@ def test_control_ops():
 
 
 def test_names_are_dispatcher_names():
-    assert all("::" in name and name == name.strip() for name in registered())
+    assert all("::" in name and name == name.strip() for name in registered_ops())
 
 
 class _Program:
@@ -93,3 +93,18 @@ def test_a_sum_over_nothing_still_writes_its_result():
              "weight": tensor(16), "bias": tensor(16)}  # fmt: skip
     results = [tensor(0, 16), tensor(16), tensor(16)]
     assert kernels(lowered("aten::native_layer_norm_backward", zeros, results, normalized_shape=(16,)))
+
+
+def test_ops_of_another_distribution_are_lowered_by_what_it_registers(monkeypatch):
+    asked = []
+
+    def load_plugin(group, name):
+        asked.append((group, name))
+        monkeypatch.setitem(LOWERINGS, "elsewhere::wait", lambda signature, context: (STREAM_SYNCHRONIZE,))
+
+    monkeypatch.setattr("traincast.costs.kernels.lower.load_plugin", load_plugin)
+
+    assert lowered("elsewhere::wait", {"x": tensor(8)}, tensor(8)) == (STREAM_SYNCHRONIZE,)
+    assert asked == [("traincast.lowerings", "elsewhere")]
+    assert lowered("aten::nobody_knows", {"x": tensor(8)}, tensor(8))[0].estimated
+    assert len(asked) == 1  # PyTorch's own are all here

@@ -11,8 +11,7 @@ from tests.costs.kernels.model_checks import check_contract, check_monotone, che
 from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Family
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.tables import uniform_tables
-from traincast.costs.kernels.families import BY_NAME
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import BY_NAME, shipped_model
 from traincast.hardware import Device, load_device
 
 DEVICES = ("v100-pcie", "t4", "a100-80gb", "h100", "mi210", "a10", "mi300x")  # the last two were never measured

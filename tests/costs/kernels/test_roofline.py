@@ -10,9 +10,8 @@ from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
 from traincast.costs.kernels.embedding import EMBEDDING
 from traincast.costs.kernels.embedding.tables import Tables, uniform_tables
-from traincast.costs.kernels.families import RECORDS
+from traincast.costs.kernels.families import RECORDS, Roofline
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.roofline import Roofline
 from traincast.hardware import device_keys, load_device
 from traincast.utils.metrics import error_row
 

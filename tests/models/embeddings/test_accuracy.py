@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.calibration.evaluation.embedding_access import (
+from traincast_evaluation.suites.embedding_access import (
     beginning_points,
     drawn_points,
     error_rows,

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from traincast.calibration.evaluation.embedding_locality import read_locality
 from traincast.models.embeddings import Zipf, load_tables
 from traincast.models.embeddings.access import row_classes
 from traincast.models.embeddings.builtin import BUILTIN_SETS
 from traincast.models.embeddings.classes import NUM_BINS
 from traincast.models.embeddings.synthesis import Recipe, synthesise
+from traincast_evaluation.suites.embedding_locality import read_locality
 
 SYNTHESISED = [("dlrm-2021-856", "locality_2021.csv", 16), ("dlrm-2022-788", "locality_2022.csv", 16)]
 

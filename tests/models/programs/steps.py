@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from traincast.ir import Program
-from traincast.models.zoo.define.gpt2 import Gpt2, Gpt2Config
+from traincast_evaluation.zoo.define.gpt2 import Gpt2, Gpt2Config
 
 OPTIMIZERS: dict[str, Callable[..., Any] | None] = {
     "none": None,

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.effort import calls
-from tests.models.zoo.captured import capture_dlrm, connected, storages
+from tests.evaluation.zoo.captured import capture_dlrm, connected, storages
 from traincast.ir import peak_memory
 from traincast.models.dlrm.config import DLRM_DDP, DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
 from traincast.models.dlrm.program import dlrm_workload, write_dlrm

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.models.zoo.captured import VIEWS
+from tests.evaluation.zoo.captured import VIEWS
 from traincast.ir import Op, Program
 from traincast.models.dlrm.config import DLRM_DEFAULT, DLRM_MLPERF, DlrmConfig
 from traincast.models.dlrm.program import write_dlrm

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched lookup on a tape: widened indices, checks, caches, fused updates."""
+"""FBGEMM's table-batched lookup: widened indices, checks, caches, fused updates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.models.embeddings import Pooling, Table
+from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.lookup import TableBatchedLookup
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Tape
 from traincast.models.placement import Placement, Plan
 from traincast.models.sharded_dlrm.layout import lay_out
 from traincast.models.sharded_dlrm.tables import Lookup
@@ -16,12 +15,12 @@ from traincast.models.sharded_dlrm.tables import Lookup
 SAMPLES = 16
 
 
-def kernel(tape, optimizer="sgd", *, weighted=False, states=0):
+def kernel(builder, optimizer="sgd", *, weighted=False, states=0):
     return TableBatchedLookup(
-        tape=tape,
+        builder=builder,
         tables=2,
-        weights=tape.resident((640,), StorageKind.PARAMETER),
-        states=[tape.resident((640,), StorageKind.OPTIMIZER_STATE) for _ in range(states)],
+        weights=builder.resident((640,), StorageKind.PARAMETER),
+        states=[builder.resident((640,), StorageKind.OPTIMIZER_STATE) for _ in range(states)],
         forms=[("total_D", 64), ("max_D", 32)],
         optimizer=optimizer,
         weighted=weighted,
@@ -29,17 +28,17 @@ def kernel(tape, optimizer="sgd", *, weighted=False, states=0):
 
 
 def run(optimizer="sgd", *, dtype="int64", weighted=False, states=0):
-    tape = Tape(SAMPLES)
-    lookup = kernel(tape, optimizer, weighted=weighted, states=states)
-    tape.scope("aten::start", Phase.FORWARD)
-    indices, offsets = tape.new((100,), dtype), tape.new((2 * SAMPLES + 1,), dtype)
-    tape.op("aten::ones", [], [indices, offsets])
-    weights = tape.resident((100,), StorageKind.INPUT) if weighted else None
+    builder = StepBuilder(SAMPLES)
+    lookup = kernel(builder, optimizer, weighted=weighted, states=states)
+    builder.scope("aten::start", Phase.FORWARD)
+    indices, offsets = builder.new((100,), dtype), builder.new((2 * SAMPLES + 1,), dtype)
+    builder.op("aten::ones", [], [indices, offsets])
+    weights = builder.resident((100,), StorageKind.INPUT) if weighted else None
     used = lookup.check(indices, offsets, weights)
     pooled = lookup.forward(SAMPLES, 64)
-    tape.scope("aten::ones_like", Phase.BACKWARD)
-    result = lookup.backward(tape.view(pooled, pooled.shape))
-    return tape.build(), used, (indices, offsets), result
+    builder.scope("aten::ones_like", Phase.BACKWARD)
+    result = lookup.backward(builder.view(pooled, pooled.shape))
+    return builder.build(), used, (indices, offsets), result
 
 
 def named(program, part):
@@ -115,12 +114,12 @@ def rank_lookup(placement, **fields):
     table = Table(name="t", rows=1000, dim=32, pooling=Pooling.constant(3), **fields)
     layout = lay_out([table], Plan(("t",), (placement,), 1), batch_size=SAMPLES, gpus_per_node=1)
     (batch,) = layout.sections[0].ranks[0]
-    tape = RankTape(SAMPLES, 0, 1, 1)
-    lookup = Lookup.of(tape, batch, SAMPLES)
-    tape.scope("aten::start", Phase.FORWARD)
-    lookup.forward(tape.resident((48,), StorageKind.INPUT, "int64"), tape.resident((17,), StorageKind.INPUT, "int64"),
-                   None)  # fmt: skip
-    return tape.build(), lookup
+    builder = RankBuilder(SAMPLES, 0, 1, 1)
+    lookup = Lookup.of(builder, batch, SAMPLES)
+    builder.scope("aten::start", Phase.FORWARD)
+    indices, offsets = (builder.resident((size,), StorageKind.INPUT, "int64") for size in (48, 17))
+    lookup.forward(indices, offsets, None)
+    return builder.build(), lookup
 
 
 @pytest.mark.parametrize(

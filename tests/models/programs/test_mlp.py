@@ -1,4 +1,4 @@
-"""MLPs, losses and interactions on a tape: shapes, order, lifetimes and casts."""
+"""MLPs, losses and interactions: shapes, order, lifetimes and casts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import pytest
 
 from traincast.ir import Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.interaction import concatenate, concatenate_backward, dot, dot_backward
 from traincast.models.layers.loss import LOSSES, begin_backward, loss_backward, loss_forward
 from traincast.models.layers.mlp import Mlp
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Tape
 
 BATCH, WIDTHS = 32, (10, 20, 5)
 
@@ -23,16 +22,16 @@ def flops(program, phase):
 
 def trained(*, input_grad, last="relu", half="", apart=False):
     """Forward and backward of an MLP whose gradients are added to those of the step before."""
-    tape = Tape(BATCH)
-    tape.half, tape.engine_ops_apart = half, apart
-    mlp = Mlp(tape, "Model.mlp", WIDTHS, last=last, input_grad=input_grad, gradients=True)
-    x = tape.copied_in((BATCH, WIDTHS[0]), "float32")
+    builder = StepBuilder(BATCH)
+    builder.half, builder.engine_ops_apart = half, apart
+    mlp = Mlp(builder, "Model.mlp", WIDTHS, last=last, input_grad=input_grad, gradients=True)
+    x = builder.copied_in((BATCH, WIDTHS[0]), "float32")
     result = mlp.forward(x)
-    tape.scope("aten::ones_like", Phase.BACKWARD)
-    grad = tape.new(result.shape, result.spec.dtype)
-    tape.op("aten::ones_like", [("self", result)], [grad])
+    builder.scope("aten::ones_like", Phase.BACKWARD)
+    grad = builder.new(result.shape, result.spec.dtype)
+    builder.op("aten::ones_like", [("self", result)], [grad])
     below = mlp.backward(grad)
-    return tape.build(), mlp, below
+    return builder.build(), mlp, below
 
 
 def test_every_layer_is_a_product_and_its_activation():
@@ -101,13 +100,13 @@ def test_nothing_but_gradients_and_parameters_is_left_after_backward():
 
 
 def test_inference_frees_every_result_once_it_was_used():
-    tape = Tape(BATCH)
-    mlp = Mlp(tape, "Model.mlp", (10, 20, 30, 5), input_grad=False)
-    x = tape.copied_in((BATCH, 10), "float32")
+    builder = StepBuilder(BATCH)
+    mlp = Mlp(builder, "Model.mlp", (10, 20, 30, 5), input_grad=False)
+    x = builder.copied_in((BATCH, 10), "float32")
 
     result = mlp.forward(x, keep=False)
 
-    program = tape.build()
+    program = builder.build()
     alive = program.columns.storage_free == program.num_ops
     kept = [s for s in range(len(alive)) if alive[s] and program.columns.storage_kind[s] == StorageKind.ACTIVATION]
     assert kept == [x.storage, result.storage]
@@ -126,14 +125,14 @@ def test_autocast_casts_bias_weight_and_input_and_gradients_back():
 
 
 def test_leaving_autocast_lets_go_of_casts_that_only_its_cache_holds():
-    tape = RankTape(BATCH, 0, 1, 1)
-    tape.half = "float16"
-    mlp = Mlp(tape, "Model.mlp", WIDTHS, input_grad=False)
-    mlp.forward(tape.copied_in((BATCH, WIDTHS[0]), "float32"))
+    builder = RankBuilder(BATCH, 0, 1, 1)
+    builder.half = "float16"
+    mlp = Mlp(builder, "Model.mlp", WIDTHS, input_grad=False)
+    mlp.forward(builder.copied_in((BATCH, WIDTHS[0]), "float32"))
 
     mlp.leave_autocast()
 
-    program = tape.build()
+    program = builder.build()
     gone = [ref for layer in mlp.layers for ref in (layer.cast_bias, layer.transposed)]
     frees = [int(program.columns.storage_free[ref.storage]) for ref in gone]
     # both biases and the first weight, which passes no gradient on; the second weight stays for backward
@@ -141,17 +140,17 @@ def test_leaving_autocast_lets_go_of_casts_that_only_its_cache_holds():
 
 
 def test_under_ddp_gradients_go_to_the_reducer():
-    tape = RankTape(BATCH, 0, 4, 4)
-    mlp = Mlp(tape, "Model.mlp", WIDTHS, input_grad=False)
-    mlp.reducer = Reducer(tape, tape.world, mlp.arriving())
-    result = mlp.forward(tape.copied_in((BATCH, WIDTHS[0]), "float32"))
-    tape.scope("aten::ones_like", Phase.BACKWARD)
-    grad = tape.new(result.shape)
-    tape.op("aten::ones_like", [("self", result)], [grad])
+    builder = RankBuilder(BATCH, 0, 4, 4)
+    mlp = Mlp(builder, "Model.mlp", WIDTHS, input_grad=False)
+    mlp.reducer = Reducer(builder, builder.world, mlp.arriving())
+    result = mlp.forward(builder.copied_in((BATCH, WIDTHS[0]), "float32"))
+    builder.scope("aten::ones_like", Phase.BACKWARD)
+    grad = builder.new(result.shape)
+    builder.op("aten::ones_like", [("self", result)], [grad])
     mlp.backward(grad)
     mlp.reducer.finish()
 
-    program = tape.build()
+    program = builder.build()
 
     (reduced,) = [op for op in program.ops if op.name == "c10d::allreduce_"]
     assert reduced.signature.scalar("bytes") == 4 * (10 * 20 + 20 + 20 * 5 + 5)
@@ -161,14 +160,14 @@ def test_under_ddp_gradients_go_to_the_reducer():
 
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
-    tape = Tape(BATCH)
-    probabilities, target = (tape.resident((BATCH, 1), StorageKind.ACTIVATION) for _ in range(2))
-    tape.scope("aten::sigmoid", Phase.FORWARD)
-    mean, op = loss_forward(tape, kind, probabilities, target)
-    one = begin_backward(tape, mean)
-    grad = loss_backward(tape, kind, one, probabilities, target, forward=op)
+    builder = StepBuilder(BATCH)
+    probabilities, target = (builder.resident((BATCH, 1), StorageKind.ACTIVATION) for _ in range(2))
+    builder.scope("aten::sigmoid", Phase.FORWARD)
+    mean, op = loss_forward(builder, kind, probabilities, target)
+    one = begin_backward(builder, mean)
+    grad = loss_backward(builder, kind, one, probabilities, target, forward=op)
 
-    program = tape.build()
+    program = builder.build()
 
     assert (mean.shape, one.shape, grad.shape) == ((), (), (BATCH, 1))
     assert program.ops[op].signature.scalar("reduction") == 1
@@ -179,43 +178,43 @@ def test_the_loss_is_a_mean_whose_backward_starts_from_one(kind):
 
 
 def interacted(forward):
-    tape = Tape(BATCH)
-    tape.scope("aten::start", Phase.FORWARD)
-    dense, pooled = tape.new((BATCH, 16)), tape.new((BATCH, 3, 16))
-    tape.op("aten::ones", [], [dense, pooled])
-    return tape, *forward(tape, dense, pooled)
+    builder = StepBuilder(BATCH)
+    builder.scope("aten::start", Phase.FORWARD)
+    dense, pooled = builder.new((BATCH, 16)), builder.new((BATCH, 3, 16))
+    builder.op("aten::ones", [], [dense, pooled])
+    return builder, *forward(builder, dense, pooled)
 
 
 def test_dot_products_are_the_lower_triangle_after_the_dense_vector():
-    tape, done, result = interacted(lambda tape, dense, pooled: dot(tape, dense, pooled, keep=True))
+    builder, done, result = interacted(lambda builder, dense, pooled: dot(builder, dense, pooled, keep=True))
     # four vectors: six pairs
     assert result.shape == (BATCH, 16 + 6)
 
-    to_dense, to_pooled = dot_backward(tape, done, tape.view(result, result.shape))
+    to_dense, to_pooled = dot_backward(builder, done, builder.view(result, result.shape))
 
     assert (to_dense.shape, to_pooled.shape) == ((BATCH, 16), (BATCH, 3, 16))
-    program = tape.build()
+    program = builder.build()
     assert [op.name for op in program.ops].count("aten::bmm") == 3
     put = next(op for op in program.ops if op.name == "aten::_index_put_impl_")
     assert put.signature.scalar("accumulate") is True
 
 
 def test_without_a_backward_pass_dot_products_keep_nothing():
-    tape, done, result = interacted(lambda tape, dense, pooled: dot(tape, dense, pooled, keep=False))
-    program = tape.build()
+    builder, done, result = interacted(lambda builder, dense, pooled: dot(builder, dense, pooled, keep=False))
+    program = builder.build()
     assert program.columns.storage_free[done.joined.storage] == program.num_ops - 1
     assert program.columns.storage_free[result.storage] == program.num_ops
 
 
 def test_concatenation_is_undone_by_views():
-    def forward(tape, dense, pooled):
-        done = concatenate(tape, dense, pooled)
+    def forward(builder, dense, pooled):
+        done = concatenate(builder, dense, pooled)
         return done, done.joined
 
-    tape, done, joined = interacted(forward)
+    builder, done, joined = interacted(forward)
     assert joined.shape == (BATCH, 16 + 3 * 16)
 
-    to_dense, to_pooled = concatenate_backward(tape, done, tape.view(joined, joined.shape))
+    to_dense, to_pooled = concatenate_backward(builder, done, builder.view(joined, joined.shape))
 
     assert (to_dense.shape, to_pooled.shape) == ((BATCH, 16), (BATCH, 3, 16))
     assert to_dense.storage == to_pooled.storage == joined.storage

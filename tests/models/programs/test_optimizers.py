@@ -1,10 +1,11 @@
-"""Optimizers on a tape, against what PyTorch's own run."""
+"""Optimizers, against what PyTorch's own run."""
 
 from __future__ import annotations
 
 import pytest
 
 from traincast.ir import Phase, StorageKind
+from traincast.models.layers.builder import StepBuilder
 from traincast.models.layers.optimizers import (
     LEARNING_RATE,
     TITLES,
@@ -13,7 +14,6 @@ from traincast.models.layers.optimizers import (
     with_state,
     zero_grad,
 )
-from traincast.models.layers.tape import Tape
 
 SHAPES = ((8, 4), (8,), (2, 8))
 OPTIMIZERS = ("sgd", "adagrad", "adam")
@@ -21,12 +21,12 @@ HOST = {"aten::lift_fresh", "aten::_local_scalar_dense"}
 
 
 def stepped(optimizer, *, together):
-    tape = Tape(1)
-    parameters = [tape.resident(shape, StorageKind.PARAMETER) for shape in SHAPES]
-    grads = [tape.resident(shape, StorageKind.GRADIENT) for shape in SHAPES]
-    state = with_state(tape, optimizer, parameters)
-    (step_together if together else step_one_by_one)(tape, optimizer, state, grads)
-    return tape.build()
+    builder = StepBuilder(1)
+    parameters = [builder.resident(shape, StorageKind.PARAMETER) for shape in SHAPES]
+    grads = [builder.resident(shape, StorageKind.GRADIENT) for shape in SHAPES]
+    state = with_state(builder, optimizer, parameters)
+    (step_together if together else step_one_by_one)(builder, optimizer, state, grads)
+    return builder.build()
 
 
 def signatures(program):
@@ -43,7 +43,7 @@ def signatures(program):
 def test_the_update_is_what_a_capture_of_pytorch_records(optimizer, together):
     torch = pytest.importorskip("torch")
     from traincast.capturing import capture_step
-    from traincast.models.zoo.build.steps import OPTIMIZERS as CLASSES
+    from traincast_evaluation.zoo.build.steps import OPTIMIZERS as CLASSES
 
     def make(_):
         parameters = [torch.nn.Parameter(torch.empty(shape, device="cuda")) for shape in SHAPES]
@@ -64,10 +64,10 @@ def test_the_update_is_what_a_capture_of_pytorch_records(optimizer, together):
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("adagrad", 1), ("adam", 2)])
 def test_state_is_moments_like_the_parameter_and_a_count_on_the_host(optimizer, moments):
-    tape = Tape(1)
-    parameter = tape.resident((8, 4), StorageKind.PARAMETER, "bfloat16")
+    builder = StepBuilder(1)
+    parameter = builder.resident((8, 4), StorageKind.PARAMETER, "bfloat16")
 
-    (state,) = with_state(tape, optimizer, [parameter])
+    (state,) = with_state(builder, optimizer, [parameter])
 
     assert [(ref.shape, ref.spec.dtype) for ref in state.moments] == [((8, 4), "bfloat16")] * moments
     assert (state.count is None) == (optimizer == "sgd")
@@ -96,13 +96,13 @@ def test_one_by_one_a_denominator_lives_until_the_next_one_is_bound():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_zeroed_gradients_are_written_and_dropped_ones_cost_host_time_only(optimizer):
-    tape = Tape(1)
-    grads = [tape.resident(shape, StorageKind.GRADIENT) for shape in SHAPES]
-    zero_grad(tape, optimizer)
-    assert tape.build().num_ops == 0
+    builder = StepBuilder(1)
+    grads = [builder.resident(shape, StorageKind.GRADIENT) for shape in SHAPES]
+    zero_grad(builder, optimizer)
+    assert builder.build().num_ops == 0
 
-    zero_grad(tape, optimizer, grads)
+    zero_grad(builder, optimizer, grads)
 
-    program = tape.build()
+    program = builder.build()
     assert [op.name for op in program.ops] == ["aten::zero_"] * 3
     assert {scope.name for scope in program.scopes} == {f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad"}

@@ -8,7 +8,7 @@ import pytest
 from traincast.ir import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, assign_buckets
 from traincast.models.data_parallel.reducer import Reducer
-from traincast.models.layers.rank_tape import RankTape
+from traincast.models.layers.builder import RankBuilder
 
 
 def form(numel, dtype="float32"):
@@ -69,19 +69,19 @@ def test_it_is_pytorch_s_assignment(seed):
 
 def written(forms, *, as_views=False, limits=(1024, 2048)):
     """A backward pass that makes gradients of these forms, reduced over four ranks."""
-    tape = RankTape(8, 0, 4, 4)
-    reducer = Reducer(tape, tape.world, forms, limits_bytes=limits, as_views=as_views)
-    tape.scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
-    tape.op("aten::zero_", [("self", tape.resident((1,), StorageKind.BUFFER))])
+    builder = RankBuilder(8, 0, 4, 4)
+    reducer = Reducer(builder, builder.world, forms, limits_bytes=limits, as_views=as_views)
+    builder.scope("Optimizer.zero_grad#SGD.zero_grad", Phase.OTHER)
+    builder.op("aten::zero_", [("self", builder.resident((1,), StorageKind.BUFFER))])
     reducer.drop()
     grads = []
     for spec in forms:
-        tape.scope("AddmmBackward0", Phase.BACKWARD)
-        grad = tape.new(spec.shape, spec.dtype)
-        tape.op("aten::mm", [], [grad])
+        builder.scope("AddmmBackward0", Phase.BACKWARD)
+        grad = builder.new(spec.shape, spec.dtype)
+        builder.op("aten::mm", [], [grad])
         grads.append((grad, reducer.accumulate(grad)))
     reducer.finish()
-    return tape.build(), grads
+    return builder.build(), grads
 
 
 def ops(program, name):
@@ -158,9 +158,9 @@ def test_the_gradients_of_the_step_before_are_dropped(as_views, before):
 
 
 def test_buckets_are_memory_of_the_kind_asked_for():
-    tape = RankTape(8, 0, 2, 2)
-    tape.scope("aten::start", Phase.FORWARD)
-    Reducer(tape, tape.world, [form(1000)], kind=StorageKind.GRADIENT)
-    program = tape.build()
+    builder = RankBuilder(8, 0, 2, 2)
+    builder.scope("aten::start", Phase.FORWARD)
+    Reducer(builder, builder.world, [form(1000)], kind=StorageKind.GRADIENT)
+    program = builder.build()
     assert program.storage_nbytes.tolist() == [4000]
     assert program.columns.storage_kind.tolist() == [StorageKind.GRADIENT]

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
+from tests.evaluation.zoo.hybrid_dlrm import hybrid_dlrm_step
 from tests.models.programs.lives import Life, lives
-from tests.models.zoo.hybrid_dlrm import hybrid_dlrm_step
 from traincast.capturing import capture_distributed
 from traincast.ir import Program, Signature, StorageKind, Workload
 from traincast.models.dlrm.config import DlrmConfig

@@ -18,7 +18,7 @@ from traincast.models.sharded_dlrm.config import DcnDense, Dense
 from traincast.models.sharded_dlrm.hybrid import dlrm_tables
 from traincast.models.sharded_dlrm.step import sharded_dlrm
 from traincast.simulator.scenario.recommenders import described_dlrm, hybrid_variant
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 BATCH = 512
@@ -49,7 +49,7 @@ def _steps(program: Program) -> list[tuple[object, ...]]:
 
 def _sharded(optimizer: str, ranks: int, dtype: str = "fp32") -> Workload:
     platform = load_platform("dgx-h100")
-    return hybrid_variant(DLRM_V2, ranks, platform, Variant(batch_size=BATCH, optimizer=optimizer, dtype=dtype))[0]
+    return hybrid_variant(DLRM_V2, ranks, platform, Scenario(batch_size=BATCH, optimizer=optimizer, dtype=dtype))[0]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_predicted_on_eight_gpus() -> None:
 
 
 def test_without_an_update() -> None:
-    workload, _ = hybrid_variant(DLRM_V2, 2, load_platform("dgx-h100"), Variant(batch_size=64, optimizer="none"))
+    workload, _ = hybrid_variant(DLRM_V2, 2, load_platform("dgx-h100"), Scenario(batch_size=64, optimizer="none"))
     assert not [op for op in workload.programs[0].ops if op.phase == Phase.OPTIMIZER]
 
 

@@ -6,13 +6,14 @@ from collections import Counter
 
 import pytest
 
-from tests.models.zoo.captured import connected, storages
+from tests.evaluation.zoo.captured import connected, storages
 from traincast.hardware.platform import load_platform
 from traincast.ir.program import peak_memory
 from traincast.models.catalog import load_model
+from traincast.models.layers.builder import RankBuilder
 from traincast.models.sharded_dlrm.captured import embedding_modules
+from traincast.models.sharded_dlrm.copying import StepCopier
 from traincast.models.sharded_dlrm.recommender import is_shardable, sharded_recommender
-from traincast.models.sharded_dlrm.replay_tape import ReplayTape
 from traincast.models.sharded_dlrm.step import PREFETCH
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.utils.errors import TraincastError
@@ -64,9 +65,9 @@ def test_a_step_without_tables_has_no_modules():
 def test_a_step_copied_with_nothing_dropped_is_the_same(name):
     # Given a step, when every scope is copied, then ops, tensors, scopes and lifetimes are what they were
     source = load_model(name).resized(batch_size=4).programs[0]
-    tape = ReplayTape(source, [], 0, 1, 8)
-    tape.copy(range(source.num_scopes))
-    copied = tape.build()
+    builder = RankBuilder(4, 0, 1, 8)
+    StepCopier(source, [], builder).copy(range(source.num_scopes))
+    copied = builder.build()
     assert list(connected(copied)) == list(connected(source))
     assert copied.scopes == source.scopes
     assert storages(copied) == storages(source)
@@ -144,12 +145,14 @@ def test_the_next_batch_is_distributed_beside_the_step():
 
 def test_a_copied_dlrm_looks_up_and_multiplies_as_the_written_one():
     # Given the captured step of a DLRM, and the one that is written from its configuration
-    from traincast.simulator.scenario.variant import Variant
-    from traincast.simulator.scenario.workloads import load_on
+    from traincast.simulator.scenario.predict import load_step
+    from traincast.simulator.scenario.resolved import resolve
+    from traincast.simulator.scenario.scenario import Scenario
 
     platform = load_platform("dgx-a100")
     captured = load_model("dlrm-default", embedding="fbgemm")
-    steps = [load_on(source, platform, Variant(), gpus=8)[0] for source in (captured, "dlrm-default")]
+    asked = [resolve(Scenario(workload=source, on=platform, gpus=8)) for source in (captured, "dlrm-default")]
+    steps = [load_step(one)[0] for one in asked]
     first, second = (predict_step(step, platform).by_family for step in steps)
     # When both are sharded over eight GPUs, then lookups and products take as long
     assert first["embedding"] == pytest.approx(second["embedding"], rel=0.01)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.models.zoo.captured import capture_once
+from tests.evaluation.zoo.captured import capture_once
 from traincast.costs.kernels.lowered import lower_program
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.ir.ops import Phase

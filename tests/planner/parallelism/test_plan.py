@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 
 import pytest
 
@@ -11,10 +12,12 @@ import traincast
 from traincast.app.cli.main import main
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import described, load_transformer
-from traincast.planner.parallelism.candidates import Wanted, candidates, state_bytes
-from traincast.planner.parallelism.plan import make_plan
+from traincast.planner.parallelism.candidates import candidates, state_bytes
+from traincast.planner.parallelism.plan import layout_of, make_plan
 from traincast.simulator.parallelism.layout import Layout, completed
 from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.parallel.where import Workers
 
 SMALL = described("small", {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
@@ -28,8 +31,7 @@ def planned():
 
 def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
     model = load_transformer("llama3-70b")
-    wanted = Wanted(gpus=256, global_batch=512, seq_len=8192, precision="bf16", per_node=8)
-    layouts = list(candidates(model, NODE.device, wanted))
+    layouts = list(candidates(model, NODE.device, planned.base, 8))
     chosen = random.Random(18).sample(layouts, 200)
     estimates = {layout: estimate_seconds(model, NODE, layout) for layout in chosen}
     fits = [layout for layout in chosen if estimates[layout][1] <= NODE.device.memory_bytes]
@@ -39,10 +41,10 @@ def test_no_random_layout_that_fits_is_faster_than_the_plan(planned) -> None:
 
 
 def test_any_number_of_processes_gives_the_same_plan() -> None:
-    wanted = Wanted(gpus=64, global_batch=128, seq_len=2048, precision="bf16", per_node=8)
-    alone, together = (make_plan(SMALL, NODE, wanted, workers=Workers(processes=number)) for number in (1, 2))
+    asked = resolve(Scenario(workload=SMALL, on="dgx-h100", gpus=64, global_batch=128, seq_len=2048))
+    alone, together = (make_plan(asked, workers=Workers(processes=number)) for number in (1, 2))
     assert alone.to_dict() == together.to_dict()
-    assert alone.best[0].layout == together.best[0].layout
+    assert layout_of(alone.best[0]) == layout_of(together.best[0])
 
 
 def test_the_best_come_first_and_fit(planned) -> None:
@@ -54,9 +56,9 @@ def test_the_best_come_first_and_fit(planned) -> None:
 
 def test_money_and_days_follow_from_tokens_a_second(planned) -> None:
     row, answer = planned.row(0), planned.best[0]
-    assert row["days"] == pytest.approx(15e12 / (256 * answer.tokens_per_second) / 86400)
+    assert row["days"] == pytest.approx(15e12 / answer.throughput.tokens / 86400)
     # 1e9 tokens at r tokens a second and GPU are 1e9 / r GPU-seconds
-    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / answer.tokens_per_second / 3600)
+    assert row["dollars_per_billion_tokens"] == pytest.approx(2.0 * 1e9 / answer.tokens_per_second_per_gpu / 3600)
 
 
 def test_a_plan_is_the_same_every_time() -> None:
@@ -66,16 +68,29 @@ def test_a_plan_is_the_same_every_time() -> None:
 
 def test_a_plan_is_what_predict_says_of_its_layout() -> None:
     answer = traincast.plan(SMALL, on="dgx-h100", gpus=4).best[0]
-    again = traincast.predict_training(SMALL, on="dgx-h100", layout=answer.layout)
-    assert again.iteration == answer.iteration and again.needed == answer.needed
+    again = predict_parallel(SMALL, NODE, layout_of(answer))
+    assert again.iteration == answer.iteration and again.needed_bytes == answer.needed_bytes
+
+
+def test_every_row_has_the_command_that_predicts_it(capsys) -> None:
+    # given plans under other settings than the defaults
+    for fields in ({}, {"kernels": "fused", "dtype": "fp8"}):
+        plan = traincast.plan("mpt-1b", on="dgx-h100", gpus=16, global_batch=64, **fields)
+
+        # when the commands of some rows are run, then each gives its row to the last digit
+        for row in plan.to_dict()["rows"][::4]:
+            _, *line = shlex.split(row["command"])
+            assert main([*line, "--json"]) == 0
+            document = json.loads(capsys.readouterr().out)
+            assert document["iteration_ms"] == row["iteration_ms"]
+            assert document == row["prediction"]
 
 
 def test_states_that_cannot_fit_are_never_scored() -> None:
     model = load_transformer("llama3-405b")
     alone = completed(Layout(gpus=8, global_batch=8), model)
     assert state_bytes(model, alone) > 80e9
-    wanted = Wanted(gpus=8, global_batch=8, seq_len=8192, precision="bf16", per_node=8)
-    assert all(state_bytes(model, layout) <= 80e9 for layout in candidates(model, NODE.device, wanted))
+    assert all(state_bytes(model, layout) <= 80e9 for layout in candidates(model, NODE.device, alone, 8))
 
 
 def test_the_command_line_prints_a_table_and_a_document(capsys) -> None:
@@ -94,10 +109,10 @@ def test_the_command_line_prints_a_table_and_a_document(capsys) -> None:
     ("line", "message"),
     [
         ("plan llama3-405b --on dgx-h100 --gpus 8", "give more GPUs"),
-        ("plan mpt-7b --on dgx-h100 --gpus 0", "gpus 0 is out of range"),
-        ("plan mpt-7b --on dgx-h100 --gpus 8 --price -1", "price -1 is out of range"),
+        ("plan mpt-7b --on dgx-h100 --gpus 0", "--gpus: 0 is out of range"),
+        ("plan mpt-7b --on dgx-h100 --gpus 8 --price -1", "--price -1 is out of range"),
         ("plan mpt-7b --on dgx-h100 --gpus 8 --global-batch 8 --tokens-per-step 9", "give one of them"),
-        ("plan nothing --on dgx-h100 --gpus 8", "unknown Transformer 'nothing'"),
+        ("plan nothing --on dgx-h100 --gpus 8", "unknown model 'nothing'"),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(capsys, line: str, message: str) -> None:

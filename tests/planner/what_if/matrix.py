@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from traincast.models.catalog import list_models
-from traincast.models.published.catalog import published_programs
 from traincast.models.transformers.reading import built_in_names
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.edits.registry import edits, parse_edits
 from traincast.planner.what_if.edits.sizes import batch_of
 from traincast.planner.what_if.money import Prices, cost_of
-from traincast.planner.what_if.options import SceneOptions, scene_from
-from traincast.planner.what_if.predict import Answer, predicted
 from traincast.planner.what_if.result import fits, memory_bytes
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.loading import Loader
+from traincast.simulator.scenario.fields import scenario_from
+from traincast.simulator.scenario.predict import Answer, predict
+from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.utils.errors import TraincastError
+from traincast_evaluation.published.catalog import published_programs
 
 VALUES = {
     "on": "a100-80gb", "gpus": "2", "host": "server-2022", "host-speed": "2", "launch-speed": "2", "memory-speed": "2",
@@ -30,7 +30,11 @@ VALUES = {
     "tp": "4", "pp": "2", "cp": "2", "sharding": "zero1", "kernels": "compiled", "global-batch": "64",
     "recompute": "full", "batch-size": "x2", "seq-len": "64", "dtype": "tf32", "optimizer": "none",
     "attention": "sdpa", "embedding": "fbgemm", "bucket-mb": "4", "overlap": "none", "program": "torchrec-pipelined",
-    "plan": "search", "accumulate": "2", "stream": "1", "checkpoint": "layers",
+    "plan": "search", "accumulate": "2", "stream": "1", "checkpoint": "layers", "micro-batch": "2",
+    "fp8-scaling": "row", "checkpoint-every": "2", "vp": "2", "ep": "2", "etp": "2", "fsdp": "2", "zero": "1",
+    "shard-group": "8", "schedule": "1f1b", "stage-layers": "1,1", "cp-exchange": "gather", "dispatch": "once",
+    "lora-rank": "16", "frozen-layers": "1", "document-len": "512", "dense": "mlp.yaml", "skew-ms": "1",
+    "jitter": "0.1", "seed": "3", "loader-ms": "1", "workers": "2", "costs": "costs.toml",
 }  # fmt: skip
 """A value of every edit that takes one; an edit that is missing here fails the tests."""
 TARGETS = {"speed": "gemm", "stream": "aten::addmm"}
@@ -39,8 +43,8 @@ LAID_OUT = {"dtype": "fp8", "batch-size": "2", "seq-len": "1024", "gpus": "32", 
 MACHINE = {"host", "host-speed", "launch-speed", "memory-speed", "clock-mhz", "clock-speed", "link-speed", "nic-speed",
            "link-latency", "speed"}  # fmt: skip
 """Edits of the machine alone: the step needs as much memory as before."""
-_NODE, _LAYOUT = "dgx-h100", Layout(gpus=16, tp=2, micro_batch=1, global_batch=64)
-_INVERSE: dict[str, Callable[[Scene], str]] = {
+_NODE, _LAYOUT = "dgx-h100", {"gpus": 16, "tp": 2, "micro_batch": 1, "global_batch": 64}
+_INVERSE: dict[str, Callable[[Resolved], str]] = {
     **dict.fromkeys(
         ("host-speed", "launch-speed", "memory-speed", "clock-speed", "link-speed", "nic-speed", "link-latency",
          "speed", "mlp-width"),
@@ -65,14 +69,14 @@ _INVERSE: dict[str, Callable[[Scene], str]] = {
     "kernels": lambda scene: _layout(scene).kernels,
     "global-batch": lambda scene: str(_layout(scene).global_batch),
     "recompute": lambda scene: _layout(scene).checkpoint,
-    "dtype": lambda scene: scene.question.variant.dtype if scene.layout is None else scene.layout.precision,
+    "dtype": lambda scene: str(scene.scenario.dtype),
     "optimizer": lambda scene: "adam" if scene.layout is not None else "",
 }  # fmt: skip
 """The value that undoes an edit, from the scene before it ("": one over its own); edits that nothing undoes, such as
 those that say which ops a step has, are missing."""
 
 
-def _layout(scene: Scene) -> Layout:
+def _layout(scene: Resolved) -> Layout:
     assert scene.layout is not None
     return scene.layout
 
@@ -92,18 +96,18 @@ def texts(model: str) -> list[str]:
     ]
 
 
-def scene_of_model(model: str, text: str) -> Scene:
+def scene_of_model(model: str, text: str) -> Resolved:
     """A model where it is edited: on one GPU, but for edits of what several exchange, of a loader and of bags."""
     if model.endswith(" laid out"):
-        return scene_from(model.removesuffix(" laid out"), _NODE, {"layout": _LAYOUT})
-    options: SceneOptions = {}
+        return resolve(scenario_from({"workload": model.removesuffix(" laid out"), "on": _NODE, **_LAYOUT}))
+    options: dict[str, Any] = {}
     if text.startswith(("bucket-mb", "overlap", "plan")):
         options = {"gpus": 2}
     elif text == "input-pipeline":
-        options = {"loader": Loader(ms=50.0, workers=2)}
+        options = {"loader_ms": 50.0, "workers": 2}
     elif text == "fuse-embedding-bags" and any(info.name == model and "bag" in info.choices for info in list_models()):
         options = {"embedding": "bag"}
-    return scene_from(model, "v100", options)
+    return resolve(scenario_from({"workload": model, "on": "v100", **options}))
 
 
 def check_edit(model: str, text: str) -> str:
@@ -111,7 +115,7 @@ def check_edit(model: str, text: str) -> str:
     scene = scene_of_model(model, text)
     try:
         base, changed = both(scene, parse_edits([text]))
-        answer = predicted(changed)
+        answer = predict(changed)
     except TraincastError as error:
         reason = str(error)
     else:
@@ -122,20 +126,20 @@ def check_edit(model: str, text: str) -> str:
     check_answer(answer)
     name = text.partition("=")[0].partition(":")[0]
     if name in MACHINE:
-        assert memory_bytes(answer) == memory_bytes(predicted(base)), text
+        assert memory_bytes(answer) == memory_bytes(predict(base)), text
     _check_undone(scene, changed, text, name)
     return ""
 
 
-def _check_undone(scene: Scene, changed: Scene, text: str, name: str) -> None:
+def _check_undone(scene: Resolved, changed: Resolved, text: str, name: str) -> None:
     """An edit that can be taken back is: the step takes as long as before, and as much memory."""
     if name not in _INVERSE or (name == "optimizer" and scene.layout is None):
         return
     left, _, value = text.partition("=")
     back = f"{left}={_INVERSE[name](scene) or format(1 / float(value), 'g')}"
     start, again = both(changed, parse_edits([back]))
-    before = predicted(both(scene, parse_edits([text]))[0] if start.dlrm is not None else scene)
-    after = predicted(again)
+    before = predict(both(scene, parse_edits([text]))[0] if start.dlrm is not None else scene)
+    after = predict(again)
     assert math.isclose(after.iteration, before.iteration, rel_tol=1e-9), f"{text}, then {back}"
     assert math.isclose(memory_bytes(after), memory_bytes(before), rel_tol=1e-9), f"{text}, then {back}"
 

@@ -9,15 +9,16 @@ import pytest
 from traincast.hardware.platform import load_platform
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.options import scene_from
-from traincast.planner.what_if.predict import step_of
 from traincast.simulator.prediction.prediction import predict_step
+from traincast.simulator.scenario.fields import scenario_from
+from traincast.simulator.scenario.predict import load_step
+from traincast.simulator.scenario.resolved import resolve
 
 
 def edited_step(capture, *edits, on="a100-80gb", **options):
     """A step with edits."""
-    _, changed = both(scene_from(capture, on, options), parse_edits(edits))
-    return step_of(changed)[0]
+    _, changed = both(resolve(scenario_from({"workload": capture, "on": on, **options})), parse_edits(edits))
+    return load_step(changed)[0]
 
 
 def kernels_of(step):

@@ -9,9 +9,9 @@ import pytest
 import traincast
 from traincast.ir.given import OpCost
 from traincast.planner.what_if.difference import Difference, error_sources
-from traincast.planner.what_if.options import scene_from
-from traincast.planner.what_if.predict import predicted
-from traincast.simulator.scenario.loading import Loader
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 
@@ -32,7 +32,7 @@ def test_after_is_what_predict_says_of_the_edited_model(bags):
 def test_the_difference_is_known_better_than_two_independent_predictions(bags):
     # given the log-sigmas of both steps, when they are taken to be independent
     steps = (("bag", bags.before), ("batched", bags.after))
-    scenes = [(scene_from("dlrm-default", "v100", {"embedding": name}), answer) for name, answer in steps]
+    scenes = [(resolve(Scenario(workload="dlrm-default", on="v100", embedding=name)), answer) for name, answer in steps]
     alone = [math.hypot(*error_sources(scene, answer).values()) for scene, answer in scenes]
 
     # then the shared part is missing from the interval of the change
@@ -53,8 +53,8 @@ def test_errors_of_another_device_are_not_shared():
 
 
 def test_the_error_sources_make_up_the_interval_of_the_step():
-    scene = scene_from("dlrm-default", "v100", {})
-    answer = predicted(scene)
+    scene = resolve(Scenario(workload="dlrm-default", on="v100"))
+    answer = predict(scene)
     sources = error_sources(scene, answer)
     shared = {key: sigma for key, sigma in sources.items() if key[0] != "kernel"}
     terms = math.hypot(*answer.interval_terms.values())
@@ -118,13 +118,10 @@ def test_bad_edits_are_refused_with_what_would_work(edits, said):
 
 
 def test_a_layout_is_edited_too():
-    from traincast.simulator.parallelism.layout import Layout
-
-    layout = Layout(gpus=8, tp=2, micro_batch=1)
-    faster = traincast.whatif("llama3-8b", on="dgx-h100", layout=layout, edits=["link-speed=2", "tp=4"])
+    faster = traincast.whatif("llama3-8b", on="dgx-h100", gpus=8, tp=2, edits=["link-speed=2", "tp=4"])
     assert faster.after.layout.tp == 4 and faster.change.sigma > 0
     with pytest.raises(TraincastError, match="roles of ranks"):
-        traincast.whatif("llama3-8b", on="dgx-h100", layout=layout, edits=["speed:aten::mm=2"])
+        traincast.whatif("llama3-8b", on="dgx-h100", gpus=8, tp=2, edits=["speed:aten::mm=2"])
 
 
 def test_json_is_plain(bags):
@@ -144,8 +141,7 @@ def test_costs_that_are_given_count_as_in_predict():
 
 
 def test_an_accumulated_step_waits_for_all_its_batches():
-    loader = Loader(ms=20.0, workers=1)
-    answer = traincast.whatif("dlrm-ddp", on="v100", loader=loader, edits=["accumulate=3"])
+    answer = traincast.whatif("dlrm-ddp", on="v100", loader_ms=20.0, workers=1, edits=["accumulate=3"])
     assert answer.before.iteration == pytest.approx(0.020)
     assert answer.after.iteration == pytest.approx(0.060)
     assert any("3 batches every 60 ms" in said for said in answer.after.warnings)

@@ -9,7 +9,7 @@ import pytest
 import traincast
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 
@@ -26,7 +26,7 @@ class _Tables:
 
 def captured_recommender(*, batched, sparse=True, apart=False, weight_decay=0.0, mode="sum"):
     """A step of a small recommender with one bag per table, or one table-batched op for all."""
-    from traincast.models.zoo.define.embeddings import BatchedTables
+    from traincast_evaluation.zoo.define.embeddings import BatchedTables
 
     rows, width = _Tables.rows_per_table, _Tables.embedding_dim
 
@@ -85,7 +85,7 @@ def test_fused_bags_are_those_of_a_model_with_table_batched_embeddings(batched, 
 @pytest.mark.parametrize("model", ["dlrm-default", "dlrm-ddp"])
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_fused_bags_of_a_saved_dlrm_are_its_table_batched_variant(model, mode):
-    bag, batched = (load(model, Variant(embedding=kind, mode=mode)) for kind in ("bag", "batched"))
+    bag, batched = (load(Scenario(workload=model, embedding=kind, mode=mode)) for kind in ("bag", "batched"))
     (edited, mine), (fresh, theirs) = (kernels_of(step) for step in (edited_step(bag, "fuse-embedding-bags"), batched))
     assert mine == theirs
     assert edited.iteration == pytest.approx(fresh.iteration, rel=0.01)

@@ -46,7 +46,7 @@ def _tables(kind, rows):
         return SplitTableBatchedEmbeddingBagsCodegen(
             specs, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=0.1, device=torch.device("cuda")
         )
-    from traincast.models.zoo.define.embeddings import TABLES
+    from traincast_evaluation.zoo.define.embeddings import TABLES
 
     return TABLES[kind](sizes).cuda()
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 
@@ -44,7 +44,7 @@ def test_activations_are_computed_again_as_checkpoint_does(name, edits, written)
 
 def test_a_built_in_model_trades_time_for_memory():
     # given BERT, whose layers are found by themselves
-    plain = load("bert-large", Variant(attention="sdpa", optimizer="sgd"))
+    plain = load(Scenario(workload="bert-large", attention="sdpa", optimizer="sgd"))
     before, after = (kernels_of(step)[0] for step in (plain, edited_step(plain, "checkpoint=layers")))
 
     # then backward runs the forward pass of its layers once more
@@ -55,11 +55,11 @@ def test_a_built_in_model_trades_time_for_memory():
 @pytest.mark.parametrize(
     ("variant", "edit", "reason"),
     [
-        (Variant(), "checkpoint=layers", "no repeated layers"),
-        (Variant(), "checkpoint=*.encoder", "no module fits"),
-        (Variant(mode="inference"), "checkpoint=layers", "only training"),
+        (Scenario(), "checkpoint=layers", "no repeated layers"),
+        (Scenario(), "checkpoint=*.encoder", "no module fits"),
+        (Scenario(mode="inference"), "checkpoint=layers", "only training"),
     ],
 )
 def test_what_cannot_be_computed_again_says_why(variant, edit, reason):
     with pytest.raises(TraincastError, match=reason):
-        edited_step(load("din", variant), edit)
+        edited_step(load(variant.replace(workload="din")), edit)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.planner.what_if.steps import edited_step, kernels_of
 from traincast.ir.validate import validate_workload
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 
 torch = pytest.importorskip("torch")
@@ -24,7 +24,7 @@ from tests.planner.what_if.models import captured, ops_of  # noqa: E402
 def test_a_compiled_step_is_a_fresh_capture_of_a_compiled_model(name, edits, written):
     # given a captured step with the edit, and a capture of a script that compiles the model
     plain = captured(name)
-    edited, fresh = edited_step(plain, *edits), load(captured(name, compiled=True, **written), Variant())
+    edited, fresh = edited_step(plain, *edits), load(Scenario(workload=captured(name, compiled=True, **written)))
 
     # then it runs the same kernels, with the same work of the host
     validate_workload(edited)
@@ -39,7 +39,7 @@ def test_a_compiled_step_is_a_fresh_capture_of_a_compiled_model(name, edits, wri
 
 @pytest.mark.parametrize("model", ["din", "ncf", "resnet50", "dlrm-default"])
 def test_a_compiled_built_in_model_trains_no_slower(model):
-    eager, compiled = (kernels_of(load(model, Variant(compiled=one)))[0] for one in (False, True))
+    eager, compiled = (kernels_of(load(Scenario(workload=model, compiled=one)))[0] for one in (False, True))
     assert compiled.device_active <= eager.device_active
     assert compiled.host <= eager.host
     assert "compiled" in compiled.workload.meta

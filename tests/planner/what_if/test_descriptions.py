@@ -11,13 +11,14 @@ from tests.planner.what_if.steps import assert_same, edited_step
 from traincast.models.dlrm.config import DLRM_DDP
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.options import scene_from
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from tests.models.zoo.captured import capture_dlrm  # noqa: E402
+from tests.evaluation.zoo.captured import capture_dlrm  # noqa: E402
 from traincast.capturing import capture_step  # noqa: E402
 
 BATCH = 512
@@ -69,8 +70,8 @@ def test_tables_that_are_looked_up_unevenly_say_how_often_each_is():
 
 
 def test_dropping_a_table_keeps_the_others():
-    _, changed = both(scene_from("dlrm-v2", "h100", {}), parse_edits(["drop-table=20"]))
-    before = scene_from("dlrm-v2", "h100", {}).of_dlrm()
+    _, changed = both(resolve(Scenario(workload="dlrm-v2", on="h100")), parse_edits(["drop-table=20"]))
+    before = resolve(Scenario(workload="dlrm-v2", on="h100")).of_dlrm()
     after = changed.of_dlrm()
     assert before.lookups_per_table[20] == 100  # the busiest
     assert after.lookups == before.lookups - 100 and after.num_tables == 25

@@ -11,11 +11,11 @@ import pytest
 import traincast
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.options import scene_from
-from traincast.planner.what_if.predict import predicted
 from traincast.planner.what_if.result import memory_bytes, parts_of
-from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 DESCRIBED = """
@@ -25,7 +25,7 @@ embedding_dim: 32
 rows_per_table: [1000, 2000, 500]
 lookups_per_table: [1, 4, 8]
 """
-LAYOUT = Layout(gpus=16, tp=2, micro_batch=1, global_batch=64)
+LAYOUT = {"gpus": 16, "tp": 2, "micro_batch": 1, "global_batch": 64}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_an_edit_of_sharded_tables_that_changes_nothing_gains_nothing(edit):
              "layers=12", "link-speed=1", "host-speed=1"],
 )  # fmt: skip
 def test_an_edit_of_a_layout_that_changes_nothing_gains_nothing(edit):
-    _assert_nothing(traincast.whatif("mpt-125m", on="dgx-h100", edits=[edit], layout=LAYOUT))
+    _assert_nothing(traincast.whatif("mpt-125m", on="dgx-h100", edits=[edit], **LAYOUT))
 
 
 @pytest.mark.parametrize("edit", ["cuda-graph", "compile"])
@@ -160,7 +160,7 @@ def _outcome(source, edits):
     assert answer.change.seconds == answer.after.iteration - answer.before.iteration
     for step in (answer.before, answer.after):
         _assert_whole(step)
-    alone = predicted(both(scene_from(source, "a100-80gb", {}), parse_edits(edits))[1])
+    alone = predict(both(resolve(Scenario(workload=source, on="a100-80gb")), parse_edits(edits))[1])
     assert alone.iteration == answer.after.iteration
     return answer.after.iteration, memory_bytes(answer.after)
 

@@ -11,8 +11,9 @@ from tests.planner.what_if.steps import assert_same, edited_step, kernels_of
 from traincast.ir.validate import validate_workload
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.options import scene_from
-from traincast.planner.what_if.predict import step_of
+from traincast.simulator.scenario.predict import load_step
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -80,9 +81,9 @@ def test_an_edit_of_ops_is_a_fresh_capture_of_the_edited_model(capture, edit, wr
 
 
 def test_an_edited_capture_can_still_change_its_size(capture):
-    scene = scene_from(capture, "a100-80gb", {})
+    scene = resolve(Scenario(workload=capture, on="a100-80gb"))
     _, changed = both(scene, parse_edits(["accumulate=3", "batch-size=128"]))
-    step = step_of(changed)[0]
+    step = load_step(changed)[0]
     assert step.batch_size == 128 and step.samples == 384
 
 

@@ -11,8 +11,10 @@ import traincast
 from tests.effort import calls
 from traincast.app.cli.main import main
 from traincast.costs.in_step import SHIPPED
+from traincast.hardware.links import with_links
 from traincast.hardware.platform import load_platform
 from traincast.models.transformers.reading import described, load_transformer
+from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.parallelism.predict import predict_parallel
 
@@ -21,7 +23,8 @@ SMALL = described("small", {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096
 
 def predicted(**options):
     model = options.pop("model", "llama3-70b")
-    return traincast.predict_training(model, on=options.pop("on", "dgx-h100"), layout=Layout(**options))
+    transformer = load_transformer(model) if isinstance(model, str) else model
+    return predict_parallel(transformer, with_links(load_platform(options.pop("on", "dgx-h100"))), Layout(**options))
 
 
 def test_one_gpu_is_the_described_model() -> None:
@@ -33,11 +36,11 @@ def test_one_gpu_is_the_described_model() -> None:
 
 def test_the_parts_are_the_step() -> None:
     answer = predicted(gpus=512, tp=8, pp=4, global_batch=512, sharding="zero1")
-    assert sum(seconds for _, seconds in answer.split()) == pytest.approx(answer.iteration, rel=0.02)
+    assert sum(seconds for _, seconds in split_step(answer)) == pytest.approx(answer.iteration, rel=0.02)
     low, high = answer.interval
     assert low < answer.iteration < high
-    assert 0.2 < answer.mfu < 0.7
-    assert answer.tokens_per_second * answer.iteration * 512 == pytest.approx(512 * 8192)
+    assert 0.2 < answer.throughput.mfu < 0.7
+    assert answer.tokens_per_second_per_gpu * answer.iteration * 512 == pytest.approx(512 * 8192)
 
 
 def test_ten_thousand_ranks_cost_what_64_do() -> None:
@@ -70,7 +73,7 @@ def test_what_people_switch_on_makes_steps_shorter(better, worse) -> None:
 
 def test_memory_falls_with_what_is_shared() -> None:
     def needed(**options) -> float:
-        return predicted(gpus=64, global_batch=64, **options).needed
+        return predicted(gpus=64, global_batch=64, **options).needed_bytes
 
     assert needed(sharding="zero3") < needed(sharding="zero1") < needed(sharding="none")
     assert needed(sharding="zero3", checkpoint="full") < needed(sharding="zero3", checkpoint="selective")
@@ -82,14 +85,14 @@ def test_memory_falls_with_what_is_shared() -> None:
 def test_mixtures_exchange_tokens_and_hold_their_share_of_experts() -> None:
     alone = predicted(model="mixtral-8x7b", gpus=8, global_batch=8, sharding="zero1")
     shared = predicted(model="mixtral-8x7b", gpus=8, ep=8, global_batch=8, sharding="zero1")
-    assert shared.parts.exposed["ep"] > 0 and "ep" not in alone.parts.exposed
+    assert shared.parallel.exposed["ep"] > 0 and "ep" not in alone.parallel.exposed
     assert shared.memory["parameters"] < 0.3 * alone.memory["parameters"]
 
 
 def test_a_token_leaves_once_for_a_node_or_for_each_expert() -> None:
     def exposed(**options) -> float:
         answer = predicted(model="deepseek-v3", gpus=64, global_batch=64, sharding="zero1", **options)
-        return answer.parts.exposed["ep"]
+        return answer.parallel.exposed["ep"]
 
     each, once = (exposed(ep=64, kernels="graph", dispatch=way) for way in ("each", "once"))
     # 8 experts of a token on 8 nodes: 8 * (1 - (7/8)^8) = 5.25 nodes hold any of them
@@ -106,22 +109,22 @@ def test_experts_with_a_capacity_wait_for_no_counts() -> None:
 
 def test_pytorchs_ring_merges_parts() -> None:
     shared = {"model": "llama3-8b", "gpus": 8, "cp": 4, "seq_len": 65536, "global_batch": 2, "sharding": "zero3"}
-    ring, fused = (predicted(**shared, kernels=name).parts.attention for name in ("compiled", "fused"))
+    ring, fused = (predicted(**shared, kernels=name).by_family["attention"] for name in ("compiled", "fused"))
     assert ring == pytest.approx(SHIPPED.ring * fused, rel=0.002)
 
 
 def test_eight_bit_rows_with_wide_gradients_lie_between() -> None:
     shared = {"model": "llama3-8b", "gpus": 8, "global_batch": 8, "sharding": "zero3", "kernels": "compiled"}
-    narrow = predicted(**shared, precision="fp8").parts.gemm
-    mixed = predicted(**shared, precision="fp8", wide_gradients=True).parts.gemm
-    wide = predicted(**shared).parts.gemm
+    narrow = predicted(**shared, precision="fp8").by_family["gemm"]
+    mixed = predicted(**shared, precision="fp8", wide_gradients=True).by_family["gemm"]
+    wide = predicted(**shared).by_family["gemm"]
     assert narrow < mixed < wide
     assert (mixed - narrow) / (wide - narrow) == pytest.approx(1 / 3, abs=0.1)
 
 
 def test_amds_products_take_longer_where_nobody_tuned_them() -> None:
     shared = {"model": "llama3-8b", "on": "mi300x-platform", "gpus": 8, "global_batch": 8, "joined": False}
-    tuned, plain = (predicted(**shared, kernels=name).parts.gemm for name in ("fused", "compiled"))
+    tuned, plain = (predicted(**shared, kernels=name).by_family["gemm"] for name in ("fused", "compiled"))
     assert plain == pytest.approx(SHIPPED.untuned * tuned, rel=0.02)
 
 
@@ -130,7 +133,7 @@ def test_every_built_in_model_has_a_step() -> None:
         model = load_transformer(name)
         micro = max(1, 4096 // model.seq_len)
         answer = predicted(model=model, gpus=64, micro_batch=micro, sharding="zero3", ep=8 if model.experts else 1)
-        assert 0.02 < answer.mfu < 0.8, name
+        assert 0.02 < answer.throughput.mfu < 0.8, name
 
 
 def test_the_command_line_answers_in_one_document(capsys) -> None:
@@ -138,19 +141,19 @@ def test_the_command_line_answers_in_one_document(capsys) -> None:
     assert main(line.split()) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["gpus"] == 64 and document["layout"]["dp"] == 32 and document["compiled"]
-    assert document["iteration_ms"] > 0 and document["mfu_peak_tflops"] == pytest.approx(989.4)
-    assert document["memory_gb"]["peak"] < document["memory_gb"]["needed"]
+    assert document["iteration_ms"] > 0 and document["mfu_peak_tflops"] == pytest.approx(64 * 989.4)
+    assert document["memory_gb"]["peak"] < document["memory_needed_gb"]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 3", "tp 3 does not divide the 32 attention heads"),
-        ("predict llama3-8b --on dgx-h100 --gpus 8 --fsdp --zero 1", "--zero 1 says otherwise"),
+        ("predict llama3-8b --on dgx-h100 --gpus 8 --fsdp --zero 1", "--zero 1 contradicts it"),
         ("predict llama3-8b --on dgx-h100 --gpus 8,16 --tp 2", "give one number of --gpus"),
-        ("predict resnet50 --on dgx-h100 --gpus 8 --tp 2", "unknown Transformer 'resnet50'"),
+        ("predict resnet50 --on dgx-h100 --gpus 8 --tp 2", "resnet50 is a captured model"),
         ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 2 --mode inference", "--mode inference has no layout"),
-        ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 2 --skew-ms 1", "--skew-ms does not go with a layout"),
+        ("predict llama3-8b --on dgx-h100 --gpus 8 --tp 2 --skew-ms 1", "--skew-ms is not used here"),
     ],
 )
 def test_bad_combinations_are_one_line(capsys, line: str, message: str) -> None:

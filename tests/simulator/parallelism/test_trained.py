@@ -6,17 +6,18 @@ import pytest
 
 import traincast
 from traincast.app.cli.main import main
+from traincast.hardware.platform import load_platform
 from traincast.models.transformers.program.step import layer_piece
 from traincast.models.transformers.program.style import Shard, Style
-from traincast.models.transformers.reading import described
+from traincast.models.transformers.reading import described, load_transformer
 from traincast.simulator.parallelism.layout import Layout
-from traincast.utils.errors import TraincastError
+from traincast.simulator.parallelism.predict import predict_parallel
 
 TINY = described("tiny", {"layers": 1, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 9, "seq_len": 32})
 
 
 def predicted(**options):
-    return traincast.predict_training("llama3-8b", on="dgx-h100", layout=Layout(gpus=8, **options))
+    return predict_parallel(load_transformer("llama3-8b"), load_platform("dgx-h100"), Layout(gpus=8, **options))
 
 
 def test_adapters_of_four_projections_are_all_that_is_trained() -> None:
@@ -31,24 +32,26 @@ def test_adapters_of_four_projections_are_all_that_is_trained() -> None:
 def test_frozen_models_keep_no_gradients_but_those_of_adapters() -> None:
     whole, adapted = predicted(), predicted(adapter_rank=16)
     assert adapted.iteration < whole.iteration
-    assert adapted.memory["parameters"] == pytest.approx(whole.memory["parameters"], rel=0.01)
-    assert 0 < adapted.memory["optimizer"] < 0.01 * whole.memory["optimizer"]
-    assert 0 < adapted.parts.optimizer < 0.01 * whole.parts.optimizer
-    assert adapted.mfu == pytest.approx(2 / 3 * whole.flops / adapted.iteration / 8 / whole.peak_flops)
+    assert adapted.memory.by_kind["parameter"] == pytest.approx(whole.memory.by_kind["parameter"], rel=0.01)
+    assert 0 < adapted.memory.by_kind["optimizer_state"] < 0.01 * whole.memory.by_kind["optimizer_state"]
+    assert 0 < adapted.by_phase["optimizer"] < 0.01 * whole.by_phase["optimizer"]
+    assert adapted.throughput.mfu == pytest.approx(
+        2 / 3 * whole.parallel.flops / adapted.iteration / 8 / whole.parallel.peak_flops
+    )
 
 
 @pytest.mark.parametrize("sharding", ["none", "zero3"])
 def test_frozen_layers_have_no_backward_pass(sharding: str) -> None:
     steps = [predicted(frozen_layers=count, sharding=sharding) for count in (0, 8, 24)]
     assert steps[0].iteration > steps[1].iteration > steps[2].iteration > steps[0].iteration / 3
-    assert steps[2].memory["gradients"] < 0.4 * steps[0].memory["gradients"]
+    assert steps[2].memory.by_kind["gradient"] < 0.4 * steps[0].memory.by_kind["gradient"]
 
 
 def test_packed_documents_save_attention_alone() -> None:
     whole, packed = predicted(), predicted(document_len=1024)
-    assert packed.parts.gemm == pytest.approx(whole.parts.gemm)
-    assert packed.parts.attention < 0.4 * whole.parts.attention
-    assert packed.flops < whole.flops
+    assert packed.by_family["gemm"] == pytest.approx(whole.by_family["gemm"])
+    assert packed.by_family["attention"] < 0.4 * whole.by_family["attention"]
+    assert packed.parallel.flops < whole.parallel.flops
 
 
 def test_the_longest_stage_sets_the_pace() -> None:
@@ -60,20 +63,20 @@ def test_the_longest_stage_sets_the_pace() -> None:
 def test_block_scales_cost_casts() -> None:
     tensor, blocks = (predicted(precision="fp8", scaling=scaling) for scaling in ("tensor", "mx"))
     assert 1.005 < blocks.iteration / tensor.iteration < 1.1
-    assert blocks.parts.gemm == pytest.approx(tensor.parts.gemm, rel=0.002)
+    assert blocks.by_family["gemm"] == pytest.approx(tensor.by_family["gemm"], rel=0.002)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--overlap foo", "unknown exchange 'foo'"),
-        ("--overlap tp --no-overlap", "--overlap and --no-overlap say different things"),
-        ("--fp8-gather", "`fp8_gather` is for 8-bit arithmetic (dtype fp8), not bf16"),
-        ("--fp8-scaling mx", "`fp8_scaling` is for 8-bit arithmetic (dtype fp8), not bf16"),
-        ("--tp 2 --optimizer sgd", "optimizer 'sgd' has no layout of GPUs"),
-        ("--tp 2 --compiled --kernels eager", "--compiled and kernels 'eager' say different things"),
-        ("--tp 2 --loader-ms 5", "data loaders and --program do not go with a layout of GPUs"),
-        ("--pp 2 --stage-layers 15,x", "stage layers '15,x' are no whole numbers"),
+        ("--overlap foo", "unknown communication 'foo'"),
+        ("--overlap tp --no-overlap", "--overlap and --no-overlap contradict each other"),
+        ("--fsdp --fp8-gather", "--fp8-gather is for 8-bit arithmetic (--dtype fp8), not bf16"),
+        ("--dtype bf16 --fp8-scaling mx", "--fp8-scaling is for 8-bit arithmetic (--dtype fp8), not bf16"),
+        ("--tp 2 --optimizer sgd", "--optimizer sgd has no layout of GPUs"),
+        ("--tp 2 --compiled --kernels eager", "--compiled and --kernels eager contradict each other"),
+        ("--tp 2 --loader-ms 5", "--loader-ms is not used here"),
+        ("--pp 2 --stage-layers 15,x", "--stage-layers '15,x' are no integers"),
     ],
 )
 def test_options_that_clash_are_refused(options: str, message: str, capsys) -> None:
@@ -83,8 +86,6 @@ def test_options_that_clash_are_refused(options: str, message: str, capsys) -> N
 
 def test_several_gpus_and_no_more_is_data_parallel(capsys) -> None:
     words = ["predict", "llama3-8b", "--on", "dgx-h100", "--gpus", "8"]
-    assert main([*words, "--cp-exchange", "gather", "--overlap", "gradients"]) == 0
-    assert main(words) == 0
-    assert "dp 8" in capsys.readouterr().out
-    with pytest.raises(TraincastError, match="is laid over 8 GPUs by a layout"):
-        traincast.predict("llama3-8b", on="dgx-h100", gpus=8)
+    assert main([*words, "--overlap", "gradients"]) == 0
+    assert main([*words, "--json"]) == 0
+    assert traincast.predict("llama3-8b", on="dgx-h100", gpus=8).parallel.layout.dp == 8

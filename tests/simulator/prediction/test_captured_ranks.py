@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.capturing.test_distributed import COLLECTIVES, WORLD
-from tests.models.zoo.hybrid_dlrm import hybrid_dlrm_step
+from tests.evaluation.zoo.hybrid_dlrm import hybrid_dlrm_step
 from traincast.capturing import capture_distributed
 from traincast.hardware import load_platform
 from traincast.models.dlrm.config import DlrmConfig

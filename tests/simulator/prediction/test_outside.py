@@ -7,8 +7,8 @@ import pytest
 
 import traincast
 from traincast.costs.kernels.call import Calls, Estimate
+from traincast.costs.kernels.families import shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.hardware.catalog import load_device
 from traincast.simulator.prediction.outside import OutsideOp
 

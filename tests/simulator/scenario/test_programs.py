@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from traincast.ir.ops import Phase
-from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.programs import choices
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 
 def ask(model, program=None, *, gpus=8, on="dgx-a100", **variant):
-    return predict(Question(workload=model, on=on, gpus=gpus, program=program, variant=Variant(**variant)))
+    return predict(Scenario(workload=model, on=on, gpus=gpus, program=program, **variant))
 
 
 def test_the_default_is_torchrecs_and_says_so():
@@ -52,7 +52,7 @@ def test_published_programs_train_the_models_they_were_published_with(model, pro
         ("dlrm-v2", "nvidia", r"dlrm-v2 was not published with .*'nvidia'.*torchrec, torchrec-pipelined, hugectr$"),
         ("dlrm-ddp", "hugectr", r"dlrm-ddp was not published"),
         ("bert-large", "torchrec", r"bert-large has no programs to choose from"),
-        ("hugectr-dlrm", "hugectr", r"hugectr-dlrm has no programs to choose from"),
+        ("hugectr-dlrm", "hugectr", r"`program` is not used here: hugectr-dlrm is one published program"),
         ("dlrm-v2", "torchrek", r"unknown program 'torchrek'. Did you mean torchrec"),
     ],
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.scenario.kinds import source_kind
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scaling import predict_scaling
-from traincast.simulator.scenario.variant import Variant
-from traincast.simulator.scenario.workloads import load, published_program
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 
 
 def ask(name, on="dgx-a100", *, gpus=None, **variant):
-    return predict(Question(workload=name, on=on, gpus=gpus, variant=Variant(**variant)))
+    return predict(Scenario(workload=name, on=on, gpus=gpus, **variant))
 
 
 def test_a_program_is_predicted_on_any_platform():
@@ -24,7 +26,7 @@ def test_a_program_is_predicted_on_any_platform():
 
 
 def test_the_batch_size_is_that_of_one_gpu():
-    assert load("nvidia-dlrm", Variant(batch_size=512)).batch_size == 512
+    assert load(Scenario(workload="nvidia-dlrm", batch_size=512)).batch_size == 512
     assert ask("hugectr-dlrm", "h100", batch_size=512).iteration < ask("hugectr-dlrm", "h100").iteration
 
 
@@ -40,42 +42,42 @@ def test_a_graph_leaves_the_host_one_launch_a_step():
 
 
 def test_the_host_is_the_one_of_the_program_unless_another_is_asked_for():
-    question = Question(workload="distributed-embeddings-tiny", on="h100", host="server-2022")
-    assert question.host_profile().name == "server-2022"
-    assert Question(workload="nvidia-dlrm", on="h100").host_profile() is None
-    tensorflow = Question(workload="distributed-embeddings-tiny", on="h100").host_profile()
+    question = Scenario(workload="distributed-embeddings-tiny", on="h100", host="server-2022")
+    assert resolve(question).host.name == "server-2022"
+    assert resolve(Scenario(workload="nvidia-dlrm", on="h100")).host is None
+    tensorflow = resolve(Scenario(workload="distributed-embeddings-tiny", on="h100")).host
     assert tensorflow.t2["HorovodAlltoall"] == 0.5e-3
 
 
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        (Variant(seq_len=128), "leave out `seq_len`"),
-        (Variant(optimizer="adam"), "leave out `optimizer`"),
-        (Variant(attention="sdpa"), "leave out `attention`"),
-        (Variant(embedding="bag"), "leave out `embedding`"),
-        (Variant(mode="inference"), "has no inference"),
-        (Variant(dtype="bf16"), "nvidia-dlrm runs in fp32, tf32, fp16"),
+        (Scenario(seq_len=128), "leave out `seq_len`"),
+        (Scenario(optimizer="adam"), "leave out `optimizer`"),
+        (Scenario(attention="sdpa"), "leave out `attention`"),
+        (Scenario(embedding="bag"), "leave out `embedding`"),
+        (Scenario(mode="inference"), "has no inference"),
+        (Scenario(dtype="bf16"), "nvidia-dlrm runs in fp32, tf32, fp16"),
     ],
 )
 def test_choices_that_were_not_published_are_refused(variant, message):
     with pytest.raises(TraincastError, match=message):
-        load("nvidia-dlrm", variant)
+        load(variant.replace(workload="nvidia-dlrm"))
 
 
 def test_a_misspelt_name_is_met_with_the_nearest():
     with pytest.raises(TraincastError, match=r"unknown model 'nvidia-dlmr'.*nvidia-dlrm"):
-        load("nvidia-dlmr", Variant())
+        load(Scenario(workload="nvidia-dlmr"))
 
 
 def test_built_in_models_and_files_are_no_published_programs():
-    assert published_program("bert-large") is None
-    assert published_program("nvidia-dlrm.tc") is None
-    assert published_program("nvidia-dlrm").name == "nvidia-dlrm"
+    assert source_kind("bert-large") == "model"
+    assert source_kind("nvidia-dlrm.tc") == "workload"
+    assert source_kind("nvidia-dlrm") == "program"
 
 
 def test_a_curve_divides_the_published_batch():
-    question = Question(workload="nvidia-dlrm", on="dgx-a100", variant=Variant(dtype="tf32"))
+    question = Scenario(workload="nvidia-dlrm", on="dgx-a100", dtype="tf32")
     curve = predict_scaling(question, [1, 8], "strong")
     assert [point.global_batch for point in curve.points] == [65536, 65536]
     assert curve.points[1].throughput > curve.points[0].throughput

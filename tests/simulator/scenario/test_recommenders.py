@@ -8,33 +8,30 @@ from traincast.hardware import load_platform
 from traincast.ir import Phase
 from traincast.models.dlrm.config import DLRM_DEFAULT
 from traincast.simulator.scenario.recommenders import described_dlrm, hybrid_variant
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 
 def test_without_its_optimizer():
-    workload, _ = hybrid_variant(DLRM_DEFAULT, 2, load_platform("dgx-a100"), Variant(optimizer="none"))
+    workload, _ = hybrid_variant(DLRM_DEFAULT, 2, load_platform("dgx-a100"), Scenario(optimizer="none"))
     assert not [op for op in workload.programs[0].ops if op.phase == Phase.OPTIMIZER]
 
 
-def test_other_models_are_none():
-    assert described_dlrm("gpt2-large") is None
-    assert described_dlrm("dlrm-ddp") is not None
+def test_a_built_in_name_is_a_description():
+    assert described_dlrm("dlrm-ddp").name == "dlrm-ddp"
 
 
 @pytest.mark.parametrize("gpus", [0, 4097, 65536])
 def test_numbers_of_gpus_that_cannot_be_walked_are_refused(gpus):
     with pytest.raises(TraincastError, match=f"over {gpus} GPUs .* from 1 to 4096"):
-        hybrid_variant(DLRM_DEFAULT, gpus, load_platform("dgx-a100"), Variant())
+        hybrid_variant(DLRM_DEFAULT, gpus, load_platform("dgx-a100"), Scenario())
 
 
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        (Variant(seq_len=128), "no sequences"),
-        (Variant(attention="sdpa"), "no sequences and no attention"),
-        (Variant(embedding="bag"), "FBGEMM's, not 'bag'"),
-        (Variant(batch_size=0), "batch size 0 is out of range"),
+        (Scenario(embedding="bag"), "FBGEMM's, not 'bag'"),
+        (Scenario(dtype="fp8"), "give fp32, tf32, bf16 or fp16"),
     ],
 )
 def test_what_such_a_step_does_not_have_is_refused(variant, message):
@@ -43,7 +40,7 @@ def test_what_such_a_step_does_not_have_is_refused(variant, message):
 
 
 def test_half_precision_is_autocast_of_the_dense_part():
-    workload, _ = hybrid_variant(DLRM_DEFAULT, 2, load_platform("dgx-a100"), Variant(dtype="fp16", batch_size=64))
+    workload, _ = hybrid_variant(DLRM_DEFAULT, 2, load_platform("dgx-a100"), Scenario(dtype="fp16", batch_size=64))
 
     (products,) = {op.inputs[0].spec.dtype for op in workload.programs[0].ops if op.name == "aten::addmm"}
     assert products == "float16"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.simulator.rank_programs import RankProgram, workload
-from traincast.simulator.scenario.predict import Question, predict
+from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.scaling import MAX_COUNTS, predict_scaling
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 
 def question(name="vgg13", **variant):
-    return Question(workload=name, on="dgx-a100", variant=Variant(**variant))
+    return Scenario(workload=name, on="dgx-a100", **variant)
 
 
 def test_weak_scaling_keeps_the_batch_of_a_gpu():
@@ -63,4 +63,4 @@ def test_impossible_curves_are_refused(gpus, kind, said):
 def test_a_step_of_several_gpus_has_no_curve():
     step = workload(RankProgram().compute(64), RankProgram().compute(64))
     with pytest.raises(TraincastError, match="was made for 2 GPUs; a curve needs one made for one GPU"):
-        predict_scaling(Question(workload=step, on="dgx-a100"), [1, 2])
+        predict_scaling(Scenario(workload=step, on="dgx-a100"), [1, 2])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from traincast.hardware.platform import load_platform
 from traincast.ir.file import save_workload
 from traincast.ir.ops import Phase
 from traincast.models.catalog import load_model
-from traincast.simulator.scenario.variant import Variant
-from traincast.simulator.scenario.workloads import load, load_on
+from traincast.simulator.scenario.predict import load_step
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 
 DLRM = """
@@ -30,7 +31,7 @@ def described(tmp_path):
 
 
 def test_a_built_in_model_by_name():
-    workload = load("resnet50", Variant(batch_size=4, mode="inference"))
+    workload = load(Scenario(workload="resnet50", batch_size=4, mode="inference"))
 
     assert (workload.name, workload.batch_size, workload.mode) == ("resnet50", 4, "inference")
 
@@ -38,9 +39,9 @@ def test_a_built_in_model_by_name():
 def test_a_saved_workload_by_file(tmp_path):
     save_workload(load_model("vgg13"), tmp_path / "step.tc")
 
-    assert load(tmp_path / "step.tc", Variant(batch_size=3)).batch_size == 3
+    assert load(Scenario(workload=tmp_path / "step.tc", batch_size=3)).batch_size == 3
     with pytest.raises(TraincastError, match=r"step.tc holds its own optimizer"):
-        load(tmp_path / "step.tc", Variant(optimizer="sgd"))
+        load(Scenario(workload=tmp_path / "step.tc", optimizer="sgd"))
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -48,20 +49,20 @@ def test_the_optimizer_of_a_held_step_can_be_left_out(tmp_path, saved):
     whole = load_model("vgg13")
     save_workload(whole, tmp_path / "step.tc")
 
-    step = load(tmp_path / "step.tc" if saved else whole, Variant(optimizer="none"))
+    step = load(Scenario(workload=tmp_path / "step.tc" if saved else whole, optimizer="none"))
 
     assert Phase.OPTIMIZER in whole.programs[0].columns.scope_phase
     assert Phase.OPTIMIZER not in step.programs[0].columns.scope_phase
-    assert step.programs[0].num_ops == load("vgg13", Variant(optimizer="none")).programs[0].num_ops
+    assert step.programs[0].num_ops == load(Scenario(workload="vgg13", optimizer="none")).programs[0].num_ops
 
 
 def test_what_a_workload_itself_does_not_have_is_refused():
     with pytest.raises(TraincastError, match="workload 'vgg13' keeps the ops it was captured with"):
-        load(load_model("vgg13"), Variant(attention="sdpa"))
+        load(Scenario(workload=load_model("vgg13"), attention="sdpa"))
 
 
 def test_a_dlrm_by_its_description(described):
-    workload = load(described, Variant())
+    workload = load(Scenario(workload=described))
 
     assert (workload.name, workload.batch_size, len(workload.ranks)) == ("mine", 64, 1)
 
@@ -69,46 +70,53 @@ def test_a_dlrm_by_its_description(described):
 def test_a_workload_itself_is_only_resized():
     workload = load_model("vgg13")
 
-    assert load(workload, Variant()) is workload
-    assert load(workload, Variant(batch_size=7)).batch_size == 7
+    assert load(Scenario(workload=workload)) is workload
+    assert load(Scenario(workload=workload, batch_size=7)).batch_size == 7
 
 
 def test_a_compiled_step_has_fewer_ops():
-    eager, compiled = (load("bert-large", Variant(mode="inference", compiled=c)) for c in (False, True))
+    eager, compiled = (load(Scenario(workload="bert-large", mode="inference", compiled=c)) for c in (False, True))
 
     assert compiled.programs[0].num_ops < eager.programs[0].num_ops
     assert "compiled" in compiled.meta
 
 
+def on_gpus(source, *, always_sharded=False, **fields):
+    """A step on GPUs of a DGX A100, and the first note on it."""
+    resolved = resolve(Scenario(workload=str(source), on="dgx-a100", **fields))
+    step, notes = load_step(resolved, always_sharded=always_sharded)
+    return step, next((note for note in notes if note), "")
+
+
 @pytest.mark.parametrize("gpus", [None, 1])
 def test_a_dlrm_of_one_gpu_is_not_sharded(described, gpus):
-    workload, assumed = load_on(described, load_platform("dgx-a100"), Variant(), gpus=gpus)
+    workload, assumed = on_gpus(described, gpus=gpus)
 
     assert (len(workload.ranks), assumed) == (1, "")
 
 
 def test_a_dlrm_of_several_gpus_is_sharded_and_says_so(described):
-    workload, assumed = load_on(described, load_platform("dgx-a100"), Variant(), gpus=2)
+    workload, assumed = on_gpus(described, gpus=2)
 
     assert len(workload.ranks) == 2
     assert assumed.startswith("mine is taken as hybrid parallel: FBGEMM tables placed greedy by lookups")
 
 
 def test_a_curve_shards_a_dlrm_on_one_gpu_too(described):
-    workload, assumed = load_on(described, load_platform("dgx-a100"), Variant(), gpus=1, always_sharded=True)
+    workload, assumed = on_gpus(described, gpus=1, always_sharded=True)
 
     assert len(workload.ranks) == 1
     assert "hybrid parallel" in assumed
 
 
 def test_inference_of_a_dlrm_is_not_sharded(described):
-    workload, assumed = load_on(described, load_platform("dgx-a100"), Variant(mode="inference"), gpus=4)
+    workload, assumed = on_gpus(described, mode="inference", gpus=4)
 
     assert (len(workload.ranks), assumed) == (4, "")
     assert len(workload.programs) == 1
 
 
 def test_any_other_model_is_data_parallel():
-    workload, assumed = load_on("vgg13", load_platform("dgx-a100"), Variant(batch_size=2), gpus=3)
+    workload, assumed = on_gpus("vgg13", batch_size=2, gpus=3)
 
     assert (workload.ranks, assumed) == ((0, 0, 0), "")

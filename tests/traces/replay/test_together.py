@@ -8,7 +8,6 @@ import pytest
 
 from tests.traces.timelines import event, kernel, launch, linked, rank_events, step
 from traincast.app.cli.main import main
-from traincast.calibration.evaluation.replay import replay_rows, replayed_ranks
 from traincast.hardware.platform import load_platform
 from traincast.traces.breakdown import breakdown
 from traincast.traces.collectives import collectives
@@ -20,6 +19,7 @@ from traincast.traces.replay.steps import rewalk
 from traincast.traces.replay.timeline import timeline_instructions
 from traincast.traces.replay.together import replay_ranks
 from traincast.traces.slowdowns import slowdowns
+from traincast_evaluation.suites.replay import replay_rows, replayed_ranks
 
 CLOCK_OFF_US = 5_000_000
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import cast
 
-from traincast.simulator.scenario.variant import Variant, VariantOptions
 from traincast.utils.errors import TraincastError
 
 _MOST_DIGITS = 9
@@ -28,19 +25,13 @@ def file_path(text: str) -> Path:
 def whole_numbers(option: str, text: str) -> list[int]:
     """The numbers of `1,2,4`; `option` is named when it is something else.
 
-    >>> whole_numbers("--gpus", "1,2,4")
+    >>> whole_numbers("--ranks", "1,2,4")
     [1, 2, 4]
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS for part in parts):
-        raise TraincastError(f"{option} {text}: give a whole number, or several with commas between: 1,2,4,8")
+        raise TraincastError(f"{option} {text}: give an integer, or several with commas between: 1,2,4,8")
     return [int(part) for part in parts]
-
-
-def variant_options(args: argparse.Namespace) -> VariantOptions:
-    """The fields of a variant that the verb has options for."""
-    names = [field.name for field in fields(Variant)]
-    return cast(VariantOptions, {name: getattr(args, name) for name in names if hasattr(args, name)})
 
 
 def _processes(text: str) -> int:
@@ -51,5 +42,4 @@ def _processes(text: str) -> int:
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     """Where many independent tasks run."""
-    parser.add_argument("--processes", type=_processes, metavar="N", dest="processes", help="default: one a core")
-    parser.add_argument("--ray", metavar="ADDRESS", help="runs on this Ray cluster (local, auto, ray://host:10001)")
+    parser.add_argument("--processes", type=_processes, metavar="N", dest="processes", help="default: one per core")

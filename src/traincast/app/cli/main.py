@@ -21,7 +21,6 @@ _MOST_CHARACTERS = 1500  # of a message: a screenful; the longest honest one lis
 OPTIONAL = {
     "torch": "capture",
     "polars": "data",
-    "scipy": "data",
     "threadpoolctl": "data",
     "starlette": "serve",
     "uvicorn": "serve",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_PARAMETER = re.compile(r"`([a-z_]+)(?:='?([^'`]*)'?)?`")
+_PARAMETER = re.compile(r"`([a-z0-9_]+)(?:='?([^'`]*)'?)?`")
 
 
 def in_options(message: str, options: Mapping[str, str]) -> str:

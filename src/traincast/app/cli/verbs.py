@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from traincast.utils.errors import TraincastError
+from traincast.utils.plugins import COMMANDS, AddedCommand, find_plugins, load_plugin, missing_evaluation
 from traincast.utils.version import __version__
 
 VERBS = {
@@ -22,14 +23,16 @@ VERBS = {
     "platforms": "the built-in GPUs and nodes",
     "capture": "a training step of your own model, without a GPU",
     "export": "a workload as PyTorch or Chakra execution trace",
-    "fit": "rebuild the shipped profiles from measurements, or fit this machine's",
+    "fit": "the profile of a machine, from what bench measured on it",
     "trace": "what measured traces say: steps, idle time and its reasons, host overheads, replay",
-    "evaluate": "accuracy tables: predicted against measured",
     "bench": "microbenchmarks of this machine, into a store",
     "measure": "a real training step, timed on this machine",
     "completion": "a script that lets your shell complete verbs, options and names",
 }
 """What each verb is for; it lives in `commands/<verb>.py`, which is imported only when the verb is asked for."""
+
+ADDED = ("evaluate",)
+"""Verbs that traincast-evaluation adds."""
 
 OK, CHECK_FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes."""
@@ -59,14 +62,14 @@ def parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
     parser.add_argument("--version", action="version", version=f"traincast {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     made = {}
-    for verb, summary in VERBS.items():
+    for verb, command in known_verbs(wanted).items():
         if verb not in wanted:
-            verbs.add_parser(verb, help=summary, add_help=False)
+            verbs.add_parser(verb, help=command.summary, add_help=False)
             continue
-        module = import_module(f"traincast.app.cli.commands.{verb}")
+        module = import_module(command.module)
         made[verb] = verbs.add_parser(
             verb,
-            help=summary,
+            help=command.summary,
             description=module.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -74,6 +77,18 @@ def parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
         made[verb].add_argument("--json", action="store_true", help="one JSON document on stdout")
         made[verb].set_defaults(run=module.run, options=options(made[verb]))
     return parser, made
+
+
+def known_verbs(wanted: Collection[str] = ()) -> dict[str, AddedCommand]:
+    """Every verb by name, those of other distributions last; they are looked up unless all `wanted` are built in."""
+    known = {verb: AddedCommand(summary, f"traincast.app.cli.commands.{verb}") for verb, summary in VERBS.items()}
+    if wanted and all(verb in known for verb in wanted):
+        return known
+    known |= {verb: load_plugin(COMMANDS, verb) for verb in find_plugins(COMMANDS) if verb not in known}
+    absent = [verb for verb in wanted if verb in ADDED and verb not in known]
+    if absent:
+        raise missing_evaluation(f"traincast {absent[0]}")
+    return known
 
 
 def options(parser: argparse.ArgumentParser) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.physics import DRAM_SHARE
-from traincast.costs.kernels.work import work
+from traincast.costs.kernels.work import count_work
 from traincast.hardware.device import Device
 from traincast.ir.program import live_bytes
 from traincast.simulator.prediction.scaling import ScalingCurve
@@ -129,7 +129,7 @@ def roofline_points(timeline: Timeline) -> list[RooflinePoint]:
     points = []
     for index in np.argsort(-total, kind="stable").tolist():
         call = timeline.calls[index]
-        done = work(Calls.of(call.family, [call])) if count[index] and total[index] > 0 else None
+        done = count_work(Calls.of(call.family, [call])) if count[index] and total[index] > 0 else None
         if done is None or not (done[0][0] > 0 and done[1][0] > 0):
             continue
         each = float(total[index] / count[index])

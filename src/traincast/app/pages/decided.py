@@ -15,12 +15,11 @@ from traincast.app.pages.provenance import software_section
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.ask import ask
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.predict import Answer
 from traincast.planner.what_if.result import WhatIf
-from traincast.planner.what_if.scene import scene_of
 from traincast.planner.what_if.sweeps.result import SweepResult
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.predict import Question
+from traincast.simulator.scenario.resolved import resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.display.text import milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document, shown_path
@@ -36,11 +35,11 @@ def what_if_rows(p: Prediction, price: float | None) -> list[WhatIf]:
     where the step cannot be predicted anew from its workload alone (under a loader, say)."""
     texts = [f"speed:{family}=2" for family in list(p.by_family)[:_FAMILIES] if family != "collective"]
     texts += ["memory-speed=2", "host-speed=2", "cuda-graph"] + (["link-speed=2"] if p.gpus > 1 else [])
-    scene = scene_of(Question(workload=p.workload, on=p.platform, host=p.host_profile), None)
+    step = resolve(Scenario(workload=p.workload, on=p.platform, host=p.host_profile))
     found = []
     for text in texts:
         try:
-            answer = ask(scene, [text], Prices(per_gpu_hour=price or None))
+            answer = ask(step, [text], Prices(per_gpu_hour=price or None))
         except TraincastError:
             continue
         if abs(answer.before.iteration - p.iteration) > _SAME * p.iteration:
@@ -80,10 +79,7 @@ def what_if_page(answer: WhatIf, price: float | None = None) -> Page:
               table(_HEADER, [_row(answer, " + ".join(answer.edits))], right=(1, 2, 4), caption="The change"),
               warnings_html(answer.after.warnings)]  # fmt: skip
     sections = [Section(key="answer", title="What it would bring", html=joined(pieces)), _parts_section(answer)]
-    if isinstance(answer.after, Prediction):
-        sections += [section for section in detail_sections(answer.after, price) if section.key != "why"]
-    else:
-        sections.append(software_section([]))
+    sections += [section for section in detail_sections(answer.after, price) if section.key != "why"]
     return Page(title=title, subtitle="what if: " + ", ".join(answer.edits), sections=sections)
 
 
@@ -91,7 +87,7 @@ def _parts_section(answer: WhatIf) -> Section:
     stacks = [
         piece
         for word, one in (("Before", answer.before), ("After", answer.after))
-        for piece in (heading(word), step_stack(_parts(one), one.iteration, word))
+        for piece in (heading(word), step_stack(step_parts(one), one.iteration, word))
     ]
     largest = max((abs(after - before) for _, before, after in answer.parts()), default=0.0) or 1.0
     rows = [
@@ -103,10 +99,6 @@ def _parts_section(answer: WhatIf) -> Section:
         ("part", "before, ms", "after, ms", "change, ms", ""), rows, right=(1, 2, 3), caption="What changes"
     )
     return Section(key="why", title="Why", html=joined([*stacks, heading("What changes"), changed]))
-
-
-def _parts(answer: Answer) -> list[tuple[str, float]]:
-    return step_parts(answer) if isinstance(answer, Prediction) else answer.split()
 
 
 def advice_page(advice: Advice, price: float | None = None) -> Page:
@@ -124,12 +116,8 @@ def advice_page(advice: Advice, price: float | None = None) -> Page:
         paragraph(f"Of no use: {', '.join(advice.useless) or 'none'}.", "note"),
         folded(f"edits that do not apply ({len(refused)})", table(("edit", "why not"), refused, caption="Not applied")),
     ]  # fmt: skip
-    sections = [Section(key="answer", title="What would help", html=joined(pieces))]
-    if isinstance(before, Prediction):
-        sections += detail_sections(before, price)
-        sections[0] = Section(key="answer", title="What would help", html=joined([verdict_of(before), *pieces]))
-    else:
-        sections.append(software_section([]))
+    sections = [Section(key="answer", title="What would help", html=joined([verdict_of(before), *pieces]))]
+    sections += detail_sections(before, price)
     return Page(title=before.headline().split("\n")[0], subtitle="advice", sections=sections)
 
 

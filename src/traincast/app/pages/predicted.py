@@ -6,11 +6,13 @@ from traincast.app.pages.charts import memory_chart, roofline_chart, roofline_po
 from traincast.app.pages.elements import Html, bar, chart, facts, folded, heading, joined, paragraph, table
 from traincast.app.pages.page import Page, Section
 from traincast.app.pages.parts import NO_PRICE, number_html, seconds_table, step_stack, verdict_html, warnings_html
-from traincast.app.pages.provenance import measured_devices, provenance_section
+from traincast.app.pages.provenance import measured_devices, provenance_section, software_section
 from traincast.app.pages.timelines import timeline_data
 from traincast.app.report.chrome import chrome_trace
+from traincast.app.report.prediction import peak_memory_text
 from traincast.planner.what_if.money import Prices, cost_of
 from traincast.simulator.matched_calls import rank_list
+from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.answers import RankAnswer
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_place, seconds_by_what
@@ -30,6 +32,9 @@ def prediction_page(p: Prediction, price: float | None = None) -> Page:
 def detail_sections(p: Prediction, price: float | None) -> list[Section]:
     """Everything below the answer: why, timeline, memory, money, kernels, provenance."""
     sections = [why_section(p), timeline_section(p), memory_section(p), money_section(p, price)]
+    device = p.platform.device
+    if device.is_cpu:  # neither a data sheet to draw a roofline from nor kernel models that were shipped
+        return [*sections, software_section([("Device", f"{device.name}: {device.source}")])]
     return [*sections, *roofline_sections(p), provenance_section(p.by_family, p.platform, p.host_profile)]
 
 
@@ -45,7 +50,7 @@ def answer_section(p: Prediction) -> Section:
     known = [
         ("Throughput", p.throughput.text(p.platform.device.name, p.gpus)),
         ("Device active", f"{p.device_active / (p.iteration or 1.0):.0%}"),
-        ("Peak memory", f"{p.memory.peak_bytes / 1e9:.2f} of {p.platform.device.memory_bytes / 1e9:.0f} GB"),
+        ("Peak memory", peak_memory_text(p)),
         ("Interval is made of", terms or "nothing"),
     ]
     pieces = [
@@ -66,13 +71,16 @@ def _neighbours(p: Prediction) -> Html:
     rows = []
     for family, seconds in p.by_family.items():
         devices = measured_devices(family)
-        near = "this device" if key in devices else f"{len(devices)} other devices" if devices else "no kernel of it"
+        measured = p.platform.device.is_cpu or key in devices
+        near = "this device" if measured else f"{len(devices)} other devices" if devices else "no kernel of it"
         rows.append((family, f"{seconds / whole:.1%}", near))
     return table(("kernels", "of kernel time", "measured on"), rows, right=(1,), caption="What was measured")
 
 
 def step_parts(p: Prediction) -> list[tuple[str, float]]:
     """What the seconds of a step are spent on; they add up to it."""
+    if p.parallel is not None:
+        return split_step(p)
     compute = p.device_active - p.exposed_comm
     return [("computing", compute), ("exposed communication", p.exposed_comm), ("device idle", p.device_idle)]
 
@@ -113,7 +121,7 @@ def memory_section(p: Prediction) -> Section:
     largest = max(kinds.values(), default=0.0) or 1.0
     by_kind = sorted(kinds.items(), key=lambda item: -item[1])
     pieces = [
-        paragraph(f"Peak of the fullest rank: {p.memory.peak_bytes / 1e9:.2f} GB of {capacity / 1e9:.0f} GB."),
+        paragraph(f"Peak of the fullest rank: {peak_memory_text(p)}."),
         table(("kind", "GB", ""), [(k.replace("_", " "), f"{gb:.3f}", bar(gb / largest)) for k, gb in by_kind],
               right=(1,), caption="What is alive at the peak"),
         chart("memory", "Live device memory over the step", "Of the rank that the others wait for, as the host issues "

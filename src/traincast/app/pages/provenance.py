@@ -12,8 +12,7 @@ from typing import Any
 from traincast.app.pages.elements import Html, facts, folded, items, joined, table
 from traincast.app.pages.page import Section
 from traincast.costs.host.profile import load_host_profile
-from traincast.costs.kernels.families import BY_NAME
-from traincast.costs.kernels.shipped import PROFILES
+from traincast.costs.kernels.families import BY_NAME, PROFILES
 from traincast.hardware.platform import Platform
 from traincast.utils.version import __version__
 

@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from traincast.app.pages.against import against_page
 from traincast.app.pages.curves import scaling_page
 from traincast.app.pages.decided import advice_page, sweep_page, what_if_page, what_if_rows, what_ifs_html
 from traincast.app.pages.elements import joined
-from traincast.app.pages.evaluated import evaluation_page
-from traincast.app.pages.layouts import layout_page, plan_page
+from traincast.app.pages.layouts import plan_page
 from traincast.app.pages.measured import trace_page
 from traincast.app.pages.page import MOST_BYTES, Page, Section, page_html
 from traincast.app.pages.parts import folded_records
 from traincast.app.pages.predicted import prediction_page
 from traincast.app.pages.provenance import software_section
 from traincast.app.pages.sharded import sharding_page
-from traincast.calibration.evaluation.suites import Evaluation
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.sharding.result import ShardingAnswer
 from traincast.planner.what_if.advice import Advice
 from traincast.planner.what_if.result import WhatIf
 from traincast.planner.what_if.sweeps.result import SweepResult
-from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.scaling import ScalingCurve
 from traincast.traces.replay.results import TraceReport
@@ -54,14 +51,21 @@ class WrittenPage(Result):
         return f"{self.title}\nwrote {shown_path(self.file)} ({self.bytes / 1e3:,.0f} kB): {parts}"
 
 
+@runtime_checkable
+class DrawsPage(Protocol):
+    """An answer that draws its own page; `price` is dollars of a GPU and hour."""
+
+    def to_page(self, price: float | None) -> Page:
+        """The page."""
+        ...
+
+
 _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
     Prediction: prediction_page,
     TraceReport: trace_page,
     ScalingCurve: scaling_page,
-    TrainingPrediction: layout_page,
     Plan: plan_page,
     ShardingAnswer: sharding_page,
-    Evaluation: evaluation_page,
     WhatIf: what_if_page,
     Advice: advice_page,
     SweepResult: sweep_page,
@@ -69,8 +73,8 @@ _PAGES: dict[type[Result], Callable[[Any, float | None], Page]] = {
 
 
 def page_of(answer: Result, price: float | None = None, against: TraceReport | None = None) -> Page:
-    """The page of any answer; `price` is dollars of a GPU and hour, `against` the traced run before. Answers without a
-    page of their own get tables."""
+    """The page of any answer; `price` is dollars of a GPU and hour, `against` the traced run before. Answers of other
+    distributions draw theirs by `to_page(price)`; those without a page of their own get tables."""
     if against is not None:
         if not isinstance(answer, TraceReport):
             raise TraincastError("`against` compares traced runs; give a trace")
@@ -78,7 +82,11 @@ def page_of(answer: Result, price: float | None = None, against: TraceReport | N
     if price is not None and not 0 <= price < 1e6:
         raise TraincastError(f"`price` {price:g}: give dollars of one GPU for an hour, 0 or more")
     make = _PAGES.get(type(answer))
-    return make(answer, price) if make else _plain_page(answer)
+    if make is not None:
+        return make(answer, price)
+    if isinstance(answer, DrawsPage):
+        return answer.to_page(price)
+    return _plain_page(answer)
 
 
 def with_what_ifs(page: Page, answer: Result, price: float | None) -> Page:

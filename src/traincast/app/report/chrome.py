@@ -89,16 +89,16 @@ class _Rank:
             if scope in slices:
                 slices[scope][1] = after
             else:
-                slices[scope] = [begin, after]
+                slices[scope] = [begin, after, thread]
             last[thread] = after
         scopes = self.timeline.program.scopes
         return [
             {
-                "ph": "X", "pid": self.host, "tid": scopes[scope].thread, "name": scopes[scope].name,
+                "ph": "X", "pid": self.host, "tid": thread, "name": scopes[scope].name,
                 "cat": scopes[scope].phase.name.lower(),
                 "ts": self._us(begin), "dur": round(1e6 * (end - begin), 4),
             }
-            for scope, (begin, end) in slices.items()
+            for scope, (begin, end, thread) in slices.items()
         ]  # fmt: skip
 
     def _device(self) -> list[dict[str, Any]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from traincast.app.report.ranks import ranks_text
+from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.simulator.scenario.settings import settings_text
 from traincast.utils.display.text import bar, milliseconds, table
 
 _MOST_OPS = 5
@@ -16,9 +20,10 @@ _MOST_PLACES = 25  # rows: what a screen holds; JSON has them all
 def prediction_text(p: Prediction, by: str | None = None) -> str:
     """The answer as a page: the number, what it is made of, and where it came from; `by` one of `PLACES` adds kernel
     time by those."""
-    ranks = [ranks_text(p), ""] if p.gpus > 1 else []
+    ranks = [ranks_text(p), ""] if p.gpus > 1 and p.parallel is None else []
+    waits = [_shares("what the slowest rank waits for", dict(split_step(p))), ""] if p.parallel is not None else []
     places = [_places(p, by), ""] if by else []
-    return "\n".join([p.headline(), "", _split(p), "", *ranks, _families(p), "", *places, _footer(p)])
+    return "\n".join([p.headline(), "", _split(p), "", *waits, *ranks, _families(p), "", *places, _footer(p)])
 
 
 def _split(p: Prediction) -> str:
@@ -67,6 +72,8 @@ def _footer(p: Prediction) -> str:
         _memory(p),
         _interval(p),
     ]
+    if p.scenario:
+        lines.append(f"settings: {settings_text(p.scenario)}")
     if p.estimated_ops:
         said = "without a kernel model (costed from bytes and flops)"
         lines.append(_marked(said, p.estimated_ops, p.estimated_seconds, p))
@@ -86,8 +93,13 @@ def _memory(p: Prediction) -> str:
         kind: f"{nbytes / 1e9:.2f}" for kind, nbytes in sorted(p.memory.by_kind.items(), key=lambda item: -item[1])
     }
     parts = ", ".join(f"{kind.replace('_', ' ')} {size}" for kind, size in shown.items() if float(size))
-    capacity = f"{p.platform.device.memory_bytes / 1e9:.0f} GB"
-    return f"peak memory {p.memory.peak_bytes / 1e9:.2f} GB of {capacity}" + (f": {parts}" if parts else "")
+    return f"peak memory {peak_memory_text(p)}" + (f": {parts}" if parts else "")
+
+
+def peak_memory_text(p: Prediction) -> str:
+    """The peak of the fullest rank, and how much a device has where that is known: `1.20 GB of 80 GB`."""
+    limit = p.platform.device.memory_bytes
+    return f"{p.memory.peak_bytes / 1e9:.2f} GB" + (f" of {limit / 1e9:.0f} GB" if math.isfinite(limit) else "")
 
 
 def _marked(what: str, ops: tuple[str, ...], seconds: float, p: Prediction) -> str:

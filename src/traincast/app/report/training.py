@@ -1,28 +1,9 @@
-"""A predicted step of a large Transformer as a page for the terminal."""
+"""The best layouts of a Transformer as a page for the terminal."""
 
 from __future__ import annotations
 
 from traincast.planner.parallelism.plan import Plan
-from traincast.simulator.parallelism.result import TrainingPrediction
-from traincast.utils.display.text import bar, milliseconds, table
-
-
-def training_text(p: TrainingPrediction) -> str:
-    """The answer as a page: the number, what the step is made of, memory, and what was assumed."""
-    rows = [
-        (name, milliseconds(seconds), f"{seconds / p.iteration:6.1%}", bar(seconds / p.iteration))
-        for name, seconds in p.split()
-    ]
-    memory = ", ".join(f"{kind} {size / 1e9:.1f}" for kind, size in p.memory.items() if size >= 5e7)
-    held = p.platform.device.memory_bytes / 1e9
-    lines = [
-        p.headline(), "", table(("the slowest stage", "ms", "of step", ""), rows, right=(1, 2)), "",
-        f"memory of the fullest rank: {sum(p.memory.values()) / 1e9:.1f} GB allocated ({memory}); with context and "
-        f"buffers {p.needed / 1e9:.1f} of {held:.0f} GB",
-        f"{p.parts.unknown / p.iteration:.0%} of the step is in kernels outside of what was measured on this GPU; "
-        f"host profile: {p.host_profile}",
-    ]  # fmt: skip
-    return "\n".join([*lines, *(f"warning: {warning}" for warning in p.warnings)])
+from traincast.utils.display.text import table
 
 
 def plan_text(plan: Plan) -> str:

@@ -13,11 +13,9 @@ from traincast.app.pages.sources import is_trace
 from traincast.app.pages.written import page_of, with_what_ifs
 from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.measured_chrome import measured_chrome_trace
-from traincast.app.server.fields import UPLOAD, fields
+from traincast.app.server.fields import UPLOAD
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.scenario.layouts import layout_from
-from traincast.simulator.scenario.loading import Loader
-from traincast.simulator.scenario.variant import VariantOptions
+from traincast.simulator.scenario.fields import scenario_fields
 from traincast.traces.replay.results import TraceReport
 from traincast.traces.rows import ENDS_EARLY
 from traincast.utils.errors import TraincastError
@@ -25,7 +23,6 @@ from traincast.utils.results import Result
 
 Progress = Callable[[float], None]
 _KEPT = 8  # answers that a worker remembers: a page, its report and its trace are asked for one after the other
-_VARIANT = ("batch_size", "seq_len", "dtype", "mode", "optimizer", "attention", "embedding", "compiled")
 
 
 def answer_bytes(text: str, form: str, paths: Mapping[str, str], progress: Progress) -> bytes:
@@ -95,61 +92,25 @@ def _answered(
 
 
 def _asked_of_workload(question: dict[str, Any], source: str, progress: Progress) -> Result:
-    kind, on, gpus = question.get("of", "prediction"), question["on"], question.get("gpus")
-    edits = question.get("edits")
+    kind, gpus = question.get("of", "prediction"), question.get("gpus")
+    values = {name: value for name, value in question.items() if name in scenario_fields() and name != "gpus"}
+    values |= {"workload": source} | ({"gpus": gpus[0]} if gpus else {})
+    edits, price = question.get("edits"), question.get("price") or None
+    curve = "scaling" in question or bool(gpus and len(gpus) > 1)
     if kind == "prediction" and not edits:
-        return _predicted(question, source, gpus)
-    if gpus is not None and len(gpus) > 1:
-        raise TraincastError(f"a {kind} is for one number of GPUs; give one number of `gpus`")
-    number = gpus[0] if gpus else 1
-    if kind in ("prediction", "advice"):
-        price, scene = question.get("price") or None, _scene(question, gpus)
-        if edits and kind == "prediction":
-            return api.whatif(source, on=on, edits=edits, price=price, **scene)
-        return api.advise(source, on=on, price=price, progress=progress, **scene)
+        if curve:
+            return api.scaling(kind=question.get("scaling", "weak"), **{**values, "gpus": gpus or [1]})
+        return api.predict(**values)
+    if curve:
+        raise TraincastError(f"a {kind} is for one number of GPUs; give one number of `gpus`, and no `scaling`")
+    if kind == "prediction":
+        return api.whatif(edits=edits, price=price, **values)
+    if kind == "advice":
+        return api.advise(price=price, progress=progress, **values)
+    values.setdefault("gpus", 1)
     if kind == "sharding":
-        size = {} if "batch_size" not in question else {"batch_size": question["batch_size"]}
-        return api.shard(source, on=on, gpus=number, torchrec=False, progress=progress, **size)
-    return api.plan(
-        source, on=on, gpus=number, global_batch=question.get("global_batch"), seq_len=question.get("seq_len"),
-        dtype=question.get("dtype", "bf16"), price=question.get("price") or None, progress=progress,
-    )  # fmt: skip
-
-
-def _has_layout(question: dict[str, Any]) -> bool:
-    return any(question.get(name) for name, field in fields().items() if field.group == "layout")
-
-
-def _scene(question: dict[str, Any], gpus: list[int] | None) -> Any:
-    """The keywords that say which step is changed."""
-    names = ("clock_mhz", "host", "program", "cuda_graph")
-    scene = {name: question[name] for name in (*names, *_VARIANT) if name in question}
-    scene["gpus"] = gpus[0] if gpus else None
-    if _has_layout(question):
-        scene["layout"] = layout_from(question, gpus[0] if gpus else 1)
-    return scene
-
-
-def _predicted(question: dict[str, Any], source: str, gpus: list[int] | None) -> Result:
-    on, clock, host = question["on"], question.get("clock_mhz"), question.get("host")
-    if _has_layout(question):
-        if gpus is not None and len(gpus) > 1:
-            raise TraincastError("a layout is for one number of GPUs; give one number of `gpus`")
-        return api.predict_training(
-            source, on=on, layout=layout_from(question, gpus[0] if gpus else 1), clock_mhz=clock, host=host
-        )
-    variant: VariantOptions = {name: question[name] for name in _VARIANT if name in question}  # type: ignore[assignment]
-    program, graph = question.get("program"), question.get("cuda_graph", False)
-    if "scaling" in question or (gpus and len(gpus) > 1):
-        return api.scaling(
-            source, on=on, gpus=gpus or [1], kind=question.get("scaling", "weak"), clock_mhz=clock, host=host,
-            program=program, cuda_graph=graph, **variant,
-        )  # fmt: skip
-    loader = Loader(ms=question.get("loader_ms", 0.0), workers=question.get("workers", 0))
-    return api.predict(
-        source, on=on, gpus=gpus[0] if gpus else None, clock_mhz=clock, host=host, program=program, cuda_graph=graph,
-        loader=None if loader == Loader() else loader, **variant,
-    )  # fmt: skip
+        return api.shard(values.pop("workload"), torchrec=False, progress=progress, **values)
+    return api.plan(price=price, progress=progress, **values)
 
 
 def _trace(answer: Result) -> dict[str, Any]:

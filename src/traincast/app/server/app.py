@@ -1,4 +1,4 @@
-"""The routes: thin handlers that read a request, ask the desk, and write the answer."""
+"""The routes: thin handlers that read a request, give it to a job, and write the answer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,38 +18,36 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from traincast.app.server.desk import Desk
 from traincast.app.server.guard import Guard
+from traincast.app.server.jobs import Jobs, Limits
 from traincast.app.server.live import ASSETS, live_asset, live_html
 from traincast.app.server.openapi import api_html, document
-from traincast.app.server.pool import Limits, Pool
-from traincast.app.server.question import FORMS, ask, ask_document
+from traincast.app.server.question import FORMS, Asked, ask, ask_document
 from traincast.app.server.refusals import Refusal
-from traincast.app.server.store import Room, Store
+from traincast.app.server.uploads import UploadLimits, Uploads
 from traincast.utils.errors import TraincastError
 from traincast.utils.version import __version__
 
+PATIENCE = 5.0
+"""Seconds that a request waits for its answer before it is given a job to ask for."""
 _MOST_BODY = 1 << 16  # bytes of a question
 _BODY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a server is started with: where it keeps things, its token ("": none is needed), its limits, and where
-    Perfetto's page is."""
+    """What a server is started with: limits of its jobs and uploads, and where Perfetto's page is."""
 
-    folder: Path
-    token: str = ""
     limits: Limits = field(default_factory=Limits)
-    room: Room = field(default_factory=Room)
+    uploads: UploadLimits = field(default_factory=UploadLimits)
     perfetto: str = "https://ui.perfetto.dev"
 
 
 class _Routes:
-    """The handlers, over one desk."""
+    """The handlers, over the jobs and uploads of one server."""
 
-    def __init__(self, desk: Desk, settings: Settings) -> None:
-        self.desk, self.settings = desk, settings
+    def __init__(self, jobs: Jobs, uploads: Uploads, perfetto: str) -> None:
+        self.jobs, self.uploads, self.perfetto = jobs, uploads, perfetto
 
     def listed(self) -> list[Route]:
         """Every route."""
@@ -65,24 +64,29 @@ class _Routes:
             Route("/api/jobs", self.take_job, methods=["POST"]),
             Route("/api/jobs/{key}", self.job, methods=["GET", "DELETE"]),
             Route("/api/jobs/{key}/result", self.job_result, methods=["GET"]),
-            Route("/api/uploads", self.uploads, methods=["GET", "POST"]),
+            Route("/api/uploads", self.all_uploads, methods=["GET", "POST"]),
             Route("/api/uploads/{key}", self.upload, methods=["GET", "DELETE"]),
         ]
 
     def _asked(self, form: str) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
-            answer = await self.desk.answer(ask(request.query_params.multi_items()), form)
-            return self._pending(answer) if isinstance(answer, str) else _in_form(form, answer)
+            key = self._ask(ask(request.query_params.multi_items()), form)
+            job = self.jobs.find(key)
+            await asyncio.wait([job.done], timeout=PATIENCE)
+            return _in_form(form, job.answer()) if job.done.done() else self._pending(key)
 
         return handle
 
+    def _ask(self, asked: Asked, form: str) -> str:
+        return self.jobs.ask(asked, form, {key: str(self.uploads.path(key)) for key in asked.uploads})
+
     def _pending(self, key: str) -> Response:
-        return JSONResponse(self.desk.status(key), 202, headers={"location": f"/api/jobs/{key}"})
+        described = {"id": key, **self.jobs.find(key).describe()}
+        return JSONResponse(described, 202, headers={"location": f"/api/jobs/{key}"})
 
     async def live(self, request: Request) -> Response:
         """The page with controls; its state is the query."""
-        uploads = await asyncio.to_thread(self.desk.store.listed)
-        return HTMLResponse(live_html(request.query_params.multi_items(), uploads, self.settings.perfetto))
+        return HTMLResponse(live_html(request.query_params.multi_items(), self.uploads.list(), self.perfetto))
 
     async def asset(self, request: Request) -> Response:
         """A script or style of the page."""
@@ -102,7 +106,7 @@ class _Routes:
 
     async def health(self, _: Request) -> Response:
         """Whether the server answers."""
-        return JSONResponse({"status": "ok", "version": __version__, **self.desk.pool.counts()})
+        return JSONResponse({"status": "ok", "version": __version__, **self.jobs.count()})
 
     async def models(self, _: Request) -> Response:
         """What can be asked about."""
@@ -118,63 +122,63 @@ class _Routes:
         form = question.pop("form", "answer")
         if form not in FORMS:
             raise Refusal(422, f"form: give one of {', '.join(FORMS)}", "form")
-        return self._pending(self.desk.promise(ask_document(question), form))
+        return self._pending(self._ask(ask_document(question), form))
 
     async def job(self, request: Request) -> Response:
         """How far a job is; or its end."""
         key = request.path_params["key"]
-        return JSONResponse(self.desk.cancel(key) if request.method == "DELETE" else self.desk.status(key))
+        job = self.jobs.cancel(key) if request.method == "DELETE" else self.jobs.find(key)
+        return JSONResponse({"id": key, **job.describe()})
 
     async def job_result(self, request: Request) -> Response:
         """What a job made."""
-        return _in_form(*await self.desk.result(request.path_params["key"]))
+        job = self.jobs.find(request.path_params["key"])
+        return _in_form(job.form, job.answer())
 
-    async def uploads(self, request: Request) -> Response:
+    async def all_uploads(self, request: Request) -> Response:
         """Every upload; or takes one in."""
-        store = self.desk.store
         if request.method == "GET":
-            return JSONResponse(await asyncio.to_thread(store.listed))
+            return JSONResponse(self.uploads.list())
         if request.headers.get("content-type") != "application/octet-stream":
             raise Refusal(415, "send the file itself as application/octet-stream", "Content-Type")
-        known = await store.receive(request.query_params.get("name", ""), request.stream())
+        key = await self.uploads.receive(request.query_params.get("name", ""), request.stream())
         try:
-            what = await self.desk.check(store.path(known["id"]))
+            what = await self.jobs.check(self.uploads.path(key))
         except Refusal:
-            store.forget(known["id"])
+            self.uploads.forget(key)
             raise
-        known = await asyncio.to_thread(store.remember, known["id"], what)
-        return JSONResponse(known, 201, headers={"location": f"/api/uploads/{known['id']}"})
+        return JSONResponse(self.uploads.describe(key, **what), 201, headers={"location": f"/api/uploads/{key}"})
 
     async def upload(self, request: Request) -> Response:
         """What is known of an upload; or removes it."""
         key = request.path_params["key"]
         if request.method == "DELETE":
-            self.desk.store.forget(key)
+            self.uploads.forget(key)
             return Response(status_code=204)
-        return JSONResponse(self.desk.store.known(key))
+        return JSONResponse(self.uploads.describe(key))
 
 
 def make_app(settings: Settings) -> Starlette:
-    """The application; its workers start and end with it."""
-    pool = Pool(settings.limits)
-    desk = Desk(pool, Store(settings.folder, settings.room))
+    """The application; its workers and its uploads begin and end with it."""
+    jobs, folder = Jobs(settings.limits), TemporaryDirectory(prefix="traincast-", ignore_cleanup_errors=True)
+    uploads = Uploads(Path(folder.name), settings.uploads)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        pool.start()
-        desk.resume()
-        yield
-        await pool.stop()
+        with folder:
+            jobs.start()
+            yield
+            await jobs.stop()
 
     app = Starlette(
-        routes=_Routes(desk, settings).listed(),
+        routes=_Routes(jobs, uploads, settings.perfetto).listed(),
         lifespan=lifespan,
         exception_handlers={
             Refusal: _refused, TraincastError: _refused, HTTPException: _refused, ClientDisconnect: _refused,
             Exception: _broken,
         },
     )  # fmt: skip
-    app.add_middleware(Guard, token=settings.token)
+    app.add_middleware(Guard)
     return app
 
 
@@ -235,6 +239,6 @@ def _models() -> list[dict[str, Any]]:
 
 @cache
 def _platforms() -> list[dict[str, Any]]:
-    from traincast.app.api import platforms
+    from traincast.app.api import list_platforms
 
-    return platforms().to_dict()
+    return list_platforms().to_dict()

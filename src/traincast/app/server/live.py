@@ -8,14 +8,13 @@ from typing import Any
 
 from traincast.app.pages.elements import Html, joined, safe
 from traincast.app.pages.page import SCRIPTS, STYLES, asset
-from traincast.app.server.fields import UPLOAD, Field, fields, model_names
+from traincast.app.server.fields import DETAILS, UPLOAD, Field, fields, model_names
 from traincast.models.embeddings.builtin import BUILTIN_SETS
 from traincast.utils.version import __version__
 
 _OWN = ("live.css", "live.js")
 ASSETS = (*STYLES, *SCRIPTS, *_OWN)
 """Files that the page is made of."""
-_GROUPS = {"step": "The step in detail", "layout": "A Transformer over many GPUs"}
 _FIRST = {"workload": "dlrm-v2", "on": "dgx-h100", "gpus": "8"}  # what is shown before anything is asked
 
 
@@ -51,10 +50,10 @@ def _form(values: Mapping[str, str], uploads: Sequence[Mapping[str, Any]]) -> Ht
     for field in fields().values():
         by_group.setdefault(field.group, []).append(_control(field, values.get(field.name, ""), uploads))
     pieces = [Html(f'<div class="controls">{joined(by_group["main"])}{_file_control()}</div>')]
-    for group, title in _GROUPS.items():
+    for group, title in DETAILS.items():
         is_open = any(values.get(f.name) for f in fields().values() if f.group == group)
         pieces.append(Html(
-            f'<details{" open" if is_open else ""}><summary>{safe(title)}</summary>'
+            f'<details{" open" if is_open else ""}><summary>{safe(title.capitalize())}</summary>'
             f'<div class="controls">{joined(by_group[group])}</div></details>'
         ))  # fmt: skip
     return Html(f'<form id="question" action="/" method="get" aria-label="Question">{joined(pieces)}</form>')
@@ -89,7 +88,7 @@ def _control(field: Field, value: str, uploads: Sequence[Mapping[str, Any]]) -> 
         inner = _select(field, described, joined([_option("", "as usual" if field.name != "on" else "", value), *(
             _option(choice, "yes" if field.kind == "flag" else choice, value) for choice in options)]))  # fmt: skip
     else:
-        mode = "numeric" if field.kind == "whole" else "decimal" if field.kind == "number" else "text"
+        mode = "numeric" if field.kind == "integer" else "decimal" if field.kind == "number" else "text"
         named = f'id="f-{name}" name="{name}" value="{safe(value)}"'
         inner = Html(f'<input {named} inputmode="{mode}" autocomplete="off"{described}>')
     return Html(f'<div class="control"><label for="f-{name}">{safe(field.label)}</label>{inner}{below}</div>')

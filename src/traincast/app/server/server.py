@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import uvicorn
 
@@ -20,16 +16,6 @@ from traincast.utils.errors import TraincastError
 
 _BACKLOG = 2048  # connections that wait
 _MOST_HEADER = 1 << 15  # bytes of a request's first line and headers
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    """Where a server listens: `url` opens its page (with the token in it, where one is needed)."""
-
-    url: str
-    token: str
-    loopback: bool
-    folder: Path
 
 
 class _Server(uvicorn.Server):
@@ -49,12 +35,6 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def state_folder() -> Path:
-    """Where uploads and jobs are kept unless a folder is given."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "traincast" / "serve"
-
-
 def bind(host: str, port: int) -> socket.socket:
     """A socket that listens there; what the system refuses is said in a line."""
     try:
@@ -71,25 +51,19 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(
-    settings: Settings, *, host: str, port: int, started: Callable[[Bound], None], token: str | None = None
-) -> None:
-    """Serves until a signal comes; `started` hears where. Bound to more than this machine, a token is needed: the one
-    given, or one that is made."""
-    loopback = is_loopback(host)
-    if token is not None and len(token) < 16:
-        raise TraincastError("the token is shorter than 16 characters; give a longer one")
-    needed = token or ("" if loopback else secrets.token_urlsafe(24))
+def serve(settings: Settings, *, host: str, port: int, started: Callable[[str], None]) -> None:
+    """Serves on this machine until a signal comes; `started` is called with the address of the page."""
+    if not is_loopback(host):
+        raise TraincastError(
+            f"`host` {host} is not this machine: the server answers on loopback only; give 127.0.0.1 and forward the "
+            "port (ssh -L) to reach it from elsewhere"
+        )
     with bind(host, port) as listening:
         shown = f"[{host}]" if ":" in host else host
-        place = f"http://{shown}:{listening.getsockname()[1]}/"
-        app = make_app(Settings(folder=settings.folder, token=needed, limits=settings.limits, room=settings.room,
-                                perfetto=settings.perfetto))  # fmt: skip
         config = uvicorn.Config(
-            app, http="h11", ws="none", loop="asyncio", log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
+            make_app(settings), http="h11", ws="none", loop="asyncio", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=30, timeout_graceful_shutdown=3,
             h11_max_incomplete_event_size=_MOST_HEADER, lifespan="on",
         )  # fmt: skip
-        started(Bound(url=f"{place}?token={needed}" if needed else place, token=needed, loopback=loopback,
-                      folder=settings.folder))  # fmt: skip
+        started(f"http://{shown}:{listening.getsockname()[1]}/")
         _Server(config).run(sockets=[listening])

@@ -13,9 +13,6 @@ from traincast.costs.cpu.features import kind_of, lookups_of
 from traincast.ir.ops import Scalar, Signature, TensorSpec
 from traincast.utils.errors import TraincastError
 
-DrawRows = Callable[[int, int], Any]
-"""Row numbers for (rows of a table, lookups)."""
-
 
 class OpCall:
     """One op, called on any of several equal sets of operands, each with its own table and result."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,6 @@ def exchange_plan(ranks: int, seed: int = 0) -> Iterator[list[Exchange]]:
             parts = random.uniform(0.1, 1.0, ranks)  # what every rank sends to each, as of the tables that it holds
             sent = [max(1, int(elements * part / parts.sum())) * _ITEM for part in parts]
             yield [Exchange(kind, _ITEM * elements, (size,) * ranks) for size in sent]
-
-
-def exchange_jobs(ranks: int, number: int, seconds: float, seed: int = 0) -> list[dict[str, Any]]:
-    """The first so many collectives of the plan as jobs of ranks, see `benching.rank`."""
-    return [exchange_job(exchanges, seconds) for exchanges in islice(exchange_plan(ranks, seed), number)]
 
 
 def exchange_job(exchanges: Sequence[Exchange], seconds: float) -> dict[str, Any]:

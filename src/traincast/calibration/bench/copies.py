@@ -1,4 +1,4 @@
-"""Copies as microbenchmarks: between host and GPU, from pinned and pageable memory; on a CPU within its memory."""
+"""Copies between host and GPU as microbenchmarks, from pinned and pageable memory; a CPU has none."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import numpy as np
 import torch
 
 from traincast.calibration.bench.device import Device
-from traincast.costs.cpu.copies import DIRECTIONS, copy_signature
+from traincast.costs.cpu.samples import COPY_DIRECTIONS, COPY_MEMORIES, copy_signature
 from traincast.ir.ops import Signature
 
 LEAST_BYTES, MOST_BYTES = 1 << 12, 1 << 26
 """Copies that are measured, from a batch's labels to large batches."""
-_WAYS = {
-    "cpu": (("in memory", "pageable"),),
-    "cuda": tuple((direction, memory) for direction in DIRECTIONS[:2] for memory in ("pinned", "pageable")),
-}
+_WAYS = tuple((direction, memory) for direction in COPY_DIRECTIONS for memory in COPY_MEMORIES)
 _GOLDEN = 0.6180339887498949  # steps of it fill an interval evenly, however many are taken
 
 
@@ -43,13 +40,13 @@ class CopyTask:
 
 def ways(kind: str) -> tuple[tuple[str, str], ...]:
     """How copies go on a kind of device: (direction, memory of the host)."""
-    return _WAYS[kind]
+    return _WAYS if kind == "cuda" else ()
 
 
 def copy_plan(kind: str, seed: int = 0) -> Iterator[CopyTask]:
     """Copies without end for a kind of device, every way in turn, at sizes that are even in their logarithm."""
     first = float(np.random.default_rng((seed, 13)).random())
-    for turn in count():
+    for turn in count() if ways(kind) else ():
         size = LEAST_BYTES * (MOST_BYTES / LEAST_BYTES) ** ((first + _GOLDEN * turn) % 1.0)
         for direction, memory in ways(kind):
             yield CopyTask(direction, memory, int(size) // 64 * 64)
@@ -71,8 +68,6 @@ class CopyCall:
 def _buffers(task: CopyTask, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
     """Where a copy goes, and where it comes from."""
     there = device.allocate((task.nbytes,), "uint8")
-    if task.direction == "in memory":
-        return device.allocate((task.nbytes,), "uint8"), there
     host = torch.ones(task.nbytes, dtype=torch.uint8)  # zeros could be pages that nobody has written yet
     if task.memory == "pinned":
         host = host.pin_memory()

@@ -21,10 +21,11 @@ from traincast.capturing.step import capture_step
 from traincast.costs.cpu.caches import operands
 from traincast.costs.cpu.cpu_ops import VIEWS, cpu_ops
 from traincast.costs.cpu.features import touched_bytes
+from traincast.costs.cpu.host_events import count_host_events
+from traincast.costs.cpu.op_costs import table_access
 from traincast.costs.cpu.samples import Sample
 from traincast.ir.program import Program
-from traincast.simulator.cpu.step import host_events, table_access
-from traincast.simulator.cpu.together import rank_plan
+from traincast.simulator.cpu.rank_plan import rank_plan
 from traincast.utils.arrays import FloatArray
 
 _WARM_UPS, _FEWEST, _REPEATS, _SECONDS = 3, 5, 8, 0.3  # of one visit; there are two, minutes apart
@@ -82,7 +83,7 @@ def inside_samples(
     for op, fields in _ops(program, names, times["busy"], small.access):
         taken = (max(float(times[clock][op]), _LEAST_TIME) for clock in ("wall", "busy"))
         yield f"{title}-{op}", sample(*taken, **fields)
-    events = tuple(host_events(program).tolist())
+    events = tuple(count_host_events(program).tolist())
     yield title, sample(**rest, signature=None, access="", events=events, kernels=inside["wall"])
 
 

@@ -11,10 +11,10 @@ from traincast.calibration.bench.plans import FAR_BYTES, Task
 from traincast.costs.cpu.caches import Operand, operands
 from traincast.costs.cpu.cpu_ops import cpu_ops, runs_no_kernel
 from traincast.costs.cpu.features import TABLE_KINDS, kind_of, rough_seconds, touched_bytes
+from traincast.costs.cpu.op_costs import price_ops, table_access
 from traincast.costs.cpu.profile import Profile
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program
-from traincast.simulator.cpu.step import priced_ops, table_access
 from traincast.utils.narrowing import Part, in_turn, ranked
 
 _CODE_NEAR = 1 << 20  # bytes ago that an op of the same name ran, its code is still in an L2
@@ -33,7 +33,7 @@ class Coverage:
         self._calls: Counter[Task] = Counter()
         seconds: dict[Task, float] = defaultdict(float)
         errors: dict[Task, float] = defaultdict(float)
-        priced = iter(() if profile is None else priced_ops(program, profile, access))
+        priced = iter(() if profile is None else price_ops(program, profile, access))
         for op in program.ops:
             for signature in cpu_ops(op.signature):
                 price = next(priced, None)

@@ -54,7 +54,7 @@ def planned_parts(kind: str, host: float, together: float, copies: float, exchan
     parts = {
         "host steps": min(_MOST_STEPS if kind == "cpu" else _MOST_TRACES, round(host / _STEP_SECONDS)),
         "small steps together": min(_MOST_STEPS, round(together / _TOGETHER_SECONDS)) if kind == "cpu" else 0,
-        "copies": min(_MOST_COPIES, round(copies / _COPY_SECONDS)),
+        "copies": min(_MOST_COPIES, round(copies / _COPY_SECONDS)) if kind == "cuda" else 0,
         "collectives": min(_MOST_EXCHANGES, round(exchanges / _JOB_SECONDS)),
     }
     return {name: number for name, number in parts.items() if number}

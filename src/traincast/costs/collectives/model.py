@@ -241,9 +241,9 @@ def _check(calls: Calls, topology: Topology) -> None:
     if not np.all(np.isfinite(size) & (size >= 0) & (size <= _MAX_BYTES)):
         raise TraincastError("a collective has a message that is not between 0 and 1e15 bytes")
     if not np.all((ranks >= 2) & (ranks <= _MAX_RANKS) & (ranks == np.floor(ranks))):
-        raise TraincastError("a collective needs a whole number of ranks, two or more")
+        raise TraincastError("a collective needs an integer number of ranks, two or more")
     if not np.all((nodes >= 1) & (nodes <= ranks) & (nodes == np.floor(nodes))):
-        raise TraincastError("a collective spans a whole number of nodes, at least one and no more than its ranks")
+        raise TraincastError("a collective spans an integer number of nodes, at least one and no more than its ranks")
     over = np.flatnonzero(np.ceil(ranks / nodes) > topology.gpus_per_node)
     if len(over):
         row = over[0]

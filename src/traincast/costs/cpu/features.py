@@ -248,11 +248,20 @@ def _touched_blocks(table: float, block: float, rows: float) -> float:
     return blocks * -expm1(-rows / blocks)
 
 
+def counted_flops(features: Features) -> float:
+    """Multiplications and additions of a GEMM or a convolution; 0 for other ops."""
+    return float(features.terms[_flop_terms(features)].sum())
+
+
+def _flop_terms(features: Features) -> slice:
+    return slice(WORK, WORK + {"gemm": 1, "conv": 2}.get(features.family, 0))
+
+
 def rough_prices(features: Features) -> FloatArray:
     """About what each term of an op costs on a core of any kind, in seconds."""
     prices = np.zeros(len(features.terms))
     prices[0], prices[1:4] = _ROUGH_CALL, _ROUGH_BYTE
-    prices[WORK : WORK + {"gemm": 1, "conv": 2}.get(features.family, 0)] = _ROUGH_FLOP
+    prices[_flop_terms(features)] = _ROUGH_FLOP
     return prices
 
 

@@ -25,10 +25,10 @@ _FORM = 4  # of the features that models are fitted to; those of another form me
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Profile:
     """Seconds on one machine. `reference` is how long its reference kernel took, by `clock`; `host` are seconds per
-    event of the host (`host_events`); `identity` is what was measured, `errors` what was held out said. `exchanges` are
-    between ranks, `copies` between host and device by direction and memory, `crowding` is what ops lose while all ranks
-    compute, `jitter` the relative deviation of what a rank computes from step to step; `longer` is by how much the
-    ops of a step take longer than the medians of their times add up to (0.03: three percent)."""
+    event of the host (`HOST_EVENTS`); `identity` is what was measured, `errors` what was held out said. `exchanges` are
+    between ranks, `crowding` is what ops lose while all ranks compute, `jitter` the relative deviation of what a rank
+    computes from step to step; `longer` is by how much the ops of a step take longer than the medians of their times
+    add up to (0.03: three percent)."""
 
     identity: Mapping[str, Any]
     clock: str
@@ -40,7 +40,6 @@ class Profile:
     errors: tuple[Mapping[str, Any], ...]
     samples: int
     exchanges: ExchangeModels = field(default_factory=ExchangeModels)
-    copies: Mapping[str, KindModel] = field(default_factory=dict)
     crowding: Crowding = field(default_factory=Crowding)
     jitter: float = 0.0
     longer: float = 0.0
@@ -68,7 +67,6 @@ def save_profile(profile: Profile, path: str | Path) -> None:
         "crowding": {json.dumps(name): factor for name, factor in profile.crowding.factors.items()},
         **_tables("models", profile.models),
         **_tables("exchanges", profile.exchanges.seconds),
-        **_tables("copies", profile.copies),
     }  # fmt: skip
     lines = ["# Fitted from microbenchmarks of one machine by 'traincast fit'; see identity."]
     for name, table in tables.items():
@@ -123,7 +121,6 @@ def load_profile(path: str | Path) -> Profile:
                 widened=float(table.get("exchanges_widened", 1.0)),
                 late=float(table.get("exchanges_late", 0.0)),
             ),
-            copies=_models(table, "copies"),
             crowding=Crowding({name: float(value) for name, value in table.get("crowding", {}).items()}),
             jitter=float(table.get("jitter", 0.0)),
             longer=float(table.get("longer", 0.0)),

@@ -24,6 +24,11 @@ FIFTHS = 5
 """Parts of the samples: one takes no part in the fit that is reported, or each in turn where there are few."""
 
 
+COPY_DIRECTIONS, COPY_MEMORIES = ("to device", "to host"), ("pinned", "pageable")
+"""Copies between the host and a GPU, and where the host's part resides."""
+_COPY = "traincast::copy"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """Seconds of one call by two clocks, and the reference beside it. `between` are the bytes of other data touched
@@ -195,3 +200,22 @@ def parse_row(row: Mapping[str, Any]) -> Sample:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TraincastError(f"a sample of the store is damaged: {error!r}; measure it again") from None
+
+
+def copy_signature(direction: str, memory: str, nbytes: int) -> Signature:
+    """A copy of `nbytes` bytes between host and GPU as the signature of a sample."""
+    scalars = (("direction", direction), ("memory", memory))
+    return Signature(_COPY, (TensorSpec((nbytes,), (1,), "uint8"),), (), scalars, (("self", 1),))
+
+
+def is_copy(signature: Signature | None) -> bool:
+    """Whether a sample is of a copy."""
+    return signature is not None and signature.name == _COPY
+
+
+def copy_of(signature: Signature) -> tuple[str, str, int]:
+    """(direction, memory, bytes) of a sample's signature."""
+    direction, memory = signature.scalar("direction"), signature.scalar("memory")
+    if direction not in COPY_DIRECTIONS or memory not in COPY_MEMORIES or not signature.inputs:
+        raise TraincastError("a sample of a copy in the store is damaged; measure it again")
+    return str(direction), str(memory), signature.inputs[0].nbytes

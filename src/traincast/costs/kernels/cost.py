@@ -11,11 +11,10 @@ import numpy as np
 from traincast.costs.in_step import SHIPPED, InStep
 from traincast.costs.kernels.call import Calls, Estimate
 from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.costs.kernels.families import Roofline, shipped_model
 from traincast.costs.kernels.given import GIVEN
 from traincast.costs.kernels.in_step import seconds_in_step
 from traincast.costs.kernels.lowered import LoweredProgram
-from traincast.costs.kernels.roofline import Roofline
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 from traincast.utils.errors import TraincastError

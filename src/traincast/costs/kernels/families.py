@@ -1,10 +1,15 @@
-"""Every kernel family, in the order in which they are fitted and evaluated.
+"""Every kernel family, what first principles say of it, and the fitted model that is shipped.
 
-From these records follow the ops that are lowered (`kernels.lower`), the rooflines, the shipped models, the pieces of
-`traincast fit` and the suites of `traincast evaluate kernels`.
+From the records follow the ops that are lowered (`kernels.lower`), the rooflines and the shipped models.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
 
 from traincast.costs.kernels import (
     attention,
@@ -18,7 +23,10 @@ from traincast.costs.kernels import (
     streaming,
     unmodelled,
 )
+from traincast.costs.kernels.call import Calls, Estimate
+from traincast.costs.kernels.model import KernelModel, State, load_state
 from traincast.costs.kernels.record import FamilyRecord
+from traincast.hardware.device import Device
 
 RECORDS: tuple[FamilyRecord, ...] = (
     gemm.RECORD,
@@ -33,3 +41,30 @@ RECORDS: tuple[FamilyRecord, ...] = (
     collective.RECORD,
 )
 BY_NAME: dict[str, FamilyRecord] = {record.family.name: record for record in RECORDS}
+_START_SECONDS = {"nvidia": 2e-6, "amd": 5e-6}  # nvidia: the shortest kernels of the V100 traces; amd: assumed
+PROFILES = Path(str(files("traincast.costs.kernels") / "profiles"))
+
+
+class Roofline:
+    """An estimate for any call of any family on any device."""
+
+    def predict(self, calls: Calls, device: Device) -> Estimate:
+        """Device time of every call, never below the start of a kernel; nothing counts as in domain."""
+        start = _START_SECONDS.get(device.vendor, 2e-6)
+        record = BY_NAME[calls.family.name]
+        seconds = np.maximum(record.roofline_seconds()(calls, device, start), 0.5 * start)
+        sigma = np.full(len(calls), record.roofline_sigma)
+        return Estimate(seconds, sigma, np.zeros(len(calls), dtype=np.bool_))
+
+
+@cache
+def shipped_model(family: str) -> KernelModel | None:
+    """The fitted model of a family, read when first asked for; None where the roofline is all there is."""
+    record = BY_NAME[family]
+    return record.model_class().from_state(_profile(record.profile)) if record.model else None
+
+
+@cache
+def _profile(name: str) -> State:
+    """A profile's numbers, once for the families that share it."""
+    return load_state(PROFILES / name)

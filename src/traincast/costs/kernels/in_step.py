@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from traincast.costs.in_step import HALF, NARROW, InStep
-from traincast.costs.kernels.arithmetic import counted_flops
 from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls, KernelCall
 from traincast.costs.kernels.gemm import GEMM
+from traincast.costs.kernels.work import count_flops
 from traincast.hardware.device import Device
 from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TRITON, TUNED
 from traincast.utils.arrays import FloatArray
@@ -61,7 +61,7 @@ def _power_factors(calls: Calls, seconds: FloatArray, device: Device, numbers: I
     if device.clock_mhz:
         full = np.where(full > 1.0, np.maximum(1.0, full * device.clock_mhz / device.boost_clock_mhz), full)
     peak = calls.per_compute({name: device.peak(name) for name in _BITS}, 1.0)
-    reached = counted_flops(calls) / np.maximum(peak * seconds, 1e-30)
+    reached = count_flops(calls) / np.maximum(peak * seconds, 1e-30)
     return np.asarray(1.0 + (full - 1.0) * np.minimum(1.0, reached / _POWER_BOUND))
 
 
@@ -71,7 +71,7 @@ def _attention_seconds(
     factor = calls.per_compute(dict.fromkeys(_BITS, numbers.sustained.get(f"{device.arch} attention", 1.0)), 1.0)
     rate = device.num_sms * device.boost_clock_mhz * 1e6 * _A100_FLOPS_PER_SM_CLOCK
     backward = np.array([call.kind.endswith("backward") for call in members])
-    flops = counted_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)
+    flops = count_flops(calls) * np.where(backward, _BACKWARD_FLOPS, 1.0)
     shares = {TRITON: numbers.triton, FLASH2: numbers.flash2}
     share = np.array([next((shares[w] for w in call.variant.split() if w in shares), np.inf) for call in members])
     ring = np.array([numbers.ring if RING in call.variant.split() else 1.0 for call in members])

@@ -8,24 +8,35 @@ from importlib import import_module
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.families import RECORDS
-from traincast.costs.kernels.given.lowering import lower_given
-from traincast.costs.kernels.lowering.fallback import estimate_unknown
+from traincast.costs.kernels.given import lower_given
 from traincast.costs.kernels.registry import LOWERINGS, Item, LoweringContext
+from traincast.costs.kernels.unmodelled import estimate_unknown
 from traincast.ir.ops import Signature
 from traincast.ir.variants import VARIANT
 from traincast.utils.errors import TraincastError, shown
+from traincast.utils.plugins import LOWERED, load_plugin
 
 _LARGEST = 1e18  # of any number of a call: flops, bytes and elements of a step stay below an hour of the fastest GPU
 _SHOWN_TENSORS = 6
-_WITHOUT_FAMILY = ("traincast.costs.kernels.lowering.views", "traincast.costs.kernels.lowering.control")
+_ALL_HERE = ("aten", "c10d", "fbgemm", "prims", "prim", "traincast")  # name spaces that no other distribution adds to
+_WITHOUT_FAMILY = ("traincast.costs.kernels.control",)
 
 
 @cache
-def registered() -> frozenset[str]:
+def registered_ops() -> frozenset[str]:
     """Names of all ops with a lowering."""
     for module in (*_WITHOUT_FAMILY, *(module for record in RECORDS for module in record.lowering_modules())):
         import_module(module)
     return frozenset(LOWERINGS)
+
+
+@cache
+def _is_added(op: str) -> bool:
+    """Whether another distribution has the lowering of an op; it names the module by the op's name space."""
+    space = op.partition("::")[0]
+    if space not in _ALL_HERE:
+        load_plugin(LOWERED, space)
+    return op in LOWERINGS
 
 
 def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
@@ -40,7 +51,7 @@ def lower(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     given = context.cost_of(signature.name) if context.costs else None
     if given is not None:
         return lower_given(signature, given)
-    if signature.name not in registered():
+    if signature.name not in registered_ops() and not _is_added(signature.name):
         return estimate_unknown(signature)
     empty = signature.outputs and not any(spec.numel for spec in signature.outputs)
     if empty and signature.name.startswith("aten::"):

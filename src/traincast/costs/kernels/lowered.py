@@ -1,7 +1,8 @@
-"""Whole programs lowered: their distinct kernel calls as columns, and which signature launches which."""
+"""Whole programs lowered: distinct kernel calls as columns, which signature launches which, which ops are known."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -141,3 +142,26 @@ def _key(sizes: IntArray) -> bytes:
     """Sizes as a key; those of an exchange between a thousand ranks as a digest, which takes less room."""
     data = sizes.tobytes()
     return data if len(data) <= _LONG_KEY else blake2b(data, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class OpCoverage:
+    """An op of a program: how often it occurs, whether its kernels are known, and how many it launches."""
+
+    name: str
+    count: int
+    lowered: bool
+    launches: int
+
+
+def coverage(program: Program, context: LoweringContext) -> list[OpCoverage]:
+    """Every op of the program, by name."""
+    occurrences = Counter(program.columns.op_signature.tolist())
+    rows: dict[str, tuple[int, bool, int]] = {}
+    for number, signature in enumerate(program.signatures):
+        calls = [item for item in lower(signature, context) if isinstance(item, KernelCall)]
+        count, known, launches = rows.get(signature.name, (0, True, 0))
+        times = occurrences[number]
+        estimated = any(call.estimated for call in calls)
+        rows[signature.name] = (count + times, known and not estimated, launches + times * len(calls))
+    return [OpCoverage(name, *row) for name, row in sorted(rows.items())]

@@ -1,8 +1,7 @@
-"""The contract of a kernel model, and how its fitted state is kept: plain numbers, never code."""
+"""The contract of a kernel model, the chips it was fitted on, and how its state is read: plain numbers, never code."""
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,25 +18,13 @@ from traincast.utils.arrays import FloatArray
 State = dict[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """Measured device times: `seconds[i]` of call i on `devices[device[i]]`, known to about `noise_seconds`."""
-
-    calls: Calls
-    devices: Sequence[Device]
-    device: npt.NDArray[np.int64]
-    seconds: FloatArray
-    noise_seconds: FloatArray | float = 0.0
-
-
 class KernelModel(ABC):
-    """An estimator of device time for one kernel family. Fitted attributes end in an underscore."""
+    """Estimates the device time of one kernel family from a fitted state. Fitted attributes end in an underscore.
+
+    How a state is fitted to measurements is no part of it: see the distribution `traincast-evaluation`.
+    """
 
     family: ClassVar[Family]
-
-    @abstractmethod
-    def fit(self, data: Measurements) -> Self:
-        """Learns from measurements and returns itself. Deterministic."""
 
     @abstractmethod
     def predict(self, calls: Calls, device: Device) -> Estimate:
@@ -72,18 +59,12 @@ class ParametricModel(KernelModel, Generic[Learned]):
 
     parameters: ClassVar[type[Parameters]]
 
-    def __init__(self, parameters: Learned | None = None) -> None:
+    def __init__(self, parameters: Learned) -> None:
         self.parameters_ = parameters
-
-    @property
-    def fitted(self) -> Learned:
-        """The parameters of a model that has been fitted."""
-        assert self.parameters_ is not None, "the model has not been fitted"
-        return self.parameters_
 
     def state(self) -> State:
         """The fitted parameters."""
-        return self.fitted.state()
+        return self.parameters_.state()
 
     @classmethod
     def from_state(cls, state: Mapping[str, npt.NDArray[Any]]) -> Self:
@@ -91,21 +72,59 @@ class ParametricModel(KernelModel, Generic[Learned]):
         return cls(cls.parameters.from_state(state))
 
 
-def save_state(state: State, provenance: Mapping[str, Any], path: Path) -> None:
-    """Writes `path`.npz (numbers) and `path`.json (sources, licence, rows, errors); the same bytes every time.
+@dataclass(frozen=True, slots=True)
+class Chips:
+    """The devices a model was fitted on, in the order of its per-device parameters."""
 
-    The date comes later, from what is shipped: see `traincast.calibration.fitting.dates`.
-    """
-    import zipfile
+    keys: tuple[str, ...]
+    archs: tuple[str, ...]
+    numbers: FloatArray  # SMs, cores per SM, DRAM bytes per second
 
-    with zipfile.ZipFile(path.with_suffix(".npz"), "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(state):
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(info, "w") as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(state[name]), allow_pickle=False)
-    text = json.dumps(provenance, indent=1, sort_keys=True)
-    path.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    @staticmethod
+    def of(devices: Sequence[Device]) -> Chips:
+        """The table of these devices."""
+        return Chips(
+            tuple(device.key for device in devices),
+            tuple(device.arch for device in devices),
+            np.array([[d.num_sms, d.cores_per_sm, d.dram_bandwidth] for d in devices], dtype=np.float64).reshape(-1, 3),
+        )
+
+    def find(self, device: Device) -> int:
+        """Row of the device, or of the card with its chip and the nearest DRAM rate; -1 when there is none.
+
+        A name alone says nothing: a user's file may be called like another chip.
+        """
+        same = [
+            row
+            for row, arch in enumerate(self.archs)
+            if arch == device.arch
+            and self.numbers[row, 0] == device.num_sms
+            and self.numbers[row, 1] == device.cores_per_sm
+        ]
+        if not same:
+            return -1
+        named = [row for row in same if self.keys[row] == device.key]
+        if named:
+            return named[0]
+        distance = np.abs(np.log(self.numbers[same, 2] / device.dram_bandwidth))
+        return same[int(np.argmin(distance))]
+
+    def state(self) -> State:
+        """The table as arrays."""
+        return {
+            "chip_key": np.array(self.keys, dtype=np.str_),
+            "chip_arch": np.array(self.archs, dtype=np.str_),
+            "chip_numbers": self.numbers,
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> Chips:
+        """The table read back."""
+        return Chips(
+            tuple(str(key) for key in state["chip_key"]),
+            tuple(str(arch) for arch in state["chip_arch"]),
+            np.asarray(state["chip_numbers"], dtype=np.float64),
+        )
 
 
 def load_state(path: Path) -> State:

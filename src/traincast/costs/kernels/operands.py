@@ -22,7 +22,7 @@ def compute_of(spec: TensorSpec) -> str:
     return _COMPUTE[spec.dtype]
 
 
-def product_compute(spec: TensorSpec, *, tf32: bool) -> str:
+def gemm_compute(spec: TensorSpec, *, tf32: bool) -> str:
     """The type a product or convolution of such tensors computes in: fp32 becomes tf32 where that is allowed."""
     compute = compute_of(spec)
     return "tf32" if compute == "fp32" and tf32 else compute
@@ -95,26 +95,18 @@ def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
     return all(size == 1 or left == right for size, left, right in pairs)
 
 
-def product(sizes: Iterable[int]) -> int:
-    """Product of sizes."""
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
-
-
-def whole(signature: Signature, name: str, default: int = 0) -> int:
-    """The whole number passed as argument `name`, or the default."""
+def integer_argument(signature: Signature, name: str, default: int = 0) -> int:
+    """The integer passed as argument `name`, or the default."""
     value = signature.scalar(name, default)
     return value if isinstance(value, int) else default
 
 
-def aten(*tables: str) -> tuple[str, ...]:
+def aten_names(*tables: str) -> tuple[str, ...]:
     """Names of ATen's ops from words."""
     return tuple(f"aten::{name}" for table in tables for name in table.split())
 
 
-def ints(value: Scalar, length: int, default: int) -> tuple[int, ...]:
+def integer_sizes(value: Scalar, length: int, default: int) -> tuple[int, ...]:
     """A size argument that may be missing, one number for all dimensions, or one number per dimension."""
     if value is None or value == ():
         return (default,) * length

@@ -23,7 +23,7 @@ _TENSOR_CORES = ("tf32", "fp16", "bf16", "fp8")
 _TENSOR_SHARE = 0.80  # of the tile's share: operands arrive late
 
 
-def clock(device: Device) -> float:
+def clock_hz(device: Device) -> float:
     """Cycles per second of an SM: the clock it is locked to, else boost."""
     return 1e6 * (device.clock_mhz or device.boost_clock_mhz)
 
@@ -31,7 +31,7 @@ def clock(device: Device) -> float:
 def memory_seconds(nbytes: FloatArray, device: Device, share: float = DRAM_SHARE) -> FloatArray:
     """Time to move bytes once: at the L2's rate where they fit it, else at the DRAM's."""
     dram = share * device.dram_bandwidth
-    l2 = max(_L2_BYTES_PER_CLOCK * device.num_sms * clock(device), 1.25 * dram)
+    l2 = max(_L2_BYTES_PER_CLOCK * device.num_sms * clock_hz(device), 1.25 * dram)
     kept = np.clip(2.0 - nbytes / (0.5 * device.l2_bytes), 0.0, 1.0)
     return np.asarray(kept * nbytes / l2 + (1.0 - kept) * nbytes / dram)
 
@@ -48,7 +48,7 @@ def flop_rate(calls: Calls, device: Device) -> FloatArray:
     return calls.per_compute({name: rates[name] * shares[name] for name in rates}, device.sustained("fp32"))
 
 
-def product_seconds(
+def gemm_arithmetic_seconds(
     batch: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray, rate: FloatArray, device: Device
 ) -> FloatArray:
     """Arithmetic time of a matrix product: whole waves of tiles, the depth split where tiles are few; best tile."""

@@ -1,7 +1,7 @@
 """What kernel calls have to do, whatever the device: operations, and bytes that must move at least once.
 
-Products, convolutions and attention count as in `arithmetic`; streaming kernels one operation an element, since what
-they do with it hardly matters.
+GEMMs, convolutions and attention count the operations of model FLOPs utilisation; streaming kernels count one operation
+an element, since what they do with it hardly matters.
 """
 
 from __future__ import annotations
@@ -10,16 +10,57 @@ from collections.abc import Callable
 
 import numpy as np
 
-from traincast.costs.kernels.arithmetic import counted_flops
+from traincast.costs.kernels.attention import ATTENTION
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.conv.roofline import output_positions
+from traincast.costs.kernels.conv import CONV
+from traincast.costs.kernels.conv.physics import output_positions
+from traincast.costs.kernels.gemm import GEMM
 from traincast.utils.arrays import FloatArray
 
+COUNTED_FLOPS = "counted_flops"
+"""The field of calls whose operations were counted when they were lowered."""
+# a product of scores and one with values, two operations each; backwards twice as many, the scores that fused kernels
+# compute again are not counted (Chowdhery et al., PaLM, appendix B)
+_ATTENTION_FLOPS = {"forward": 4.0, "backward": 8.0}
 Work = tuple[FloatArray, FloatArray]
 """Operations and bytes of every call."""
 
 
-def work(calls: Calls) -> Work | None:
+def count_flops(calls: Calls) -> FloatArray:
+    """Operations of every call (a multiplication and its addition are two); 0 for families that only move data. Calls
+    of a measured CPU carry theirs."""
+    if COUNTED_FLOPS in calls.family.fields:
+        return calls[COUNTED_FLOPS]
+    count = _COUNTED.get(calls.family.name)
+    return np.zeros(len(calls)) if count is None else np.asarray(count(calls))
+
+
+def _gemm_flops(calls: Calls) -> FloatArray:
+    return np.asarray(2.0 * np.maximum(calls["batch"], 1.0) * calls["m"] * calls["n"] * calls["k"])
+
+
+def _conv_flops(calls: Calls) -> FloatArray:
+    """The same number forwards and for either gradient: every pair of an output and an input of its window meets."""
+    positions = calls["batch"] * output_positions(calls)
+    window = calls["kernel_h"] * calls["kernel_w"] * calls["in_channels"] / calls["groups"]
+    return np.asarray(2.0 * positions * calls["out_channels"] * window)
+
+
+def _attention_flops(calls: Calls) -> FloatArray:
+    """A causal mask skips half of the pairs."""
+    per_pair = np.array([_ATTENTION_FLOPS[kind.rpartition("_")[2]] for kind in calls.family.kinds])[calls.kind]
+    pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
+    return np.asarray(per_pair * pairs * calls["head_dim"])
+
+
+_COUNTED: dict[str, Callable[[Calls], FloatArray]] = {
+    GEMM.name: _gemm_flops,
+    CONV.name: _conv_flops,
+    ATTENTION.name: _attention_flops,
+}
+
+
+def count_work(calls: Calls) -> Work | None:
     """Operations and bytes of calls of one family; None where there is no arithmetic (transfers, collectives)."""
     function = _WORK.get(calls.family.name)
     return None if function is None else function(calls)
@@ -27,7 +68,7 @@ def work(calls: Calls) -> Work | None:
 
 def _gemm(calls: Calls) -> Work:
     batch, m, n, k = (calls[name] for name in ("batch", "m", "n", "k"))
-    return counted_flops(calls), batch * (m * k + k * n + m * n) * calls.item_bytes()
+    return count_flops(calls), batch * (m * k + k * n + m * n) * calls.item_bytes()
 
 
 def _conv(calls: Calls) -> Work:
@@ -35,13 +76,13 @@ def _conv(calls: Calls) -> Work:
     pixels = calls["batch"] * calls["in_h"] * calls["in_w"]
     weights = calls["in_channels"] / calls["groups"] * calls["out_channels"] * calls["kernel_h"] * calls["kernel_w"]
     elements = pixels * calls["in_channels"] + out * calls["out_channels"] + weights
-    return counted_flops(calls), elements * calls.item_bytes()
+    return count_flops(calls), elements * calls.item_bytes()
 
 
 def _attention(calls: Calls) -> Work:
     rows = calls["batch"] * (calls["q_heads"] * calls["q_len"] + calls["kv_heads"] * calls["kv_len"])
     passes = np.where(calls.is_kind("backward", "efficient_backward"), 4.0, 2.0)
-    return counted_flops(calls), passes * rows * calls["head_dim"] * calls.item_bytes()
+    return count_flops(calls), passes * rows * calls["head_dim"] * calls.item_bytes()
 
 
 def _streaming(calls: Calls) -> Work:

@@ -10,8 +10,8 @@ import numpy as np
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.models.data_parallel.buckets import Bucket, assign_buckets
-from traincast.models.data_parallel.splice_tape import SpliceTape
-from traincast.models.layers.tape import Communicator, Ref, Scalars
+from traincast.models.data_parallel.inserting import InsertingBuilder
+from traincast.models.layers.builder import Communicator, Ref, Scalars
 from traincast.utils.errors import TraincastError
 
 _PIECE_BYTES = 250 << 20  # `broadcast_bucket_size` of DistributedDataParallel
@@ -44,7 +44,7 @@ def buffers_of(program: Program) -> list[Ref]:
     return [buffers[storage] for storage in sorted(buffers)]
 
 
-def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[Ref]) -> None:
+def broadcast_buffers(builder: InsertingBuilder, group: Communicator, buffers: Sequence[Ref]) -> None:
     """Broadcasts before the module's forward: flattened by type, two pieces in flight, copied back where they were."""
     for buffer in buffers:
         if not buffer.spec.is_contiguous:
@@ -54,21 +54,21 @@ def broadcast_buffers(tape: SpliceTape, group: Communicator, buffers: Sequence[R
             )
     if not buffers:
         return
-    tape.before(_first_scope(tape.splice.program))
-    tape.scope(_SCOPE, Phase.FORWARD)
+    builder.insert_before(_first_scope(builder.program))
+    builder.scope(_SCOPE, Phase.FORWARD)
     flying: list[_Piece] = []
     for bucket in assign_buckets([buffer.spec for buffer in buffers], [_PIECE_BYTES], sort=True):
-        flat = _flatten(tape, bucket, [buffers[i] for i in bucket.members])
+        flat = _flatten(builder, bucket, [buffers[i] for i in bucket.members])
         if len(flying) == _IN_FLIGHT:
-            _land(tape, flying.pop(0), buffers)
+            _land(builder, flying.pop(0), buffers)
         root: Scalars = (("root", group.ranks[0]),)
-        event = tape.collective(
+        event = builder.collective(
             "broadcast_", "broadcast", group, [("tensors", flat)], flat, nbytes=flat.spec.nbytes, details=root,
             module=_MODULE,
         )  # fmt: skip
         flying.append(_Piece(bucket, flat, event))
     for piece in flying:
-        _land(tape, piece, buffers)
+        _land(builder, piece, buffers)
 
 
 def _first_scope(program: Program) -> int:
@@ -89,29 +89,29 @@ def _first_scope(program: Program) -> int:
     return scope
 
 
-def _flatten(tape: SpliceTape, bucket: Bucket, members: Sequence[Ref]) -> Ref:
+def _flatten(builder: InsertingBuilder, bucket: Bucket, members: Sequence[Ref]) -> Ref:
     """The buffers as one flat tensor: a copy, unless there is only one."""
-    lines = [tape.view(member, (member.spec.numel,)) for member in members]
+    lines = [builder.view(member, (member.spec.numel,)) for member in members]
     for member, line in zip(members, lines, strict=True):
-        tape.op("aten::view", [("self", member)], [line], [("size", (-1,))], module=_MODULE)
+        builder.op("aten::view", [("self", member)], [line], [("size", (-1,))], module=_MODULE)
     if len(members) == 1:
         return lines[0]
-    flat = tape.new((bucket.numel,), bucket.dtype)
-    tape.op("aten::cat", [("tensors", lines)], [flat], [("dim", 0)], module=_MODULE)
+    flat = builder.new((bucket.numel,), bucket.dtype)
+    builder.op("aten::cat", [("tensors", lines)], [flat], [("dim", 0)], module=_MODULE)
     return flat
 
 
-def _land(tape: SpliceTape, piece: _Piece, buffers: Sequence[Ref]) -> None:
+def _land(builder: InsertingBuilder, piece: _Piece, buffers: Sequence[Ref]) -> None:
     """The stream waits for a piece, and its parts are copied back into the buffers."""
     members = [buffers[index] for index in piece.bucket.members]
-    tape.wait(piece.event, module=_MODULE)
+    builder.wait(piece.event, module=_MODULE)
     parts = []
     for buffer, offset in zip(members, piece.bucket.offsets, strict=True):
-        line, _ = tape.slice(piece.flat, 0, offset, offset + buffer.spec.numel, module=_MODULE)
-        parts.append(tape.view(line, buffer.shape))
-        tape.op("aten::view", [("self", line)], [parts[-1]], [("size", buffer.shape)], module=_MODULE)
+        line, _ = builder.slice(piece.flat, 0, offset, offset + buffer.spec.numel, module=_MODULE)
+        parts.append(builder.view(line, buffer.shape))
+        builder.op("aten::view", [("self", line)], [parts[-1]], [("size", buffer.shape)], module=_MODULE)
     for buffer, part in zip(members, parts, strict=True):
         arguments = [("self", buffer), ("src", part)]
-        tape.op("aten::copy_", arguments, [buffer], [("non_blocking", True)], module=_MODULE)
+        builder.op("aten::copy_", arguments, [buffer], [("non_blocking", True)], module=_MODULE)
     if piece.flat.storage != members[0].storage:
-        tape.free(piece.flat)
+        builder.free(piece.flat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,15 +39,16 @@ def assign_buckets(
     [(0,), (1, 2), (3, 4)]
     """
     open_buckets: dict[str, list[int]] = {}
-    filled: dict[str, int] = {}
+    open_bytes: Counter[str] = Counter()
+    filled: Counter[str] = Counter()
     closed: list[list[int]] = []
     for index, spec in enumerate(specs):
-        members = open_buckets.setdefault(spec.dtype, [])
-        members.append(index)
-        limit = limits_bytes[min(filled.get(spec.dtype, 0), len(limits_bytes) - 1)]
-        if sum(specs[i].nbytes for i in members) >= limit:
+        open_buckets.setdefault(spec.dtype, []).append(index)
+        open_bytes[spec.dtype] += spec.nbytes
+        if open_bytes[spec.dtype] >= limits_bytes[min(filled[spec.dtype], len(limits_bytes) - 1)]:
             closed.append(open_buckets.pop(spec.dtype))
-            filled[spec.dtype] = filled.get(spec.dtype, 0) + 1
+            del open_bytes[spec.dtype]
+            filled[spec.dtype] += 1
     closed += open_buckets.values()
     if sort:
         closed.sort()

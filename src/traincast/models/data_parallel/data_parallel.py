@@ -9,19 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.ir.identity import follows_tensors
-from traincast.ir.ops import StorageKind
-from traincast.ir.program import Program
-from traincast.ir.splice import Splice, storages_of
+from traincast.ir.ops import ACCUMULATE_GRAD, StorageKind
+from traincast.ir.program import Program, storages_of
 from traincast.ir.workload import Workload
 from traincast.models.data_parallel.broadcast import broadcast_buffers, buffers_of
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, MIB
+from traincast.models.data_parallel.inserting import InsertingBuilder
 from traincast.models.data_parallel.reducer import Reducer
-from traincast.models.data_parallel.splice_tape import SpliceTape
-from traincast.models.layers.tape import Communicator, Ref
+from traincast.models.layers.builder import Communicator, Ref
 from traincast.utils.errors import TraincastError
 
 MAX_GPUS = 1 << 16
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _FUSED_UPDATE = re.compile("traincast::batched_embedding_backward_|fbgemm::split_embedding_backward_codegen_")
 """Ops of the backward pass that update tables; a compiled step shows them by their names only."""
 
@@ -86,14 +84,14 @@ def with_ddp(
         return program
     sent = buffers_of(program) if buffers else []
     group = Communicator(communicator, ranks)
-    tape = SpliceTape(program, group)
-    broadcast_buffers(tape, group, sent)
+    builder = InsertingBuilder(program, group)
+    broadcast_buffers(builder, group, sent)
     end = end_of_backward(program, gradients)
     limits = BUCKET_BYTES if bucket_mb is None else (bucket_mb * MIB,)
-    _reduce(tape, group, gradients, limits, end)
-    _hold_until_backward_returns(tape.splice, end)
+    _reduce(builder, group, gradients, limits, end)
+    _hold_until_backward_returns(builder, end)
     tensors = [g.grad.tensor for g in gradients] + [buffer.tensor for buffer in sent]
-    return replace(tape.build(), rigid=program.rigid or _why_rigid(program, tensors))
+    return replace(builder.build(), rigid=program.rigid or _why_rigid(program, tensors))
 
 
 def _check(workload: Workload) -> None:
@@ -121,24 +119,24 @@ def _check(workload: Workload) -> None:
 
 def _accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """Scopes that accumulate a gradient."""
-    if _ACCUMULATE not in program.names:
+    if ACCUMULATE_GRAD not in program.names:
         return np.zeros(0, dtype=np.intp)
-    return np.flatnonzero(program.columns.scope_name == program.names.index(_ACCUMULATE))
+    return np.flatnonzero(program.columns.scope_name == program.names.index(ACCUMULATE_GRAD))
 
 
 def _reduce(
-    tape: SpliceTape, group: Communicator, gradients: Sequence[Gradient], limits: Sequence[float], end: int
+    builder: InsertingBuilder, group: Communicator, gradients: Sequence[Gradient], limits: Sequence[float], end: int
 ) -> None:
     """Every gradient into its bucket where it is ready; waits and copies back before scope `end`."""
     forms = [gradient.grad.spec for gradient in gradients]
-    reducer = Reducer(tape, group, forms, limits_bytes=limits, kind=StorageKind.GRADIENT)
+    reducer = Reducer(builder, group, forms, limits_bytes=limits, kind=StorageKind.GRADIENT)
     for gradient in gradients:
-        tape.end_of(gradient.scope)
+        builder.append_to(gradient.scope)
         reducer.reduce(gradient.grad, stream=gradient.stream)
-    tape.before(end)
+    builder.insert_before(end)
     reducer.finish()
-    if end < tape.splice.program.num_scopes:
-        tape.splice.scope_after[end] = tape.builder.place
+    if end < builder.program.num_scopes:
+        builder.insertion.set_wait(end)
 
 
 def gradients_of(program: Program) -> list[Gradient]:
@@ -180,12 +178,12 @@ def _why_rigid(program: Program, tensors: Sequence[int]) -> str:
     return "its gradients or buffers change with it; resize the workload before making it data parallel"
 
 
-def _hold_until_backward_returns(splice: Splice, end: int) -> None:
+def _hold_until_backward_returns(builder: InsertingBuilder, end: int) -> None:
     """What was freed after backward's last op, and not by it, was held by the call: now until gradients are back."""
-    program = splice.program
+    program = builder.program
     c = program.columns
     last = int(c.scope_ptr[end]) - 1
     held = c.storage_free == last
     held[storages_of(program, int(c.scope_ptr[program.op_scope[last]]), last + 1)] = False
     for storage in np.flatnonzero(held).tolist():
-        splice.storage_free[storage] = splice.last_op
+        builder.insertion.free(storage)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.buckets import BUCKET_BYTES, assign_buckets
-from traincast.models.layers.tape import Communicator, Ref, Scalars, Tape
+from traincast.models.layers.builder import Communicator, Ref, Scalars, StepBuilder
 
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
@@ -20,7 +20,7 @@ class Reducer:
 
     def __init__(
         self,
-        tape: Tape,
+        builder: StepBuilder,
         group: Communicator,
         forms: Sequence[TensorSpec],
         *,
@@ -28,9 +28,9 @@ class Reducer:
         kind: StorageKind = StorageKind.BUFFER,
         as_views: bool = False,
     ) -> None:
-        self.tape, self.group, self.forms, self.as_views = tape, group, forms, as_views
+        self.builder, self.group, self.forms, self.as_views = builder, group, forms, as_views
         self._buckets = assign_buckets(forms, limits_bytes)
-        self._flat = [tape.resident((bucket.numel,), kind, bucket.dtype) for bucket in self._buckets]
+        self._flat = [builder.resident((bucket.numel,), kind, bucket.dtype) for bucket in self._buckets]
         self._bucket_of = {index: number for number, bucket in enumerate(self._buckets) for index in bucket.members}
         self._pending = [len(bucket.members) for bucket in self._buckets]
         self._grads: list[Ref] = []
@@ -39,48 +39,48 @@ class Reducer:
     def drop(self) -> None:
         """The gradients of the step before go; views of buckets stay with them."""
         for form in () if self.as_views else self.forms:
-            self.tape.free(self.tape.resident(form.shape, StorageKind.GRADIENT, form.dtype))
+            self.builder.free(self.builder.resident(form.shape, StorageKind.GRADIENT, form.dtype))
 
     def accumulate(self, grad: Ref) -> Ref:
         """A gradient has come where there was none; gives the tensor that the optimizer will read."""
-        tape = self.tape
-        tape.scope("torch::autograd::AccumulateGrad")
-        kept = tape.view(grad, grad.shape)
-        tape.op("aten::detach", [("self", grad)], [kept])
+        builder = self.builder
+        builder.scope(ACCUMULATE_GRAD)
+        kept = builder.view(grad, grad.shape)
+        builder.op("aten::detach", [("self", grad)], [kept])
         if not self.as_views:
-            tape.builder.set_kind(grad.storage, StorageKind.GRADIENT)
+            builder.target.set_kind(grad.storage, StorageKind.GRADIENT)
         return self.reduce(kept)
 
     def reduce(self, grad: Ref, *, stream: int = 0) -> Ref:
         """Copies the next gradient into its bucket, divided by the ranks; gives the tensor that the optimizer will
         read. A bucket is reduced once it and those before it are full."""
-        tape, number = self.tape, self._bucket_of[len(self._grads)]
-        slot = tape.view(self._flat[number], grad.shape, grad.spec.stride)
+        builder, number = self.builder, self._bucket_of[len(self._grads)]
+        slot = builder.view(self._flat[number], grad.shape, grad.spec.stride)
         divided: Scalars = [("other", 1.0 / len(self.group.ranks))]
         arguments = [("self", grad), ("out", slot)]
-        tape.op("aten::mul", arguments, [slot], divided, overload="out", stream=stream)
+        builder.op("aten::mul", arguments, [slot], divided, overload="out", stream=stream)
         if self.as_views:
-            tape.free(grad)
+            builder.free(grad)
         self._grads.append(slot if self.as_views else grad)
         self._pending[number] -= 1
         while len(self._events) < len(self._buckets) and not self._pending[len(self._events)]:
-            self._events.append(tape.all_reduce(self.group, self._flat[len(self._events)], stream=stream))
+            self._events.append(builder.all_reduce(self.group, self._flat[len(self._events)], stream=stream))
         return self._grads[-1]
 
     def finish(self) -> None:
         """At the end of backward: the stream waits for each bucket, and gradients are copied back unless views."""
-        tape = self.tape
+        builder = self.builder
         for bucket, flat, event in zip(self._buckets, self._flat, self._events, strict=True):
-            tape.engine_scope("cuda::stream_wait_event", Phase.OTHER)
-            tape.wait(event)
+            builder.engine_scope("cuda::stream_wait_event", Phase.OTHER)
+            builder.wait(event)
             grads = [self._grads[index] for index in bucket.members]
-            views = [tape.view(flat, grad.shape, grad.spec.stride) for grad in grads]
+            views = [builder.view(flat, grad.shape, grad.spec.stride) for grad in grads]
             for view, offset in zip(views, bucket.offsets, strict=True):
-                tape.engine_scope("aten::as_strided", Phase.BACKWARD)
+                builder.engine_scope("aten::as_strided", Phase.BACKWARD)
                 scalars: Scalars = [("size", view.shape), ("stride", view.spec.stride), ("storage_offset", offset)]
-                tape.op("aten::as_strided", [("self", flat)], [view], scalars)
+                builder.op("aten::as_strided", [("self", flat)], [view], scalars)
             if self.as_views:
                 continue
             for grad, view in zip(grads, views, strict=True):
-                tape.engine_scope(_COPY_BACK, Phase.BACKWARD)
-                tape.op("aten::copy_", [("self", grad), ("src", view)], [grad], [("non_blocking", False)])
+                builder.engine_scope(_COPY_BACK, Phase.BACKWARD)
+                builder.op("aten::copy_", [("self", grad), ("src", view)], [grad], [("non_blocking", False)])

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from traincast.ir.ops import Phase
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase
 from traincast.ir.program import Program
 from traincast.ir.sizes import MONOMIALS, SizeTable
 from traincast.ir.workload import STUDY_FRAMEWORK, Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.dlrm.tables import tables
 from traincast.models.layers import interaction, loss, optimizers
+from traincast.models.layers.builder import Ref, StepBuilder
 from traincast.models.layers.mlp import Mlp
-from traincast.models.layers.tape import Ref, Tape
 from traincast.utils.errors import TraincastError
 
 # two primes no size of a model equals: a number means the same in both programs when it has the same place in both
@@ -38,10 +38,10 @@ def dlrm_workload(config: DlrmConfig, *, mode: str = "training") -> Workload:
 
 def write_dlrm(config: DlrmConfig, batch: int, *, mode: str = "training") -> Program:
     """One step at one batch size."""
-    tape = Tape(batch)
-    writer = _Writer(tape, config, batch, training=mode == "training")
+    builder = StepBuilder(batch)
+    writer = _Writer(builder, config, batch, training=mode == "training")
     writer.step()
-    return tape.build()
+    return builder.build()
 
 
 def _affine(first: Program, second: Program) -> Program:
@@ -60,76 +60,76 @@ def _affine(first: Program, second: Program) -> Program:
 class _Writer:
     """The parts of one step, in the order they run."""
 
-    def __init__(self, tape: Tape, config: DlrmConfig, batch: int, *, training: bool) -> None:
-        self.tape, self.config, self.batch, self.training = tape, config, batch, training
-        tape.engine_ops_apart = True
+    def __init__(self, builder: StepBuilder, config: DlrmConfig, batch: int, *, training: bool) -> None:
+        self.builder, self.config, self.batch, self.training = builder, config, batch, training
+        builder.engine_ops_apart = True
         widths = (config.top_input, *config.top_mlp)
-        self.bottom = Mlp(tape, "Dlrm.bottom", config.bottom_mlp, input_grad=False, gradients=training)
-        self.tables = tables(tape, config)
-        self.top = Mlp(tape, "Dlrm.top", widths, last="sigmoid", input_grad=True, gradients=training)
+        self.bottom = Mlp(builder, "Dlrm.bottom", config.bottom_mlp, input_grad=False, gradients=training)
+        self.tables = tables(builder, config)
+        self.top = Mlp(builder, "Dlrm.top", widths, last="sigmoid", input_grad=True, gradients=training)
         self.grads = [*self.bottom.grads(), *self.top.grads()]
         parameters = [*self.bottom.parameters(), *self.top.parameters()] if training else []
-        self.stepped = optimizers.with_state(tape, config.optimizer, parameters)
+        self.stepped = optimizers.with_state(builder, config.optimizer, parameters)
 
     def step(self) -> None:
         """Everything."""
         if not self.training:
-            self.tape.free(self._forward())
+            self.builder.free(self._forward())
             return
-        self.tape.scope("aten::ones", Phase.FORWARD)
-        weights = self.tape.new((self.batch, 1), device="cpu")
-        self.tape.op("aten::ones", [], [weights], [("size", (self.batch, 1)), ("dtype", None)])
-        self.tape.free(weights)
+        self.builder.scope("aten::ones", Phase.FORWARD)
+        weights = self.builder.new((self.batch, 1), device="cpu")
+        self.builder.op("aten::ones", [], [weights], [("size", (self.batch, 1)), ("dtype", None)])
+        self.builder.free(weights)
         probabilities = self._forward()
         mean, target, loss_op = self._loss(probabilities)
-        optimizers.zero_grad(self.tape, self.config.optimizer, self.grads)
+        optimizers.zero_grad(self.builder, self.config.optimizer, self.grads)
         self._backward(probabilities, mean, target, loss_op)
-        optimizers.step_one_by_one(self.tape, self.config.optimizer, self.stepped, self.grads)
-        self.tape.free(probabilities, mean)
+        optimizers.step_one_by_one(self.builder, self.config.optimizer, self.stepped, self.grads)
+        self.builder.free(probabilities, mean)
 
     def _forward(self) -> Ref:
-        config, tape = self.config, self.tape
-        indices = self.tape.copied_in((self.batch * config.lookups,), config.index_dtype)
-        offsets = self.tape.copied_in((self.batch * config.num_tables + 1,), config.index_dtype)
-        features = self.tape.copied_in((self.batch, config.bottom_mlp[0]), "float32")
+        config, builder = self.config, self.builder
+        indices = self.builder.copied_in((self.batch * config.lookups,), config.index_dtype)
+        offsets = self.builder.copied_in((self.batch * config.num_tables + 1,), config.index_dtype)
+        features = self.builder.copied_in((self.batch, config.bottom_mlp[0]), "float32")
         dense = self.bottom.forward(features, keep=self.training)
         pooled = self.tables.lookup(indices, offsets, keep=self.training)
         if config.interaction == "dot":
-            self.interaction, joined = interaction.dot(tape, dense, pooled, keep=self.training)
+            self.interaction, joined = interaction.dot(builder, dense, pooled, keep=self.training)
         else:
-            self.interaction = interaction.concatenate(tape, dense, pooled)
+            self.interaction = interaction.concatenate(builder, dense, pooled)
             joined = self.interaction.joined
         result = self.top.forward(joined, keep=self.training)
-        tape.free(pooled)
+        builder.free(pooled)
         if not self.training:
-            tape.free(indices, offsets, features, dense, joined)
+            builder.free(indices, offsets, features, dense, joined)
         elif self.tables.indices is not indices:  # FBGEMM works on wider copies
-            tape.free(indices, offsets)
+            builder.free(indices, offsets)
         return result
 
     def _loss(self, probabilities: Ref) -> tuple[Ref, Ref, int]:
-        tape = self.tape
-        target = tape.copied_in((self.batch, 1), "float32")
-        mean, op = loss.loss_forward(tape, self.config.loss, probabilities, target)
-        tape.scope("aten::detach")
-        detached = tape.view(mean, ())
-        tape.op("aten::detach", [("self", mean)], [detached])
-        tape.scope("aten::to")
-        tape.free(tape.moved(detached, "cpu"))
+        builder = self.builder
+        target = builder.copied_in((self.batch, 1), "float32")
+        mean, op = loss.loss_forward(builder, self.config.loss, probabilities, target)
+        builder.scope("aten::detach")
+        detached = builder.view(mean, ())
+        builder.op("aten::detach", [("self", mean)], [detached])
+        builder.scope("aten::to")
+        builder.free(builder.moved(detached, "cpu"))
         return mean, target, op
 
     def _backward(self, probabilities: Ref, mean: Ref, target: Ref, loss_op: int) -> None:
-        tape = self.tape
-        one = loss.begin_backward(tape, mean)
-        grad = loss.loss_backward(tape, self.config.loss, one, probabilities, target, forward=loss_op)
-        tape.free(target)
+        builder = self.builder
+        one = loss.begin_backward(builder, mean)
+        grad = loss.loss_backward(builder, self.config.loss, one, probabilities, target, forward=loss_op)
+        builder.free(target)
         grad = self.top.backward(grad)
         dot = self.config.interaction == "dot"
         below = interaction.dot_backward if dot else interaction.concatenate_backward
-        to_dense, to_pooled = below(tape, self.interaction, grad)
+        to_dense, to_pooled = below(builder, self.interaction, grad)
         self.tables.update(to_pooled)
         # the tables' own gradient is none, but the engine visits them all the same
-        tape.scope("torch::autograd::AccumulateGrad")
-        tape.free(to_pooled)
+        builder.scope(ACCUMULATE_GRAD)
+        builder.free(to_pooled)
         self.bottom.backward(to_dense)
-        tape.free(one)
+        builder.free(one)

@@ -14,7 +14,6 @@ import numpy as np
 from traincast.models.embeddings.raw import Bags, check_integers, check_lengths, lengths_of, samples_of, sum_of, whole
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError, shown
-from traincast.utils.files.parquet import check_parquet_size
 
 _PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
 _MAX_SAMPLES = 1 << 24  # of a file whose lengths are held in memory
@@ -131,7 +130,6 @@ def from_parquet(path: Path, *, column: str, batch_size: int) -> Iterator[Bags]:
     step = samples_of(batch_size, 0)
     if step > _MAX_SAMPLES:
         raise TraincastError(f"{path}: batch_size {shown(step)}; {_MAX_SAMPLES} are the most")
-    check_parquet_size(path, str(path), in_pieces=True)
     try:
         frame = pl.scan_parquet(path)
         schema = frame.collect_schema()

@@ -1,1 +1,1 @@
-"""Writers of training steps without torch: tapes, DLRMs, sharded DLRMs, published programs, data parallelism."""
+"""Writers of training steps without torch: builders, DLRMs, sharded DLRMs, published programs, data parallelism."""

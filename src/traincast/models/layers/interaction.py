@@ -1,4 +1,4 @@
-"""The feature interaction of a DLRM on a tape: lower triangle of dot products, or concatenation."""
+"""The feature interaction of a DLRM: lower triangle of dot products, or concatenation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.tape import Arguments, Ref, Scalars, Tape
+from traincast.models.layers.builder import Arguments, Ref, Scalars, StepBuilder
 
 MODEL = "Dlrm"
 MODULE = "Dlrm.interaction"
@@ -32,167 +32,169 @@ class Interaction:
     outer_cat_op: int = -1
 
 
-def concatenate(tape: Tape, dense: Ref, pooled: Ref) -> Interaction:
+def concatenate(builder: StepBuilder, dense: Ref, pooled: Ref) -> Interaction:
     """Dense vector and embeddings side by side: the whole of the `cat` interaction."""
     batch, tables, dim = pooled.shape
-    tape.scope("aten::view")
-    flat = tape.view(pooled, (batch, tables * dim))
-    view = tape.op("aten::view", [("self", pooled)], [flat], [("size", (batch, -1))], module=MODEL)
-    joined = tape.new((batch, dense.shape[1] + tables * dim))
-    return Interaction(dense, pooled, joined, view, _cat(tape, (dense, flat), joined, MODEL))
+    builder.scope("aten::view")
+    flat = builder.view(pooled, (batch, tables * dim))
+    view = builder.op("aten::view", [("self", pooled)], [flat], [("size", (batch, -1))], module=MODEL)
+    joined = builder.new((batch, dense.shape[1] + tables * dim))
+    return Interaction(dense, pooled, joined, view, _cat(builder, (dense, flat), joined, MODEL))
 
 
-def dot(tape: Tape, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction, Ref]:
+def dot(builder: StepBuilder, dense: Ref, pooled: Ref, *, keep: bool) -> tuple[Interaction, Ref]:
     """The `dot` interaction, and its result. With `keep` (training) tensors stay for the backward pass."""
     batch, tables, dim = pooled.shape
-    tape.scope("aten::view")
-    row = tape.view(dense, (batch, 1, dim))
-    view = tape.op("aten::view", [("self", dense)], [row], [("size", (batch, 1, dim))], module=MODEL)
-    joined = tape.new((batch, tables + 1, dim))
-    done = Interaction(dense, pooled, joined, view, _cat(tape, (row, pooled), joined, MODEL))
-    return done, dot_products(tape, done, keep=keep)
+    builder.scope("aten::view")
+    row = builder.view(dense, (batch, 1, dim))
+    view = builder.op("aten::view", [("self", dense)], [row], [("size", (batch, 1, dim))], module=MODEL)
+    joined = builder.new((batch, tables + 1, dim))
+    done = Interaction(dense, pooled, joined, view, _cat(builder, (row, pooled), joined, MODEL))
+    return done, dot_products(builder, done, keep=keep)
 
 
-def dot_products(tape: Tape, done: Interaction, *, keep: bool) -> Ref:
+def dot_products(builder: StepBuilder, done: Interaction, *, keep: bool) -> Ref:
     """The lower triangle of the dot products of what is joined, after the dense vector."""
     dense, joined = done.dense, done.joined
     batch, features, dim = joined.shape
-    tape.scope("aten::transpose")
-    done.flipped, done.transpose_op = _transpose(tape, joined, MODULE)
-    tape.scope("aten::bmm")
-    done.flipped, flipped_cast = tape.autocast(done.flipped, MODULE)
-    done.factor, joined_cast = tape.autocast(joined, MODULE)
+    builder.scope("aten::transpose")
+    done.flipped, done.transpose_op = _transpose(builder, joined, MODULE)
+    builder.scope("aten::bmm")
+    done.flipped, flipped_cast = builder.autocast(done.flipped, MODULE)
+    done.factor, joined_cast = builder.autocast(joined, MODULE)
     done.casts, dtype = (joined_cast, flipped_cast), done.factor.spec.dtype
-    products = tape.new((batch, features, features), dtype)
-    done.bmm_op = tape.op("aten::bmm", [("self", done.factor), ("mat2", done.flipped)], [products], module=MODULE)
+    products = builder.new((batch, features, features), dtype)
+    done.bmm_op = builder.op("aten::bmm", [("self", done.factor), ("mat2", done.flipped)], [products], module=MODULE)
     pairs = features * (features - 1) // 2
-    done.positions = (_position(tape, pairs), _position(tape, pairs))
-    tape.scope("aten::slice", Phase.FORWARD)
-    whole, done.slice_op = tape.slice(products, 0, 0, batch, module=MODULE)
-    tape.scope("aten::index")
-    triangle = tape.new((batch, pairs), dtype)
-    done.index_op = tape.op(
+    done.positions = (_position(builder, pairs), _position(builder, pairs))
+    builder.scope("aten::slice", Phase.FORWARD)
+    whole, done.slice_op = builder.slice(products, 0, 0, batch, module=MODULE)
+    builder.scope("aten::index")
+    triangle = builder.new((batch, pairs), dtype)
+    done.index_op = builder.op(
         "aten::index", [("self", whole), ("indices", done.positions)], [triangle],
         [("indices_given", (False, True, True))], overload="Tensor", module=MODULE,
     )  # fmt: skip
-    result = tape.new((batch, dim + pairs), dtype)
-    done.outer_cat_op = _cat(tape, (dense, triangle), result, MODULE)
-    tape.free(triangle, products, *([joined] if joined_cast >= 0 else []))
+    result = builder.new((batch, dim + pairs), dtype)
+    done.outer_cat_op = _cat(builder, (dense, triangle), result, MODULE)
+    builder.free(triangle, products, *([joined] if joined_cast >= 0 else []))
     if not keep:
-        tape.free(joined, *done.positions)
+        builder.free(joined, *done.positions)
     return result
 
 
-def concatenate_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def concatenate_backward(builder: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the concatenation."""
     _, tables, dim = done.pooled.shape
-    tape.scope("CatBackward0", Phase.BACKWARD)
-    to_dense, flat = tape.slices(grad, (done.dense.shape[1], tables * dim), module=MODEL, forward=done.cat_op)
-    tape.scope("ViewBackward0")
-    to_pooled = tape.view(flat, done.pooled.shape, (grad.spec.stride[0], dim, 1))
-    tape.reshaped(flat, to_pooled, module=MODEL, forward=done.view_op)
+    builder.scope("CatBackward0", Phase.BACKWARD)
+    to_dense, flat = builder.slices(grad, (done.dense.shape[1], tables * dim), module=MODEL, forward=done.cat_op)
+    builder.scope("ViewBackward0")
+    to_pooled = builder.view(flat, done.pooled.shape, (grad.spec.stride[0], dim, 1))
+    builder.reshaped(flat, to_pooled, module=MODEL, forward=done.view_op)
     return to_dense, to_pooled
 
 
-def dot_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def dot_backward(builder: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector and of the embeddings from that of the interaction's result."""
     batch, tables, dim = done.pooled.shape
-    to_dense, to_joined = dot_products_backward(tape, done, grad)
-    tape.scope("CatBackward0")
-    row, to_pooled = tape.slices(to_joined, (1, tables), module=MODEL, forward=done.cat_op)
-    tape.scope("ViewBackward0")
-    again = tape.view(row, (batch, dim), (row.spec.stride[0], 1))
-    tape.reshaped(row, again, module=MODEL, forward=done.view_op)
-    total = tape.new((batch, dim))
-    _add(tape, to_dense, again, total, MODEL, done.view_op)
-    tape.free(grad)
+    to_dense, to_joined = dot_products_backward(builder, done, grad)
+    builder.scope("CatBackward0")
+    row, to_pooled = builder.slices(to_joined, (1, tables), module=MODEL, forward=done.cat_op)
+    builder.scope("ViewBackward0")
+    again = builder.view(row, (batch, dim), (row.spec.stride[0], 1))
+    builder.reshaped(row, again, module=MODEL, forward=done.view_op)
+    total = builder.new((batch, dim))
+    _add(builder, to_dense, again, total, MODEL, done.view_op)
+    builder.free(grad)
     return total, to_pooled
 
 
-def dot_products_backward(tape: Tape, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
+def dot_products_backward(builder: StepBuilder, done: Interaction, grad: Ref) -> tuple[Ref, Ref]:
     """Gradients of the dense vector (its own part) and of what was joined."""
     width = done.dense.shape[1]
-    tape.scope("CatBackward0", Phase.BACKWARD)
+    builder.scope("CatBackward0", Phase.BACKWARD)
     widths = (width, grad.shape[1] - width)
-    to_dense, triangle = tape.slices(grad, widths, module=MODULE, forward=done.outer_cat_op)
-    products = _triangle_backward(tape, done, triangle)
-    return to_dense, _products_backward(tape, done, products)
+    to_dense, triangle = builder.slices(grad, widths, module=MODULE, forward=done.outer_cat_op)
+    products = _triangle_backward(builder, done, triangle)
+    return to_dense, _products_backward(builder, done, products)
 
 
-def _triangle_backward(tape: Tape, done: Interaction, triangle: Ref) -> Ref:
+def _triangle_backward(builder: StepBuilder, done: Interaction, triangle: Ref) -> Ref:
     """From the lower triangle back to the square of dot products."""
     assert done.positions is not None
     batch, features, _ = done.joined.shape
     shape = (batch, features, features)
-    tape.scope("IndexBackward0")
-    zeros = tape.new(shape, triangle.spec.dtype)
+    builder.scope("IndexBackward0")
+    zeros = builder.new(shape, triangle.spec.dtype)
     size: Scalars = [("size", shape), ("dtype", triangle.spec.dtype)]
-    tape.op("aten::new_zeros", [("self", triangle)], [zeros], size, module=MODULE, forward=done.index_op)
+    builder.op("aten::new_zeros", [("self", triangle)], [zeros], size, module=MODULE, forward=done.index_op)
     arguments: Arguments = [("self", zeros), ("indices", done.positions), ("values", triangle)]
     scalars: Scalars = [("indices_given", (False, True, True)), ("accumulate", True), ("unsafe", False)]
-    tape.op("aten::_index_put_impl_", arguments, [zeros], scalars, module=MODULE, forward=done.index_op)
-    tape.free(*done.positions)
-    tape.scope("SliceBackward0")
-    square = tape.new(shape, zeros.spec.dtype)
+    builder.op("aten::_index_put_impl_", arguments, [zeros], scalars, module=MODULE, forward=done.index_op)
+    builder.free(*done.positions)
+    builder.scope("SliceBackward0")
+    square = builder.new(shape, zeros.spec.dtype)
     scalars = [("input_sizes", shape), ("dim", 0), ("start", 0), ("end", batch), ("step", 1)]
-    tape.op("aten::slice_backward", [("grad_output", zeros)], [square], scalars, module=MODULE, forward=done.slice_op)
-    tape.free(zeros)
+    builder.op(
+        "aten::slice_backward", [("grad_output", zeros)], [square], scalars, module=MODULE, forward=done.slice_op
+    )
+    builder.free(zeros)
     return square
 
 
-def _products_backward(tape: Tape, done: Interaction, square: Ref) -> Ref:
+def _products_backward(builder: StepBuilder, done: Interaction, square: Ref) -> Ref:
     """From the dot products back to the joined vectors, which enter them twice."""
     assert done.flipped is not None and done.factor is not None
     batch, features, dim = done.joined.shape
     dtype, (joined_cast, flipped_cast) = square.spec.dtype, done.casts
-    op = partial(tape.op, module=MODULE, forward=done.bmm_op)
-    tape.scope("BmmBackward0")
-    left, _ = _transpose(tape, done.factor, MODULE, done.bmm_op)
-    right_grad = tape.new((batch, dim, features), dtype)
+    op = partial(builder.op, module=MODULE, forward=done.bmm_op)
+    builder.scope("BmmBackward0")
+    left, _ = _transpose(builder, done.factor, MODULE, done.bmm_op)
+    right_grad = builder.new((batch, dim, features), dtype)
     op("aten::bmm", [("self", left), ("mat2", square)], [right_grad])
-    right, _ = _transpose(tape, done.flipped, MODULE, done.bmm_op)
-    left_grad = tape.new((batch, features, dim), dtype)
+    right, _ = _transpose(builder, done.flipped, MODULE, done.bmm_op)
+    left_grad = builder.new((batch, features, dim), dtype)
     op("aten::bmm", [("self", square), ("mat2", right)], [left_grad])
-    tape.free(square, done.factor, *([done.flipped] if flipped_cast >= 0 else []))
-    left_grad = tape.cast_backward(left_grad, joined_cast, module=MODULE)
-    right_grad = tape.cast_backward(right_grad, flipped_cast, module=MODULE)
-    tape.scope("TransposeBackward0")
-    turned, _ = _transpose(tape, right_grad, MODULE, done.transpose_op)
-    _add(tape, left_grad, turned, left_grad, MODULE, done.transpose_op)
-    tape.free(right_grad)
+    builder.free(square, done.factor, *([done.flipped] if flipped_cast >= 0 else []))
+    left_grad = builder.cast_backward(left_grad, joined_cast, module=MODULE)
+    right_grad = builder.cast_backward(right_grad, flipped_cast, module=MODULE)
+    builder.scope("TransposeBackward0")
+    turned, _ = _transpose(builder, right_grad, MODULE, done.transpose_op)
+    _add(builder, left_grad, turned, left_grad, MODULE, done.transpose_op)
+    builder.free(right_grad)
     return left_grad
 
 
-def _position(tape: Tape, pairs: int) -> Ref:
+def _position(builder: StepBuilder, pairs: int) -> Ref:
     """A list of positions made on the host, where it stays: the gather and its backward copy it over themselves."""
-    host = tape.resident((pairs,), StorageKind.ACTIVATION, "int64", "cpu")
-    tape.scope("aten::empty")
-    tape.scope("aten::to")
-    tape.scope("aten::lift_fresh", Phase.FORWARD)
-    tape.op("aten::lift_fresh", [("self", host)], [host], module=MODULE)
-    tape.scope("aten::detach_")
+    host = builder.resident((pairs,), StorageKind.ACTIVATION, "int64", "cpu")
+    builder.scope("aten::empty")
+    builder.scope("aten::to")
+    builder.scope("aten::lift_fresh", Phase.FORWARD)
+    builder.op("aten::lift_fresh", [("self", host)], [host], module=MODULE)
+    builder.scope("aten::detach_")
     return host
 
 
-def _cat(tape: Tape, parts: tuple[Ref, ...], joined: Ref, module: str) -> int:
-    tape.scope("aten::cat")
-    return tape.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)], module=module)
+def _cat(builder: StepBuilder, parts: tuple[Ref, ...], joined: Ref, module: str) -> int:
+    builder.scope("aten::cat")
+    return builder.op("aten::cat", [("tensors", parts)], [joined], [("dim", 1)], module=module)
 
 
-def _transpose(tape: Tape, source: Ref, module: str, forward: int = -1) -> tuple[Ref, int]:
+def _transpose(builder: StepBuilder, source: Ref, module: str, forward: int = -1) -> tuple[Ref, int]:
     """Swaps the last two of three dimensions."""
     (a, b, c), (i, j, k) = source.shape, source.spec.stride
-    turned = tape.view(source, (a, c, b), (i, k, j))
+    turned = builder.view(source, (a, c, b), (i, k, j))
     scalars = [("dim0", 1), ("dim1", 2)]
-    op = tape.op(
+    op = builder.op(
         "aten::transpose", [("self", source)], [turned], scalars, overload="int", module=module, forward=forward
     )
     return turned, op
 
 
-def _add(tape: Tape, first: Ref, second: Ref, total: Ref, module: str, forward: int) -> None:
+def _add(builder: StepBuilder, first: Ref, second: Ref, total: Ref, module: str, forward: int) -> None:
     """The engine's own sum of two gradients of one tensor, in place when the first has its memory to itself."""
     name = "aten::add_" if total is first else "aten::add"
-    tape.engine_op_scope(name)
+    builder.engine_op_scope(name)
     arguments = [("self", first), ("other", second)]
-    tape.op(name, arguments, [total], [("alpha", 1)], overload="Tensor", module=module, forward=forward)
+    builder.op(name, arguments, [total], [("alpha", 1)], overload="Tensor", module=module, forward=forward)

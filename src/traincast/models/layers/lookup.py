@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched lookup and its fused update on a tape."""
+"""FBGEMM's table-batched lookup and its fused update, written op by op."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from traincast.ir.ops import Phase, StorageKind
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 from traincast.models.layers.optimizers import LEARNING_RATE
-from traincast.models.layers.tape import Ref, Scalars, Tape
 
 MODULE = "Dlrm.tables"
 
@@ -20,7 +20,7 @@ class TableBatchedLookup:
     not updated by it: it gives their gradient. `states` are the fused optimizer's.
     """
 
-    tape: Tape
+    builder: StepBuilder
     tables: int
     weights: Ref
     states: Sequence[Ref]
@@ -35,7 +35,7 @@ class TableBatchedLookup:
     _checked: tuple[Ref, Ref] = field(init=False)
 
     def __post_init__(self) -> None:
-        resident, buffer = self.tape.resident, StorageKind.BUFFER
+        resident, buffer = self.builder.resident, StorageKind.BUFFER
         self._constants = (
             ("weights_offsets", resident((self.tables,), buffer, "int64")),
             ("D_offsets", resident((self.tables + 1,), buffer, "int32")),
@@ -49,35 +49,35 @@ class TableBatchedLookup:
     def check(self, indices: Ref, offsets: Ref, per_sample: Ref | None = None) -> tuple[Ref, Ref]:
         """Takes the lookups of a batch and checks their bounds; gives them as they are used, in int64. `per_sample`
         are their weights."""
-        tape = self.tape
+        builder = self.builder
         self.indices, self.offsets, self.per_sample = self._widened(indices), self._widened(offsets), per_sample
         rows, warning = self._checked
-        tape.scope("fbgemm::bounds_check_indices", Phase.FORWARD)
+        builder.scope("fbgemm::bounds_check_indices", Phase.FORWARD)
         checked = [("rows_per_table", rows), ("indices", self.indices), ("offsets", self.offsets), ("warning", warning)]
-        tape.op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=MODULE)
+        builder.op("fbgemm::bounds_check_indices", checked, [], [("bounds_check_mode", 1)], module=MODULE)
         return self.indices, self.offsets
 
     def forward(self, samples: int, columns: int) -> Ref:
         """Pooled embeddings [samples, columns]."""
-        tape, family = self.tape, "dense" if self.optimizer == "dense" else "split"
-        tape.scope("SplitLookupFunction")
-        pooled = tape.new((samples, columns))
+        builder, family = self.builder, "dense" if self.optimizer == "dense" else "split"
+        builder.scope("SplitLookupFunction")
+        pooled = builder.new((samples, columns))
         name = f"fbgemm::{family}_embedding_codegen_forward_{self._weighted}_cuda"
-        self.op = tape.op(name, self._arguments(), [pooled], self.forms, module=MODULE)
+        self.op = builder.op(name, self._arguments(), [pooled], self.forms, module=MODULE)
         return pooled
 
     def backward(self, grad: Ref) -> Ref | None:
         """Updates the tables in place; of dense ones gives the gradient."""
-        tape = self.tape
+        builder = self.builder
         assert self.indices is not None and self.offsets is not None
-        tape.scope("SplitLookupFunctionBackward", Phase.BACKWARD)
+        builder.scope("SplitLookupFunctionBackward", Phase.BACKWARD)
         name = f"fbgemm::split_embedding_backward_codegen_{self.optimizer}_{self._weighted}_exact_cuda"
         moments = [(f"momentum{i + 1}_dev", state) for i, state in enumerate(self.states)]
         arguments = [("grad_output", grad), *self._arguments(), *moments]
-        result = tape.new(self.weights.shape, self.weights.spec.dtype) if self.optimizer == "dense" else None
+        result = builder.new(self.weights.shape, self.weights.spec.dtype) if self.optimizer == "dense" else None
         scalars = [*self.forms, ("learning_rate", LEARNING_RATE)]
-        tape.op(name, arguments, [] if result is None else [result], scalars, module=MODULE, forward=self.op)
-        tape.free(self.indices, self.offsets, *([] if self.per_sample is None else [self.per_sample]))
+        builder.op(name, arguments, [] if result is None else [result], scalars, module=MODULE, forward=self.op)
+        builder.free(self.indices, self.offsets, *([] if self.per_sample is None else [self.per_sample]))
         return result
 
     def _arguments(self) -> list[tuple[str, Ref]]:
@@ -87,9 +87,9 @@ class TableBatchedLookup:
         return arguments if self.per_sample is None else [*arguments, ("indice_weights", self.per_sample)]
 
     def _widened(self, indices: Ref) -> Ref:
-        self.tape.scope("aten::to", Phase.FORWARD)
+        self.builder.scope("aten::to", Phase.FORWARD)
         if indices.spec.dtype == "int64":
             return indices
-        wide, _ = self.tape.cast(indices, "int64", module=MODULE)
-        self.tape.free(indices)  # unless the training loop holds it
+        wide, _ = self.builder.cast(indices, "int64", module=MODULE)
+        self.builder.free(indices)  # unless the training loop holds it
         return wide

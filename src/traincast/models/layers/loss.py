@@ -1,11 +1,11 @@
-"""The loss of click probabilities on a tape, and the start of the backward pass from it."""
+"""The loss of click probabilities, and the start of the backward pass from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from traincast.ir.ops import Phase
-from traincast.models.layers.tape import Ref, Scalars, Tape
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,31 @@ LOSSES = {
 }  # fmt: skip
 
 
-def loss_forward(tape: Tape, kind: str, probabilities: Ref, target: Ref) -> tuple[Ref, int]:
+def loss_forward(builder: StepBuilder, kind: str, probabilities: Ref, target: Ref) -> tuple[Ref, int]:
     """The mean loss, and its op."""
     loss = LOSSES[kind]
     if kind == "mse":
-        tape.scope("aten::broadcast_tensors")
-    tape.scope(loss.forward, Phase.LOSS)
-    mean = tape.new(())
+        builder.scope("aten::broadcast_tensors")
+    builder.scope(loss.forward, Phase.LOSS)
+    mean = builder.new(())
     arguments = [("self", probabilities), ("target", target)]
-    return mean, tape.op(loss.forward, arguments, [mean], loss.scalars, module=loss.module)
+    return mean, builder.op(loss.forward, arguments, [mean], loss.scalars, module=loss.module)
 
 
-def begin_backward(tape: Tape, mean: Ref) -> Ref:
+def begin_backward(builder: StepBuilder, mean: Ref) -> Ref:
     """The gradient that a backward pass begins with: one."""
-    tape.scope("aten::ones_like", Phase.BACKWARD)
-    one = tape.new(())
+    builder.scope("aten::ones_like", Phase.BACKWARD)
+    one = builder.new(())
     scalars: Scalars = [("dtype", None), ("memory_format", "preserve_format")]
-    tape.op("aten::ones_like", [("self", mean)], [one], scalars)
+    builder.op("aten::ones_like", [("self", mean)], [one], scalars)
     return one
 
 
-def loss_backward(tape: Tape, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int) -> Ref:
+def loss_backward(builder: StepBuilder, kind: str, one: Ref, probabilities: Ref, target: Ref, *, forward: int) -> Ref:
     """The gradient of the probabilities; `forward` is the loss's op."""
     loss = LOSSES[kind]
-    tape.scope(loss.node)
-    grad = tape.new(probabilities.shape)
+    builder.scope(loss.node)
+    grad = builder.new(probabilities.shape)
     arguments = [("grad_output", one), ("self", probabilities), ("target", target)]
-    tape.op(loss.backward, arguments, [grad], loss.scalars, module=loss.module, forward=forward)
+    builder.op(loss.backward, arguments, [grad], loss.scalars, module=loss.module, forward=forward)
     return grad

@@ -1,4 +1,4 @@
-"""Linear layers on a tape, forward and backward, op for op as PyTorch runs them."""
+"""Linear layers, forward and backward, op for op as PyTorch runs them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from traincast.ir.ops import Phase, StorageKind, TensorSpec
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.reducer import Reducer
-from traincast.models.layers.tape import Ref, Scalars, Tape
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 _ACTIVATION_BACKWARD: dict[str, tuple[str, str, str, Scalars]] = {
     "sigmoid": ("SigmoidBackward0", "aten::sigmoid_backward", "output", ()),
@@ -36,47 +36,47 @@ class Layer:
     cast_bias: Ref | None = None
 
 
-def forward(tape: Tape, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
+def forward(builder: StepBuilder, layers: Sequence[Layer], x: Ref, *, keep: bool) -> Ref:
     """Runs layers; with `keep` (training) every activation's result is kept for the backward pass."""
     for number, layer in enumerate(layers):
         fan_out, fan_in = layer.weight.shape
-        tape.scope("aten::linear", Phase.FORWARD)
-        operands = [tape.autocast(ref, layer.module) for ref in (layer.bias, layer.weight, x)]
+        builder.scope("aten::linear", Phase.FORWARD)
+        operands = [builder.autocast(ref, layer.module) for ref in (layer.bias, layer.weight, x)]
         (bias, bias_cast), (weight, weight_cast), (operand, operand_cast) = operands
         layer.casts, layer.cast_bias = (bias_cast, weight_cast, operand_cast), bias if bias_cast >= 0 else None
-        transposed = tape.view(weight, (fan_in, fan_out), (1, fan_in))
-        t = tape.op("aten::t", [("self", weight)], [transposed], module=layer.module)
-        linear = tape.new((x.shape[0], fan_out), weight.spec.dtype)
-        addmm = tape.op(
+        transposed = builder.view(weight, (fan_in, fan_out), (1, fan_in))
+        t = builder.op("aten::t", [("self", weight)], [transposed], module=layer.module)
+        linear = builder.new((x.shape[0], fan_out), weight.spec.dtype)
+        addmm = builder.op(
             "aten::addmm", [("self", bias), ("mat1", operand), ("mat2", transposed)], [linear],
             [("beta", 1), ("alpha", 1)], module=layer.module,
         )  # fmt: skip
         if not keep and number:
-            tape.free(x)
+            builder.free(x)
         layer.transposed, layer.operand = transposed, operand
-        activation, x = _activation(tape, layer, linear) if layer.activation else (-1, linear)
+        activation, x = _activation(builder, layer, linear) if layer.activation else (-1, linear)
         layer.result, layer.ops = x, (t, addmm, activation)
     return x
 
 
-def _activation(tape: Tape, layer: Layer, linear: Ref) -> tuple[int, Ref]:
+def _activation(builder: StepBuilder, layer: Layer, linear: Ref) -> tuple[int, Ref]:
     name = f"aten::{layer.activation}"
-    tape.scope(name)
-    result = tape.new(linear.shape, linear.spec.dtype)
-    op = tape.op(name, [("self", linear)], [result], module=layer.activation_module)
-    tape.free(linear)
+    builder.scope(name)
+    result = builder.new(linear.shape, linear.spec.dtype)
+    op = builder.op(name, [("self", linear)], [result], module=layer.activation_module)
+    builder.free(linear)
     return op, result
 
 
-def bias_backward(tape: Tape, grad: Ref, *, module: str, forward: int) -> Ref:
+def bias_backward(builder: StepBuilder, grad: Ref, *, module: str, forward: int) -> Ref:
     """The gradient of a bias from that of what it was added to: summed over samples by the engine itself."""
-    width, op = grad.shape[1], partial(tape.op, module=module, forward=forward)
-    tape.engine_op_scope("aten::sum")
-    summed = tape.new((1, width), grad.spec.dtype)
+    width, op = grad.shape[1], partial(builder.op, module=module, forward=forward)
+    builder.engine_op_scope("aten::sum")
+    summed = builder.new((1, width), grad.spec.dtype)
     scalars: Scalars = [("dim", (0,)), ("keepdim", True), ("dtype", None)]
     op("aten::sum", [("self", grad)], [summed], scalars, overload="dim_IntList")
-    tape.engine_op_scope("aten::view")
-    bias_grad = tape.view(summed, (width,))
+    builder.engine_op_scope("aten::view")
+    bias_grad = builder.view(summed, (width,))
     op("aten::view", [("self", summed)], [bias_grad], [("size", (width,))])
     return bias_grad
 
@@ -92,7 +92,7 @@ class Mlp:
 
     def __init__(
         self,
-        tape: Tape,
+        builder: StepBuilder,
         name: str,
         widths: Sequence[int],
         *,
@@ -100,14 +100,14 @@ class Mlp:
         input_grad: bool,
         gradients: bool = False,
     ) -> None:
-        self.tape, self.input_grad = tape, input_grad
+        self.builder, self.input_grad = builder, input_grad
         pairs = list(zip(widths, widths[1:], strict=False))
         self.layers = [
             Layer(
-                weight=tape.resident((fan_out, fan_in), StorageKind.PARAMETER),
-                bias=tape.resident((fan_out,), StorageKind.PARAMETER),
-                weight_grad=tape.resident((fan_out, fan_in), StorageKind.GRADIENT) if gradients else None,
-                bias_grad=tape.resident((fan_out,), StorageKind.GRADIENT) if gradients else None,
+                weight=builder.resident((fan_out, fan_in), StorageKind.PARAMETER),
+                bias=builder.resident((fan_out,), StorageKind.PARAMETER),
+                weight_grad=builder.resident((fan_out, fan_in), StorageKind.GRADIENT) if gradients else None,
+                bias_grad=builder.resident((fan_out,), StorageKind.GRADIENT) if gradients else None,
                 module=f"{name}.{2 * i}",
                 activation_module=f"{name}.{2 * i + 1}",
                 activation=last if i == len(pairs) - 1 else "relu",
@@ -126,7 +126,7 @@ class Mlp:
     def arriving(self) -> list[TensorSpec]:
         """Forms of the gradients in the order in which they come; those that are cast, last cast first."""
         pairs = [(layer.bias, layer.weight) for layer in reversed(self.layers)]
-        return [ref.spec for pair in pairs for ref in (reversed(pair) if self.tape.half else pair)]
+        return [ref.spec for pair in pairs for ref in (reversed(pair) if self.builder.half else pair)]
 
     def leave_autocast(self) -> None:
         """Lets go of casts that only autocast's cache still holds: biases, and a weight that passes no gradient on."""
@@ -134,11 +134,11 @@ class Mlp:
         first = self.layers[0]
         if not self.input_grad and first.casts[1] >= 0:
             held.append(first.transposed)
-        self.tape.free(*(ref for ref in held if ref is not None))
+        self.builder.free(*(ref for ref in held if ref is not None))
 
     def forward(self, x: Ref, *, keep: bool = True) -> Ref:
         """Runs the layers; with `keep` (training) results are kept for the backward pass."""
-        return forward(self.tape, self.layers, x, keep=keep)
+        return forward(self.builder, self.layers, x, keep=keep)
 
     def backward(self, grad: Ref) -> Ref:
         """From the gradient of the result to that of the input (if wanted), accumulating gradients as they come."""
@@ -151,54 +151,54 @@ class Mlp:
     def _activation_backward(self, layer: Layer, grad: Ref) -> Ref:
         """The gradient of what the activation was given."""
         assert layer.result is not None
-        tape, (node, name, saved, scalars) = self.tape, _ACTIVATION_BACKWARD[layer.activation]
-        tape.scope(node, Phase.BACKWARD)
-        inner = tape.new(grad.shape, grad.spec.dtype)
-        arguments = [("grad_output", grad), (saved, tape.view(layer.result, layer.result.shape))]
-        tape.op(name, arguments, [inner], scalars, module=layer.activation_module, forward=layer.ops[2])
-        tape.free(grad, layer.result)
+        builder, (node, name, saved, scalars) = self.builder, _ACTIVATION_BACKWARD[layer.activation]
+        builder.scope(node, Phase.BACKWARD)
+        inner = builder.new(grad.shape, grad.spec.dtype)
+        arguments = [("grad_output", grad), (saved, builder.view(layer.result, layer.result.shape))]
+        builder.op(name, arguments, [inner], scalars, module=layer.activation_module, forward=layer.ops[2])
+        builder.free(grad, layer.result)
         return inner
 
     def _linear_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> Ref:
         assert layer.transposed is not None and layer.operand is not None
-        tape, t, addmm = self.tape, layer.ops[0], layer.ops[1]
+        builder, t, addmm = self.builder, layer.ops[0], layer.ops[1]
         bias_cast, weight_cast, operand_cast = layer.casts
-        tape.scope("AddmmBackward0", Phase.BACKWARD)
+        builder.scope("AddmmBackward0", Phase.BACKWARD)
         below, turned = self._products_backward(layer, grad, input_grad=input_grad)
-        bias_grad = bias_backward(tape, grad, module=layer.module, forward=addmm)
-        tape.free(grad, layer.operand)
+        bias_grad = bias_backward(builder, grad, module=layer.module, forward=addmm)
+        builder.free(grad, layer.operand)
         if weight_cast < 0:
             layer.bias_grad = self._accumulated(layer.bias_grad, bias_grad)
         elif input_grad:
-            tape.free(layer.transposed)
-        tape.scope("TBackward0")
-        weight_grad = tape.view(turned, layer.weight.shape)
-        tape.op("aten::t", [("self", turned)], [weight_grad], module=layer.module, forward=t)
+            builder.free(layer.transposed)
+        builder.scope("TBackward0")
+        weight_grad = builder.view(turned, layer.weight.shape)
+        builder.op("aten::t", [("self", turned)], [weight_grad], module=layer.module, forward=t)
         if input_grad:
-            below = tape.cast_backward(below, operand_cast, module=layer.module)
-        weight_grad = tape.cast_backward(weight_grad, weight_cast, module=layer.module)
+            below = builder.cast_backward(below, operand_cast, module=layer.module)
+        weight_grad = builder.cast_backward(weight_grad, weight_cast, module=layer.module)
         layer.weight_grad = self._accumulated(layer.weight_grad, weight_grad)
         if weight_cast >= 0:
-            bias_grad = tape.cast_backward(bias_grad, bias_cast, module=layer.module)
+            bias_grad = builder.cast_backward(bias_grad, bias_cast, module=layer.module)
             layer.bias_grad = self._accumulated(layer.bias_grad, bias_grad)
         return below
 
     def _products_backward(self, layer: Layer, grad: Ref, *, input_grad: bool) -> tuple[Ref, Ref]:
         """Gradients of the layer's input (`grad` itself when not wanted), and of its weight, transposed."""
         assert layer.transposed is not None and layer.operand is not None
-        tape, op = self.tape, partial(self.tape.op, module=layer.module, forward=layer.ops[1])
+        builder, op = self.builder, partial(self.builder.op, module=layer.module, forward=layer.ops[1])
         (batch, fan_out), fan_in, dtype = grad.shape, layer.transposed.shape[0], grad.spec.dtype
         below = grad
         if input_grad:
-            straight = tape.view(layer.transposed, (fan_out, fan_in))
+            straight = builder.view(layer.transposed, (fan_out, fan_in))
             op("aten::t", [("self", layer.transposed)], [straight])
-            below = tape.new((batch, fan_in), dtype)
+            below = builder.new((batch, fan_in), dtype)
             op("aten::mm", [("self", grad), ("mat2", straight)], [below])
-        flipped = tape.view(grad, (fan_out, batch), (1, fan_out))
+        flipped = builder.view(grad, (fan_out, batch), (1, fan_out))
         op("aten::t", [("self", grad)], [flipped])
-        weight_grad = tape.new((fan_out, fan_in), dtype)
+        weight_grad = builder.new((fan_out, fan_in), dtype)
         op("aten::mm", [("self", flipped), ("mat2", layer.operand)], [weight_grad])
-        turned = tape.view(weight_grad, (fan_in, fan_out), (1, fan_in))
+        turned = builder.view(weight_grad, (fan_in, fan_out), (1, fan_in))
         op("aten::t", [("self", weight_grad)], [turned])
         return below, turned
 
@@ -207,8 +207,8 @@ class Mlp:
         if self.reducer is not None:
             return self.reducer.accumulate(grad)
         assert before is not None
-        tape = self.tape
-        tape.scope("torch::autograd::AccumulateGrad")
-        tape.op("aten::add_", [("self", before), ("other", grad)], [before], [("alpha", 1)], overload="Tensor")
-        tape.free(grad)
+        builder = self.builder
+        builder.scope(ACCUMULATE_GRAD)
+        builder.op("aten::add_", [("self", before), ("other", grad)], [before], [("alpha", 1)], overload="Tensor")
+        builder.free(grad)
         return before

@@ -1,4 +1,4 @@
-"""Optimizers on a tape: one parameter at a time as PyTorch 1.8 runs them, or lists of them as PyTorch 2 does."""
+"""Optimizers: one parameter at a time as PyTorch 1.8 runs them, or lists of them as PyTorch 2 does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
-from traincast.models.layers.tape import Ref, Scalars, Tape
+from traincast.models.layers.builder import Ref, Scalars, StepBuilder
 
 LEARNING_RATE = 0.01
 """Of every built-in step; times do not depend on it."""
@@ -29,161 +29,163 @@ class Stepped:
     moments: tuple[Ref, ...]
 
 
-def with_state(tape: Tape, optimizer: str, parameters: Sequence[Ref]) -> list[Stepped]:
+def with_state(builder: StepBuilder, optimizer: str, parameters: Sequence[Ref]) -> list[Stepped]:
     """Optimizer state of parameters, there before the step."""
     kind, moments = StorageKind.OPTIMIZER_STATE, OPTIMIZER_STATE[optimizer].per_weight
     return [
         Stepped(
             parameter,
-            tape.resident((), kind, device="cpu") if moments else None,
-            tuple(tape.resident(parameter.shape, kind, parameter.spec.dtype) for _ in range(moments)),
+            builder.resident((), kind, device="cpu") if moments else None,
+            tuple(builder.resident(parameter.shape, kind, parameter.spec.dtype) for _ in range(moments)),
         )
         for parameter in parameters
     ]
 
 
-def zero_grad(tape: Tape, optimizer: str, grads: Sequence[Ref] = ()) -> None:
+def zero_grad(builder: StepBuilder, optimizer: str, grads: Sequence[Ref] = ()) -> None:
     """Writes zeros into gradients; those that are dropped instead cost host time only."""
-    tape.scope(f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad", Phase.OTHER)
+    builder.scope(f"Optimizer.zero_grad#{TITLES[optimizer]}.zero_grad", Phase.OTHER)
     for grad in grads:
-        tape.op("aten::zero_", [("self", grad)], [grad])
+        builder.op("aten::zero_", [("self", grad)], [grad])
 
 
-def step_one_by_one(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
+def step_one_by_one(builder: StepBuilder, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
     """One update of every parameter by ops of its own."""
-    tape.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
+    builder.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
     update = {"sgd": _sgd, "adagrad": _adagrad, "adam": _adam}[optimizer]
     last: Ref | None = None
     for parameter, grad in zip(stepped, grads, strict=True):
-        last = update(tape, parameter, grad, last)
-    _release(tape, last)
+        last = update(builder, parameter, grad, last)
+    _release(builder, last)
 
 
-def step_together(tape: Tape, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
+def step_together(builder: StepBuilder, optimizer: str, stepped: Sequence[Stepped], grads: Sequence[Ref]) -> None:
     """One update of all parameters by ops over lists (`_foreach_*`)."""
-    tape.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
+    builder.scope(f"Optimizer.step#{TITLES[optimizer]}.step", Phase.OPTIMIZER)
     parameters = [state.parameter for state in stepped]
     if optimizer == "sgd":
         lists = [("self", parameters), ("other", grads)]
-        tape.op("aten::_foreach_add_", lists, [], [("alpha", -LEARNING_RATE)], overload="List")
+        builder.op("aten::_foreach_add_", lists, [], [("alpha", -LEARNING_RATE)], overload="List")
         return
     counts = [state.count for state in stepped if state.count is not None]
     moments = [[state.moments[i] for state in stepped] for i in range(len(stepped[0].moments))]
-    one = tape.resident((), StorageKind.ACTIVATION, device="cpu")
-    tape.op("aten::lift_fresh", [("self", one)], [one])
-    tape.op("aten::_foreach_add_", [("self", counts), ("other", one)], [], [("alpha", 1.0)], overload="Tensor")
+    one = builder.resident((), StorageKind.ACTIVATION, device="cpu")
+    builder.op("aten::lift_fresh", [("self", one)], [one])
+    builder.op("aten::_foreach_add_", [("self", counts), ("other", one)], [], [("alpha", 1.0)], overload="Tensor")
     update = _foreach_adagrad if optimizer == "adagrad" else _foreach_adam
-    update(tape, parameters, grads, counts, moments)
+    update(builder, parameters, grads, counts, moments)
 
 
-def _release(tape: Tape, previous: Ref | None) -> None:
+def _release(builder: StepBuilder, previous: Ref | None) -> None:
     """The denominator of the parameter before lives until the name it is bound to is bound anew."""
     if previous is not None:
-        tape.free(previous)
+        builder.free(previous)
 
 
-def _in_place(tape: Tape, name: str, arguments: Sequence[tuple[str, Ref]], scalars: Scalars, overload: str) -> None:
-    tape.op(name, arguments, [arguments[0][1]], scalars, overload=overload)
+def _in_place(
+    builder: StepBuilder, name: str, arguments: Sequence[tuple[str, Ref]], scalars: Scalars, overload: str
+) -> None:
+    builder.op(name, arguments, [arguments[0][1]], scalars, overload=overload)
 
 
-def _add(tape: Tape, to: Ref, value: float) -> None:
-    _in_place(tape, "aten::add_", [("self", to)], [("other", value), ("alpha", 1)], "Tensor")
+def _add(builder: StepBuilder, to: Ref, value: float) -> None:
+    _in_place(builder, "aten::add_", [("self", to)], [("other", value), ("alpha", 1)], "Tensor")
 
 
-def _sgd(tape: Tape, stepped: Stepped, grad: Ref, _: Ref | None) -> None:
+def _sgd(builder: StepBuilder, stepped: Stepped, grad: Ref, _: Ref | None) -> None:
     arguments = [("self", stepped.parameter), ("other", grad)]
-    _in_place(tape, "aten::add_", arguments, [("alpha", -LEARNING_RATE)], "Tensor")
+    _in_place(builder, "aten::add_", arguments, [("alpha", -LEARNING_RATE)], "Tensor")
 
 
-def _adagrad(tape: Tape, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
+def _adagrad(builder: StepBuilder, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
     assert stepped.count is not None
     (moment,) = stepped.moments
-    _add(tape, stepped.count, 1)
-    tape.op("aten::_local_scalar_dense", [("self", stepped.count)])
+    _add(builder, stepped.count, 1)
+    builder.op("aten::_local_scalar_dense", [("self", stepped.count)])
     squares = [("self", moment), ("tensor1", grad), ("tensor2", grad)]
-    _in_place(tape, "aten::addcmul_", squares, [("value", 1)], "")
-    root = tape.new(moment.shape)
-    tape.op("aten::sqrt", [("self", moment)], [root])
-    _add(tape, root, _ADAGRAD_EPSILON)
-    _release(tape, previous)
+    _in_place(builder, "aten::addcmul_", squares, [("value", 1)], "")
+    root = builder.new(moment.shape)
+    builder.op("aten::sqrt", [("self", moment)], [root])
+    _add(builder, root, _ADAGRAD_EPSILON)
+    _release(builder, previous)
     quotient = [("self", stepped.parameter), ("tensor1", grad), ("tensor2", root)]
-    _in_place(tape, "aten::addcdiv_", quotient, [("value", -LEARNING_RATE)], "")
+    _in_place(builder, "aten::addcdiv_", quotient, [("value", -LEARNING_RATE)], "")
     return root
 
 
-def _adam(tape: Tape, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
+def _adam(builder: StepBuilder, stepped: Stepped, grad: Ref, previous: Ref | None) -> Ref:
     assert stepped.count is not None
     first, second = stepped.moments
-    _add(tape, stepped.count, 1)
-    _in_place(tape, "aten::mul_", [("self", stepped.parameter)], [("other", 1 - LEARNING_RATE * _DECAY)], "Tensor")
-    _in_place(tape, "aten::lerp_", [("self", first), ("end", grad)], [("weight", 1 - _BETAS[0])], "Scalar")
-    _in_place(tape, "aten::mul_", [("self", second)], [("other", _BETAS[1])], "Tensor")
+    _add(builder, stepped.count, 1)
+    _in_place(builder, "aten::mul_", [("self", stepped.parameter)], [("other", 1 - LEARNING_RATE * _DECAY)], "Tensor")
+    _in_place(builder, "aten::lerp_", [("self", first), ("end", grad)], [("weight", 1 - _BETAS[0])], "Scalar")
+    _in_place(builder, "aten::mul_", [("self", second)], [("other", _BETAS[1])], "Tensor")
     squares = [("self", second), ("tensor1", grad), ("tensor2", grad)]
-    _in_place(tape, "aten::addcmul_", squares, [("value", 1 - _BETAS[1])], "")
-    tape.op("aten::_local_scalar_dense", [("self", stepped.count)])
-    root = tape.new(second.shape)
-    tape.op("aten::sqrt", [("self", second)], [root])
-    scaled = tape.new(second.shape)
-    tape.op("aten::div", [("self", root)], [scaled], [("other", _ADAM_ROOT)], overload="Tensor")
-    tape.free(root)
-    _add(tape, scaled, _ADAM_EPSILON)
-    _release(tape, previous)
+    _in_place(builder, "aten::addcmul_", squares, [("value", 1 - _BETAS[1])], "")
+    builder.op("aten::_local_scalar_dense", [("self", stepped.count)])
+    root = builder.new(second.shape)
+    builder.op("aten::sqrt", [("self", second)], [root])
+    scaled = builder.new(second.shape)
+    builder.op("aten::div", [("self", root)], [scaled], [("other", _ADAM_ROOT)], overload="Tensor")
+    builder.free(root)
+    _add(builder, scaled, _ADAM_EPSILON)
+    _release(builder, previous)
     quotient = [("self", stepped.parameter), ("tensor1", first), ("tensor2", scaled)]
-    _in_place(tape, "aten::addcdiv_", quotient, [("value", _ADAM_STEP)], "")
+    _in_place(builder, "aten::addcdiv_", quotient, [("value", _ADAM_STEP)], "")
     return scaled
 
 
-def _read(tape: Tape, counts: Sequence[Ref]) -> None:
+def _read(builder: StepBuilder, counts: Sequence[Ref]) -> None:
     for count in counts:
-        tape.op("aten::_local_scalar_dense", [("self", count)])
+        builder.op("aten::_local_scalar_dense", [("self", count)])
 
 
-def _scalar(tape: Tape, name: str, on: Sequence[Ref], value: float) -> None:
-    tape.op(f"aten::_foreach_{name}", [("self", on)], [], [("scalar", value)], overload="Scalar")
+def _scalar(builder: StepBuilder, name: str, on: Sequence[Ref], value: float) -> None:
+    builder.op(f"aten::_foreach_{name}", [("self", on)], [], [("scalar", value)], overload="Scalar")
 
 
-def _squares(tape: Tape, moments: Sequence[Ref], grads: Sequence[Ref], value: float) -> None:
+def _squares(builder: StepBuilder, moments: Sequence[Ref], grads: Sequence[Ref], value: float) -> None:
     lists = [("self", moments), ("tensor1", grads), ("tensor2", grads)]
-    tape.op("aten::_foreach_addcmul_", lists, [], [("value", value)], overload="Scalar")
+    builder.op("aten::_foreach_addcmul_", lists, [], [("value", value)], overload="Scalar")
 
 
-def _roots(tape: Tape, moments: Sequence[Ref]) -> list[Ref]:
-    roots = [tape.new(moment.shape, moment.spec.dtype) for moment in moments]
-    tape.op("aten::_foreach_sqrt", [("self", moments)], roots)
+def _roots(builder: StepBuilder, moments: Sequence[Ref]) -> list[Ref]:
+    roots = [builder.new(moment.shape, moment.spec.dtype) for moment in moments]
+    builder.op("aten::_foreach_sqrt", [("self", moments)], roots)
     return roots
 
 
 def _foreach_adagrad(
-    tape: Tape, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
+    builder: StepBuilder, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
 ) -> None:
-    _read(tape, counts)
-    _squares(tape, moments[0], grads, 1)
-    roots = _roots(tape, moments[0])
-    _scalar(tape, "add_", roots, _ADAGRAD_EPSILON)
-    scaled = [tape.new(grad.shape, grad.spec.dtype) for grad in grads]
+    _read(builder, counts)
+    _squares(builder, moments[0], grads, 1)
+    roots = _roots(builder, moments[0])
+    _scalar(builder, "add_", roots, _ADAGRAD_EPSILON)
+    scaled = [builder.new(grad.shape, grad.spec.dtype) for grad in grads]
     factors: Scalars = [("scalars", (-LEARNING_RATE,) * len(grads))]
-    tape.op("aten::_foreach_mul", [("self", grads)], scaled, factors, overload="ScalarList")
+    builder.op("aten::_foreach_mul", [("self", grads)], scaled, factors, overload="ScalarList")
     quotient = [("self", parameters), ("tensor1", scaled), ("tensor2", roots)]
-    tape.op("aten::_foreach_addcdiv_", quotient, [], [("value", 1)], overload="Scalar")
-    tape.free(*roots, *scaled)
+    builder.op("aten::_foreach_addcdiv_", quotient, [], [("value", 1)], overload="Scalar")
+    builder.free(*roots, *scaled)
 
 
 def _foreach_adam(
-    tape: Tape, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
+    builder: StepBuilder, parameters: list[Ref], grads: Sequence[Ref], counts: list[Ref], moments: list[list[Ref]]
 ) -> None:
     first, second = moments
-    _scalar(tape, "mul_", parameters, 1 - LEARNING_RATE * _DECAY)
+    _scalar(builder, "mul_", parameters, 1 - LEARNING_RATE * _DECAY)
     ends = [("self", first), ("tensors1", grads)]
-    tape.op("aten::_foreach_lerp_", ends, [], [("weight", 1 - _BETAS[0])], overload="Scalar")
-    _scalar(tape, "mul_", second, _BETAS[1])
-    _squares(tape, second, grads, 1 - _BETAS[1])
-    _read(tape, counts)
-    _read(tape, counts)
-    roots = _roots(tape, second)
+    builder.op("aten::_foreach_lerp_", ends, [], [("weight", 1 - _BETAS[0])], overload="Scalar")
+    _scalar(builder, "mul_", second, _BETAS[1])
+    _squares(builder, second, grads, 1 - _BETAS[1])
+    _read(builder, counts)
+    _read(builder, counts)
+    roots = _roots(builder, second)
     corrected: Scalars = [("scalars", (_ADAM_ROOT,) * len(roots))]
-    tape.op("aten::_foreach_div_", [("self", roots)], [], corrected, overload="ScalarList")
-    _scalar(tape, "add_", roots, _ADAM_EPSILON)
+    builder.op("aten::_foreach_div_", [("self", roots)], [], corrected, overload="ScalarList")
+    _scalar(builder, "add_", roots, _ADAM_EPSILON)
     quotient = [("self", parameters), ("tensor1", first), ("tensor2", roots)]
     steps: Scalars = [("scalars", (_ADAM_STEP,) * len(roots))]
-    tape.op("aten::_foreach_addcdiv_", quotient, [], steps, overload="ScalarList")
-    tape.free(*roots)
+    builder.op("aten::_foreach_addcdiv_", quotient, [], steps, overload="ScalarList")
+    builder.free(*roots)

@@ -9,7 +9,7 @@ from operator import mul
 
 import numpy as np
 
-from traincast.ir.ops import Signature
+from traincast.ir.ops import ACCUMULATE_GRAD, Signature
 from traincast.ir.program import Program
 from traincast.models.embeddings.table import Pooling, Table
 from traincast.utils.errors import TraincastError
@@ -17,7 +17,6 @@ from traincast.utils.errors import TraincastError
 _LOOKUP = re.compile(r"fbgemm::split_embedding_codegen_forward_unweighted_cuda")
 _UPDATE = re.compile(r"fbgemm::split_embedding_backward_codegen_(\w+)_unweighted_exact_cuda")
 _BEFORE = ("aten::to", "fbgemm::bounds_check_indices")  # scopes that a lookup begins with
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
 _UNPOOLED = 2  # FBGEMM's number of the mode
 
 
@@ -62,12 +61,11 @@ def embedding_modules(program: Program) -> tuple[EmbeddingModule, ...]:
 def operand(program: Program, op: int, name: str) -> int:
     """The tensor that an op is given under a name."""
     c = program.columns
-    entry = int(c.input_ptr[op])
-    for group, count in program.signatures[c.op_signature[op]].groups:
+    signature = program.signatures[c.op_signature[op]]
+    for group, span in signature.spans():
         if group == name:
-            return int(c.input_tensor[entry])
-        entry += count
-    raise TraincastError(f"{program.signatures[c.op_signature[op]].name} has no '{name}'; capture the step again")
+            return int(c.input_tensor[c.input_ptr[op] + span.start])
+    raise TraincastError(f"{signature.name} has no '{name}'; capture the step again")
 
 
 def resident_bytes(program: Program, module: EmbeddingModule) -> int:
@@ -104,7 +102,7 @@ def _module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     while begin and program.names[c.scope_name[begin - 1]] in _BEFORE and begin > first - 3:
         begin -= 1
     end = last + 1
-    if end < program.num_scopes and program.names[c.scope_name[end]] == _ACCUMULATE:
+    if end < program.num_scopes and program.names[c.scope_name[end]] == ACCUMULATE_GRAD:
         end += int(c.scope_ptr[end] == c.scope_ptr[end + 1])  # of the tables, which have no gradient
     pooled = bags == program.batch_size
     return EmbeddingModule(tables, bags, pooled, lookup, update, range(begin, first + 1), range(last, end))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincast.ir.ops import Phase, StorageKind
+from traincast.ir.ops import ACCUMULATE_GRAD, Phase, StorageKind
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.layers.optimizers import Stepped, step_together, with_state
-from traincast.models.layers.tape import Ref
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.inputs import Features, offsets_of, ordered, redistribute, split
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import Mark, Role
 from traincast.models.sharded_dlrm.outputs import Exchange, Names, Outputs
 from traincast.models.sharded_dlrm.tables import Lookup
-from traincast.models.sharded_dlrm.tape import MarkedTape
 
 MODULE = "Dlrm"
 DENSE_OPTIMIZERS = {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "adagrad", "adam": "adam"}
@@ -25,11 +24,11 @@ one is a parameter like any other, and a row-wise one becomes that of the dense 
 class ShardedTables:
     """Under a layout, in the order of its sections: `redistributed`, `look_up`, `finish`, and the way back."""
 
-    def __init__(self, tape: MarkedTape, layout: Layout, *, index_dtype: str, names: Names) -> None:
-        self.tape, self.layout, self.index_dtype = tape, layout, index_dtype
+    def __init__(self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: Names) -> None:
+        self.builder, self.layout, self.index_dtype = builder, layout, index_dtype
         self.sections = layout.sections
         self.lookups = [
-            [Lookup.of(tape, batch, self._rows(section)) for batch in section.ranks[tape.rank]]
+            [Lookup.of(builder, batch, self._rows(section)) for batch in section.ranks[builder.rank]]
             for section in self.sections
         ]
         self.names = names
@@ -62,20 +61,20 @@ class ShardedTables:
 
     def _output(self, section: Section) -> Exchange:
         """The exchange of what the kernels of a section give."""
-        return Outputs(self.tape, self.layout, section, self.names)
+        return Outputs(self.builder, self.layout, section, self.names)
 
     def _redistribute(self, section: Section, features: Features) -> Features | None:
         """Lookups to the ranks that hold the tables of a section."""
-        return redistribute(self.tape, section, features, self.own_samples)
+        return redistribute(self.builder, section, features, self.own_samples)
 
     def under_ddp(self) -> None:
         """Copied tables get their buckets and the state of their optimizers."""
-        tape, forms = self.tape, [lookup.weights.spec for lookup in self.copies]
-        self.reducer = Reducer(tape, tape.world, forms, as_views=True) if forms else None
+        builder, forms = self.builder, [lookup.weights.spec for lookup in self.copies]
+        self.reducer = Reducer(builder, builder.world, forms, as_views=True) if forms else None
         self.stepped = [
             state
             for lookup in self.copies
-            for state in with_state(tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
+            for state in with_state(builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [lookup.weights])
         ]
 
     def drop(self) -> None:
@@ -85,28 +84,28 @@ class ShardedTables:
 
     def there_already(self) -> list[list[Features]]:
         """The lookups of each kernel as if they had been distributed before."""
-        tape, kind = self.tape, StorageKind.INPUT
+        builder, kind = self.builder, StorageKind.INPUT
         return [
             [
                 Features(
-                    tape.resident((kernel.tables * self.samples(section) + 1,), kind, self.index_dtype),
-                    tape.resident((kernel.lookups,), kind, self.index_dtype),
-                    tape.resident((kernel.lookups,), kind) if kernel.weighted else None,
+                    builder.resident((kernel.tables * self.samples(section) + 1,), kind, self.index_dtype),
+                    builder.resident((kernel.lookups,), kind, self.index_dtype),
+                    builder.resident((kernel.lookups,), kind) if kernel.weighted else None,
                 )
-                for kernel in section.ranks[tape.rank]
+                for kernel in section.ranks[builder.rank]
             ]
             for section in self.sections
         ]
 
     def redistributed(self, local: Features) -> list[list[Features]]:
         """The lookups of each kernel, for the samples of all ranks."""
-        tape = self.tape
+        builder = self.builder
         result = []
-        dealt = ordered(tape, self.sections, local, self.own_samples)
+        dealt = ordered(builder, self.sections, local, self.own_samples)
         for section, features in zip(self.sections, dealt, strict=True):
-            batches = section.ranks[tape.rank]
+            batches = section.ranks[builder.rank]
             arrived = features if section.kind.copied else self._redistribute(section, features)
-            parts = split(tape, arrived, batches, self.samples(section)) if arrived is not None else []
+            parts = split(builder, arrived, batches, self.samples(section)) if arrived is not None else []
             result.append([self._offset(part, section, number) for number, part in enumerate(parts)])
         return result
 
@@ -133,19 +132,19 @@ class ShardedTables:
 
     def finish_backward(self) -> list[Ref]:
         """Waits for gradients and updates the tables; gives what is held until backward ends."""
-        tape = self.tape
+        builder = self.builder
         came: list[Ref] = []
         for section, lookups, output, gradients in reversed(
             list(zip(self.sections, self.lookups, self.outputs, self._grads, strict=True))
         ):
             if section.kind.copied:
                 self._reduced = self._update(section, lookups, gradients[0])
-                tape.free(gradients[0])
+                builder.free(gradients[0])
             else:
                 flat = output.finish_backward()
                 if lookups:
                     self._update(section, lookups, self._shaped(flat, section, lookups))
-                tape.free(flat)
+                builder.free(flat)
                 came += [flat] if self.names.keeps else []
         return came
 
@@ -157,8 +156,8 @@ class ShardedTables:
     def step_copies(self) -> None:
         """The optimizers of copied tables."""
         for number, (lookup, stepped, grad) in enumerate(zip(self.copies, self.stepped, self._reduced, strict=True)):
-            with self.tape.marked(Role.STEP, ShardingKind.DATA_PARALLEL, number):
-                step_together(self.tape, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
+            with self.builder.labelled(Mark(Role.STEP, ShardingKind.DATA_PARALLEL, number)):
+                step_together(self.builder, DENSE_OPTIMIZERS[lookup.batch.optimizer], [stepped], [grad])
 
     def _copies(self) -> list[Lookup]:
         pairs = zip(self.sections, self.lookups, strict=True)
@@ -166,30 +165,30 @@ class ShardedTables:
 
     def _offset(self, lookups: Features, section: Section, batch: int) -> Features:
         """The lookups of one kernel, by where each bag starts."""
-        with self.tape.marked(Role.LOOKUP, section.kind, batch):
-            return replace(lookups, bags=offsets_of(self.tape, lookups.bags, self.index_dtype))
+        with self.builder.labelled(Mark(Role.LOOKUP, section.kind, batch)):
+            return replace(lookups, bags=offsets_of(self.builder, lookups.bags, self.index_dtype))
 
     def _look_up(self, section: Section, lookups: list[Lookup], output: Exchange, inputs: list[Features]) -> None:
         """Runs the kernels of a section and sends what they pooled on its way."""
-        tape = self.tape
+        builder = self.builder
         pooled = []
         for number, (lookup, features) in enumerate(zip(lookups, inputs, strict=True)):
             weights = features.weights if lookup.batch.weighted else None
-            with tape.marked(Role.LOOKUP, section.kind, number):
+            with builder.labelled(Mark(Role.LOOKUP, section.kind, number)):
                 pooled.append(lookup.forward(features.values, features.bags, weights))
         if section.kind.copied:
             self.local = self._joined(pooled, section)
             return
         if not pooled:
-            tape.scope("aten::new_empty", Phase.FORWARD)
-            flat = tape.new((0,))
-            tape.op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
+            builder.scope("aten::new_empty", Phase.FORWARD)
+            flat = builder.new((0,))
+            builder.op("aten::empty", [], [flat], [("size", (0,)), ("dtype", None)], module=MODULE)
         else:
             whole = self._joined(pooled, section)
-            with tape.marked(Role.FLATTEN, section.kind):
-                tape.scope("aten::reshape")
-            flat = tape.view(whole, (whole.shape[0] * whole.shape[1],))
-            self.reshapes[section.kind] = tape.op(
+            with builder.labelled(Mark(Role.FLATTEN, section.kind)):
+                builder.scope("aten::reshape")
+            flat = builder.view(whole, (whole.shape[0] * whole.shape[1],))
+            self.reshapes[section.kind] = builder.op(
                 "aten::view", [("self", whole)], [flat], [("size", (-1,))], module=MODULE
             )
         output.start(flat)
@@ -198,38 +197,38 @@ class ShardedTables:
         """What several kernels pooled, side by side."""
         if len(pooled) == 1:
             return pooled[0]
-        tape = self.tape
-        with tape.marked(Role.BESIDE, section.kind):
-            tape.scope("aten::cat", Phase.FORWARD)
-        joined = tape.new((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
-        tape.op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
-        tape.free(*pooled)
+        builder = self.builder
+        with builder.labelled(Mark(Role.BESIDE, section.kind)):
+            builder.scope("aten::cat", Phase.FORWARD)
+        joined = builder.new((pooled[0].shape[0], sum(part.shape[1] for part in pooled)))
+        builder.op("aten::cat", [("tensors", pooled)], [joined], [("dim", 1)], module=MODULE)
+        builder.free(*pooled)
         return joined
 
     def _shaped(self, flat: Ref, section: Section, lookups: list[Lookup]) -> Ref:
         """Gradients as [samples, columns] again."""
-        tape, forward = self.tape, self.reshapes[section.kind]
-        with tape.marked(Role.SHAPE, section.kind):
-            tape.scope("ViewBackward0", Phase.BACKWARD)
+        builder, forward = self.builder, self.reshapes[section.kind]
+        with builder.labelled(Mark(Role.SHAPE, section.kind)):
+            builder.scope("ViewBackward0", Phase.BACKWARD)
         shape = (lookups[0].samples, sum(lookup.batch.columns for lookup in lookups))
-        whole = tape.view(flat, shape)
-        tape.op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
+        whole = builder.view(flat, shape)
+        builder.op("aten::view", [("self", flat)], [whole], [("size", shape)], module=MODULE, forward=forward)
         return whole
 
     def _update(self, section: Section, lookups: list[Lookup], grad: Ref) -> list[Ref]:
         """The backward of each kernel; gives the reduced gradients of data-parallel tables."""
-        tape = self.tape
+        builder = self.builder
         pieces = [grad]
         if len(lookups) > 1:
-            with tape.marked(Role.PART, section.kind):
-                tape.scope("CatBackward0", Phase.BACKWARD)
-            pieces = tape.slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
+            with builder.labelled(Mark(Role.PART, section.kind)):
+                builder.scope("CatBackward0", Phase.BACKWARD)
+            pieces = builder.slices(grad, [lookup.batch.columns for lookup in lookups], module=MODULE)
         kept = []
         for number, (lookup, piece) in enumerate(zip(lookups, pieces, strict=True)):
-            with tape.marked(Role.UPDATE, section.kind, number):
+            with builder.labelled(Mark(Role.UPDATE, section.kind, number)):
                 dense = lookup.kernel.backward(piece)
                 if dense is not None and self.reducer is not None:
                     kept.append(self.reducer.accumulate(dense))
                 else:  # the tables' own gradient is none, but the engine visits them all the same
-                    tape.scope("torch::autograd::AccumulateGrad")
+                    builder.scope(ACCUMULATE_GRAD)
         return kept

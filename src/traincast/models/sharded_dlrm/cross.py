@@ -1,4 +1,4 @@
-"""A low-rank cross network under DDP on a rank's tape, op for op as PyTorch 2 runs it."""
+"""A low-rank cross network under DDP, op for op as PyTorch 2 runs it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from functools import partial
 
 from traincast.ir.ops import Phase, StorageKind, TensorSpec
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.mlp import bias_backward
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
 
 
 @dataclass(slots=True, eq=False)
@@ -41,14 +40,14 @@ class CrossNetwork:
 
     reducer: Reducer
 
-    def __init__(self, tape: RankTape, module: str, width: int, layers: int, rank: int) -> None:
+    def __init__(self, builder: RankBuilder, module: str, width: int, layers: int, rank: int) -> None:
         kind = StorageKind.PARAMETER
-        self.tape, self.module = tape, module
+        self.builder, self.module = builder, module
         self.layers = [
             _Layer(
-                _Product(tape.resident((rank, width), kind)),
-                _Product(tape.resident((width, rank), kind)),
-                tape.resident((width,), kind),
+                _Product(builder.resident((rank, width), kind)),
+                _Product(builder.resident((width, rank), kind)),
+                builder.resident((width,), kind),
             )
             for _ in range(layers)
         ]
@@ -76,22 +75,22 @@ class CrossNetwork:
 
     def forward(self, first: Ref) -> Ref:
         """[batch, width] to the same."""
-        tape, x = self.tape, first
+        builder, x = self.builder, first
         self.first = first
         crossed: Ref | None = None
         for layer in self.layers:
             wide = self._product(layer.widen, self._product(layer.narrow, x))
             if crossed is not None:  # the module's loop still held the one before
-                tape.free(crossed)
+                builder.free(crossed)
             crossed = wide
             add, layer.shifted = self._pointwise("add", crossed, layer.bias)
             mul, product = self._pointwise("mul", first, layer.shifted)
             before = x
             again, x = self._pointwise("add", product, before)
-            tape.free(product, *([before] if tape.half and before is not first else []))
+            builder.free(product, *([before] if builder.half and before is not first else []))
             layer.ops = (add, mul, again)
         if crossed is not None:
-            tape.free(crossed)
+            builder.free(crossed)
         return x
 
     def backward(self, grad: Ref) -> Ref:
@@ -104,21 +103,21 @@ class CrossNetwork:
     def _layer_backward(self, layer: _Layer, grad: Ref, into: Ref | None, *, last: bool) -> tuple[Ref, Ref]:
         """Gradients of the layer's x and of the network's input; `last` when they are the same."""
         assert layer.shifted is not None
-        tape, (add, mul, again) = self.tape, layer.ops
-        tape.scope("AddBackward0", Phase.BACKWARD)
+        builder, (add, mul, again) = self.builder, layer.ops
+        builder.scope("AddBackward0", Phase.BACKWARD)
         if last:
             into = self._sum(into, grad, again)
-        tape.scope("MulBackward0")
+        builder.scope("MulBackward0")
         _, to_shifted = self._pointwise("mul", grad, self.first, forward=mul)
         _, to_first = self._pointwise("mul", grad, layer.shifted, forward=mul)
-        tape.free(layer.shifted, *([grad] if last and into is not grad else []))
-        if tape.half and last:  # without casts the layer's product still needs it
-            tape.free(self.first)
+        builder.free(layer.shifted, *([grad] if last and into is not grad else []))
+        if builder.half and last:  # without casts the layer's product still needs it
+            builder.free(self.first)
         into = self._sum(into, to_first, mul, free=True)
-        tape.scope("AddBackward0")
+        builder.scope("AddBackward0")
         to_crossed = to_shifted
-        if tape.half:
-            to_crossed, _ = tape.cast(to_shifted, tape.half, module=self.module, forward=add)
+        if builder.half:
+            to_crossed, _ = builder.cast(to_shifted, builder.half, module=self.module, forward=add)
         self._bias_backward(layer, to_shifted, add)
         narrow = self._product_backward(layer.widen, to_crossed)
         self._turn(layer.widen)
@@ -134,69 +133,69 @@ class CrossNetwork:
             self._turn(product)
         else:
             self._turn(product)
-            below = self.tape.cast_backward(below, product.casts[1], module=self.module)
+            below = self.builder.cast_backward(below, product.casts[1], module=self.module)
             result = self._sum(into, below, product.casts[1], free=True)
         self._accumulate(product)
         return result
 
     def _bias_backward(self, layer: _Layer, grad: Ref, forward: int) -> None:
-        bias_grad = bias_backward(self.tape, grad, module=self.module, forward=forward)
-        if self.tape.half:  # what goes on is cast
-            self.tape.free(grad)
+        bias_grad = bias_backward(self.builder, grad, module=self.module, forward=forward)
+        if self.builder.half:  # what goes on is cast
+            self.builder.free(grad)
         layer.bias_grad = self.reducer.accumulate(bias_grad)
 
     def _product(self, product: _Product, x: Ref) -> Ref:
-        tape, weight = self.tape, product.weight
+        builder, weight = self.builder, product.weight
         fan_out, fan_in = weight.shape
-        tape.scope("aten::linear", Phase.FORWARD)
-        weight, weight_cast = tape.autocast(weight, self.module)
-        x, given_cast = tape.autocast(x, self.module)
+        builder.scope("aten::linear", Phase.FORWARD)
+        weight, weight_cast = builder.autocast(weight, self.module)
+        x, given_cast = builder.autocast(x, self.module)
         product.casts = (weight_cast, given_cast)
-        transposed = tape.view(weight, (fan_in, fan_out), (1, fan_in))
-        t = tape.op("aten::t", [("self", weight)], [transposed], module=self.module)
-        result = tape.new((x.shape[0], fan_out), x.spec.dtype)
-        mm = tape.op("aten::mm", [("self", x), ("mat2", transposed)], [result], module=self.module)
+        transposed = builder.view(weight, (fan_in, fan_out), (1, fan_in))
+        t = builder.op("aten::t", [("self", weight)], [transposed], module=self.module)
+        result = builder.new((x.shape[0], fan_out), x.spec.dtype)
+        mm = builder.op("aten::mm", [("self", x), ("mat2", transposed)], [result], module=self.module)
         product.transposed, product.operand, product.ops = transposed, x, (t, mm)
         return result
 
     def _product_backward(self, product: _Product, grad: Ref) -> Ref:
         """The gradient of what the product was given; that of its weight is kept, still to be accumulated."""
         assert product.transposed is not None and product.operand is not None
-        tape, (batch, fan_out), fan_in, dtype = self.tape, grad.shape, product.weight.shape[1], grad.spec.dtype
-        op = partial(tape.op, module=self.module, forward=product.ops[1])
-        tape.scope("MmBackward0")
-        flipped = tape.view(grad, (fan_out, batch), (1, fan_out))
+        builder, (batch, fan_out), fan_in, dtype = self.builder, grad.shape, product.weight.shape[1], grad.spec.dtype
+        op = partial(builder.op, module=self.module, forward=product.ops[1])
+        builder.scope("MmBackward0")
+        flipped = builder.view(grad, (fan_out, batch), (1, fan_out))
         op("aten::t", [("self", grad)], [flipped])
-        weight_grad = tape.new((fan_out, fan_in), dtype)
+        weight_grad = builder.new((fan_out, fan_in), dtype)
         op("aten::mm", [("self", flipped), ("mat2", product.operand)], [weight_grad])
-        product.grad = tape.view(weight_grad, (fan_in, fan_out), (1, fan_in))
+        product.grad = builder.view(weight_grad, (fan_in, fan_out), (1, fan_in))
         op("aten::t", [("self", weight_grad)], [product.grad])
-        straight = tape.view(product.transposed, (fan_out, fan_in))
+        straight = builder.view(product.transposed, (fan_out, fan_in))
         op("aten::t", [("self", product.transposed)], [straight])
-        below = tape.new((batch, fan_in), dtype)
+        below = builder.new((batch, fan_in), dtype)
         op("aten::mm", [("self", grad), ("mat2", straight)], [below])
-        tape.free(product.operand, grad, *([product.transposed] if product.casts[0] >= 0 else []))
+        builder.free(product.operand, grad, *([product.transposed] if product.casts[0] >= 0 else []))
         return below
 
     def _turn(self, product: _Product) -> None:
         assert product.grad is not None
-        tape, turned = self.tape, product.grad
-        tape.scope("TBackward0")
-        product.grad = tape.view(turned, product.weight.shape)
-        tape.op("aten::t", [("self", turned)], [product.grad], module=self.module, forward=product.ops[0])
+        builder, turned = self.builder, product.grad
+        builder.scope("TBackward0")
+        product.grad = builder.view(turned, product.weight.shape)
+        builder.op("aten::t", [("self", turned)], [product.grad], module=self.module, forward=product.ops[0])
 
     def _accumulate(self, product: _Product) -> None:
         assert product.grad is not None
-        grad = self.tape.cast_backward(product.grad, product.casts[0], module=self.module)
+        grad = self.builder.cast_backward(product.grad, product.casts[0], module=self.module)
         product.grad = self.reducer.accumulate(grad)
 
     def _pointwise(self, name: str, one: Ref, other: Ref, *, forward: int = -1) -> tuple[int, Ref]:
-        tape, result = self.tape, self.tape.new(one.shape)
+        builder, result = self.builder, self.builder.new(one.shape)
         if forward < 0:
-            tape.scope(f"aten::{name}")
+            builder.scope(f"aten::{name}")
         scalars: Scalars = [("alpha", 1)] if name == "add" else []
         arguments = [("self", one), ("other", other)]
-        op = tape.op(f"aten::{name}", arguments, [result], scalars, overload="Tensor", module=self.module,
+        op = builder.op(f"aten::{name}", arguments, [result], scalars, overload="Tensor", module=self.module,
                      forward=forward)  # fmt: skip
         return op, result
 
@@ -205,8 +204,8 @@ class CrossNetwork:
         if into is None:
             return grad
         arguments = [("self", into), ("other", grad)]
-        self.tape.op("aten::add_", arguments, [into], [("alpha", 1)], overload="Tensor", module=self.module,
+        self.builder.op("aten::add_", arguments, [into], [("alpha", 1)], overload="Tensor", module=self.module,
                      forward=forward)  # fmt: skip
         if free:
-            self.tape.free(grad)
+            self.builder.free(grad)
         return into

@@ -1,4 +1,4 @@
-"""The dense part of a DLRM on a rank's tape: MLPs, interaction and loss, as facebookresearch/dlrm runs them."""
+"""The dense part of a DLRM: MLPs, interaction and loss, as facebookresearch/dlrm runs them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from traincast.ir.ops import Phase
 from traincast.models.data_parallel.reducer import Reducer
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.interaction import Interaction, dot_products, dot_products_backward
 from traincast.models.layers.loss import begin_backward, loss_backward, loss_forward
 from traincast.models.layers.mlp import Mlp
 from traincast.models.layers.optimizers import step_together, with_state, zero_grad
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
 from traincast.models.sharded_dlrm.config import Dense
 from traincast.models.sharded_dlrm.cross import CrossNetwork
 
@@ -21,34 +20,34 @@ MODULE = "Dlrm"
 class EagerDense:
     """The parts of one step that every rank runs on its own samples, in the order they run."""
 
-    def __init__(self, tape: RankTape, dense: Dense, columns: int, batch: int) -> None:
-        self.tape, self.dense, self.batch = tape, dense, batch
-        tape.half = dense.half
-        self.bottom = Mlp(tape, f"{MODULE}.bottom", dense.bottom_mlp, input_grad=False)
+    def __init__(self, builder: RankBuilder, dense: Dense, columns: int, batch: int) -> None:
+        self.builder, self.dense, self.batch = builder, dense, batch
+        builder.half = dense.half
+        self.bottom = Mlp(builder, f"{MODULE}.bottom", dense.bottom_mlp, input_grad=False)
         self.float_op = -1
         self.modules: list[Mlp | CrossNetwork] = [self.bottom, *self._above(dense.top_input(columns))]
         self.reducers = self._under_ddp()
         self.stepped = with_state(
-            tape, dense.optimizer, [ref for module in self.modules for ref in module.parameters()]
+            builder, dense.optimizer, [ref for module in self.modules for ref in module.parameters()]
         )
 
     def _above(self, width: int) -> list[Mlp | CrossNetwork]:
         """Modules after the interaction, whose result is so wide."""
-        self.top = Mlp(self.tape, f"{MODULE}.top", (width, *self.dense.top_mlp), last="sigmoid", input_grad=True)
+        self.top = Mlp(self.builder, f"{MODULE}.top", (width, *self.dense.top_mlp), last="sigmoid", input_grad=True)
         return [self.top]
 
     def _under_ddp(self) -> list[Reducer]:
         """Each module is under a DDP of its own."""
-        reducers = [Reducer(self.tape, self.tape.world, module.arriving()) for module in self.modules]
+        reducers = [Reducer(self.builder, self.builder.world, module.arriving()) for module in self.modules]
         for module, reducer in zip(self.modules, reducers, strict=True):
             module.reducer = reducer
         return reducers[::-1]
 
     def inputs(self) -> None:
         """Dense features and targets, copied from the host."""
-        self.features = self.tape.copied_in((self.batch, self.dense.bottom_mlp[0]), "float32")
-        self.target = self.tape.copied_in((self.batch, 1), "float32")
-        zero_grad(self.tape, self.dense.optimizer)
+        self.features = self.builder.copied_in((self.batch, self.dense.bottom_mlp[0]), "float32")
+        self.target = self.builder.copied_in((self.batch, 1), "float32")
+        zero_grad(self.builder, self.dense.optimizer)
         for reducer in self.reducers:
             reducer.drop()
 
@@ -58,25 +57,25 @@ class EagerDense:
 
     def top_forward(self, embedded: Sequence[Ref]) -> None:
         """Interaction, top MLP and loss from pooled embeddings [batch, columns]."""
-        tape, width = self.tape, self.dense.bottom_mlp[-1]
+        builder, width = self.builder, self.dense.bottom_mlp[-1]
         self.widths = (width, *(part.shape[1] for part in embedded))
-        tape.scope("aten::cat", Phase.FORWARD)
-        joined = tape.new((self.batch, sum(self.widths)))
-        self.cat_op = tape.op("aten::cat", [("tensors", (self.x, *embedded))], [joined], [("dim", 1)], module=MODULE)
-        tape.free(*embedded)
+        builder.scope("aten::cat", Phase.FORWARD)
+        joined = builder.new((self.batch, sum(self.widths)))
+        self.cat_op = builder.op("aten::cat", [("tensors", (self.x, *embedded))], [joined], [("dim", 1)], module=MODULE)
+        builder.free(*embedded)
         if self.dense.interaction == "dot":
-            tape.scope("aten::view")
-            features = tape.view(joined, (self.batch, joined.shape[1] // width, width))
+            builder.scope("aten::view")
+            features = builder.view(joined, (self.batch, joined.shape[1] // width, width))
             scalars: Scalars = [("size", (self.batch, -1, width))]
-            self.view_op = tape.op("aten::view", [("self", joined)], [features], scalars, module=MODULE)
+            self.view_op = builder.op("aten::view", [("self", joined)], [features], scalars, module=MODULE)
             self.dot = Interaction(self.x, features, features, self.view_op, self.cat_op)
-            joined = dot_products(tape, self.dot, keep=True)
+            joined = dot_products(builder, self.dot, keep=True)
         self.probabilities = self.top.forward(joined)
-        if tape.half:
-            tape.free(*([] if self.dense.interaction == "dot" else [joined]))
+        if builder.half:
+            builder.free(*([] if self.dense.interaction == "dot" else [joined]))
             self.leave_autocast()
-            tape.scope("aten::to", Phase.LOSS)
-            self.probabilities, self.float_op = tape.cast(self.probabilities, "float32")
+            builder.scope("aten::to", Phase.LOSS)
+            self.probabilities, self.float_op = builder.cast(self.probabilities, "float32")
         self._loss()
 
     def leave_autocast(self) -> None:
@@ -85,41 +84,41 @@ class EagerDense:
             module.leave_autocast()
 
     def _loss(self) -> None:
-        self.loss, self.loss_op = loss_forward(self.tape, self.dense.loss, self.probabilities, self.target)
+        self.loss, self.loss_op = loss_forward(self.builder, self.dense.loss, self.probabilities, self.target)
 
     def backward_top(self) -> list[Ref]:
         """Back to the pooled embeddings: their gradients, in the order they were given."""
-        tape = self.tape
-        self.one = begin_backward(tape, self.loss)
+        builder = self.builder
+        self.one = begin_backward(builder, self.loss)
         grad = self._loss_backward(self.one)
-        if tape.half:
-            tape.free(self.probabilities)
-        grad = self.top.backward(tape.cast_backward(grad, self.float_op, dtype=tape.half))
+        if builder.half:
+            builder.free(self.probabilities)
+        grad = self.top.backward(builder.cast_backward(grad, self.float_op, dtype=builder.half))
         return self._interaction_backward(grad)
 
     def _loss_backward(self, one: Ref) -> Ref:
         """The gradient of the top MLP's result."""
-        return loss_backward(self.tape, self.dense.loss, one, self.probabilities, self.target, forward=self.loss_op)
+        return loss_backward(self.builder, self.dense.loss, one, self.probabilities, self.target, forward=self.loss_op)
 
     def _interaction_backward(self, grad: Ref) -> list[Ref]:
-        tape = self.tape
+        builder = self.builder
         to_x: Ref | None = None
         if self.dense.interaction == "dot":
-            to_x, features = dot_products_backward(tape, self.dot, grad)
-            tape.scope("ViewBackward0")
-            grad = tape.view(features, (self.batch, sum(self.widths)))
+            to_x, features = dot_products_backward(builder, self.dot, grad)
+            builder.scope("ViewBackward0")
+            grad = builder.view(features, (self.batch, sum(self.widths)))
             size: Scalars = [("size", grad.shape)]
-            tape.op("aten::view", [("self", features)], [grad], size, module=MODULE, forward=self.view_op)
-        tape.scope("CatBackward0", Phase.BACKWARD)
-        pieces = tape.slices(grad, self.widths, module=MODULE, forward=self.cat_op)
-        self.x_grad, cast = tape.autocast(pieces[0], MODULE)
+            builder.op("aten::view", [("self", features)], [grad], size, module=MODULE, forward=self.view_op)
+        builder.scope("CatBackward0", Phase.BACKWARD)
+        pieces = builder.slices(grad, self.widths, module=MODULE, forward=self.cat_op)
+        self.x_grad, cast = builder.autocast(pieces[0], MODULE)
         if to_x is not None:
             arguments = [("self", to_x), ("other", self.x_grad)]
             narrow = [self.x_grad] if cast >= 0 else []
-            self.x_grad = tape.new(pieces[0].shape, to_x.spec.dtype)
-            tape.op("aten::add", arguments, [self.x_grad], [("alpha", 1)], overload="Tensor", module=MODULE,
+            self.x_grad = builder.new(pieces[0].shape, to_x.spec.dtype)
+            builder.op("aten::add", arguments, [self.x_grad], [("alpha", 1)], overload="Tensor", module=MODULE,
                     forward=self.cat_op)  # fmt: skip
-            tape.free(to_x, *narrow)
+            builder.free(to_x, *narrow)
         return pieces[1:]
 
     def backward_bottom(self) -> None:
@@ -130,9 +129,9 @@ class EagerDense:
         """Reduced gradients come back."""
         for reducer in self.reducers:
             reducer.finish()
-        self.tape.free(self.one, self.loss)
+        self.builder.free(self.one, self.loss)
 
     def step(self) -> None:
         """The optimizer's."""
         grads = [ref for module in self.modules for ref in module.grads()]
-        step_together(self.tape, self.dense.optimizer, self.stepped, grads)
+        step_together(self.builder, self.dense.optimizer, self.stepped, grads)

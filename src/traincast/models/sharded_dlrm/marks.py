@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from traincast.ir.program import Program
+from traincast.models.layers.builder import StepBuilder
 from traincast.models.placement.kinds import ShardingKind
 
 
@@ -71,3 +72,10 @@ class MarkedProgram:
 
     program: Program
     marks: tuple[Mark | None, ...]
+
+    @staticmethod
+    def of(builder: StepBuilder) -> MarkedProgram:
+        """What was written, with the marks that its scopes were labelled with."""
+        return MarkedProgram(
+            builder.build(), tuple([label if isinstance(label, Mark) else None for label in builder.labels])
+        )

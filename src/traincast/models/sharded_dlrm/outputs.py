@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from traincast.ir.ops import Phase
-from traincast.models.layers.tape import Communicator, Ref, Scalars
+from traincast.models.layers.builder import Communicator, RankBuilder, Ref, Scalars
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
-from traincast.models.sharded_dlrm.tape import MarkedTape
+from traincast.models.sharded_dlrm.marks import Mark, Role
 
 MODULE = "Dlrm"
 
@@ -61,7 +60,7 @@ class Outputs:
     """The exchange of one section on one rank. `pooled` is [samples of all ranks, columns] before, [own samples, ..]
     after; `parts` are the columns that come from each sender."""
 
-    tape: MarkedTape
+    builder: RankBuilder
     layout: Layout
     section: Section
     names: Names
@@ -75,7 +74,7 @@ class Outputs:
     def __post_init__(self) -> None:
         columns, kind = self.section.columns, self.section.kind
         if kind is ShardingKind.TABLE_ROW_WISE:
-            columns = tuple(columns[rank] for rank in range(0, self.tape.world_size, self.layout.gpus_per_node))
+            columns = tuple(columns[rank] for rank in range(0, self.builder.world_size, self.layout.gpus_per_node))
         elif kind.everywhere:
             columns = columns[:1]
         self.parts = list(columns)
@@ -87,122 +86,122 @@ class Outputs:
 
     def start(self, pooled: Ref) -> None:
         """Sends the pooled embeddings of all samples (flat) on their way."""
-        tape, kind = self.tape, self.section.kind
-        with tape.marked(Role.OUT, kind):
+        builder, kind = self.builder, self.section.kind
+        with builder.labelled(Mark(Role.OUT, kind)):
             if not kind.by_rows:
-                self._start_all_to_all(tape.world, pooled)
+                self._start_all_to_all(builder.world, pooled)
                 return
-            group = tape.world if kind is ShardingKind.ROW_WISE else tape.within
+            group = builder.world if kind is ShardingKind.ROW_WISE else builder.within
             self._event, self._received = self._reduce_scatter(group, pooled)
         if kind is ShardingKind.TABLE_ROW_WISE:
-            tape.scope("ReduceScatterBase_Wait")
+            builder.scope("ReduceScatterBase_Wait")
             self._wait(self._event, module=MODULE)
-            with tape.marked(Role.OUT_ACROSS, kind):
-                self._start_all_to_all(tape.across, self._received)
+            with builder.labelled(Mark(Role.OUT_ACROSS, kind)):
+                self._start_all_to_all(builder.across, self._received)
 
     def finish(self) -> list[Ref]:
         """Waits; gives [own samples, columns] from each sender that sent any."""
-        tape, batch = self.tape, self.layout.batch_size
+        builder, batch = self.builder, self.layout.batch_size
         assert self._received is not None
         reduced = self.section.kind is ShardingKind.ROW_WISE
-        tape.scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
+        builder.scope("ReduceScatterBase_Wait" if reduced else self.names.wait, Phase.FORWARD)
         self._wait(self._event, module=MODULE)
-        flat = tape.view(self._received, self._received.shape)
+        flat = builder.view(self._received, self._received.shape)
         scalars: Scalars = [("size", flat.shape)]
-        self._ops["wait"] = tape.op("aten::view", [("self", self._received)], [flat], scalars, module=MODULE)
+        self._ops["wait"] = builder.op("aten::view", [("self", self._received)], [flat], scalars, module=MODULE)
         sizes = [batch * columns for columns in self.parts]
         pieces = [flat]
         if not reduced:
-            tape.scope("aten::split_with_sizes")
-            pieces = [tape.view(flat, (size,)) for size in sizes]
+            builder.scope("aten::split_with_sizes")
+            pieces = [builder.view(flat, (size,)) for size in sizes]
             scalars = [("split_sizes", tuple(sizes)), ("dim", 0)]
-            self._ops["split"] = tape.op("aten::split_with_sizes", [("self", flat)], pieces, scalars, module=MODULE)
+            self._ops["split"] = builder.op("aten::split_with_sizes", [("self", flat)], pieces, scalars, module=MODULE)
         results = []
         for piece, columns in zip(pieces, self.parts, strict=True):
             if not columns:
                 continue
-            with tape.marked(Role.VIEW, self.section.kind):
-                tape.scope("aten::view")
-            results.append(tape.view(piece, (batch, columns)))
+            with builder.labelled(Mark(Role.VIEW, self.section.kind)):
+                builder.scope("aten::view")
+            results.append(builder.view(piece, (batch, columns)))
             scalars = [("size", (batch, -1))]
-            self._part_ops.append(tape.op("aten::view", [("self", piece)], [results[-1]], scalars, module=MODULE))
+            self._part_ops.append(builder.op("aten::view", [("self", piece)], [results[-1]], scalars, module=MODULE))
         return results
 
     def start_backward(self, grads: list[Ref]) -> None:
         """Sends the gradients of what `finish` gave on their way back."""
-        tape, kind = self.tape, self.section.kind
-        with tape.marked(Role.JOIN, kind):
+        builder, kind = self.builder, self.section.kind
+        with builder.labelled(Mark(Role.JOIN, kind)):
             flat = self._joined(grads)
         if self.names.keeps and self._received is not None:
-            tape.free(self._received)
-        with tape.marked(Role.BACK, kind):
-            tape.scope("ReduceScatterBase_WaitBackward" if kind is ShardingKind.ROW_WISE else self.names.send_back)
+            builder.free(self._received)
+        with builder.labelled(Mark(Role.BACK, kind)):
+            builder.scope("ReduceScatterBase_WaitBackward" if kind is ShardingKind.ROW_WISE else self.names.send_back)
         if kind is ShardingKind.ROW_WISE:
-            self._event, self._received = self._all_gather(tape.world, flat)
+            self._event, self._received = self._all_gather(builder.world, flat)
             return
-        group = tape.across if kind is ShardingKind.TABLE_ROW_WISE else tape.world
+        group = builder.across if kind is ShardingKind.TABLE_ROW_WISE else builder.world
         send = [self.layout.batch_size * columns for columns in self.parts]
         receive = [self.layout.batch_size * self._own_columns()] * len(group.ranks)
         self._received = self._empty_like(flat, sum(receive), self._ops["wait"])
-        self._event = tape.all_to_all(
+        self._event = builder.all_to_all(
             group, flat, self._received, send, receive, module=MODULE, forward=self._ops["wait"]
         )
         self._sent = flat
 
     def finish_backward(self) -> Ref:
         """Waits; gives the gradients of this rank's pooled embeddings (flat)."""
-        tape = self.tape
+        builder = self.builder
         assert self._received is not None
-        tape.scope(self.names.wait_back, Phase.BACKWARD)
+        builder.scope(self.names.wait_back, Phase.BACKWARD)
         self._wait(self._event)
         if self.section.kind is ShardingKind.TABLE_ROW_WISE:
-            with tape.marked(Role.BACK_WITHIN, self.section.kind):
-                tape.scope("ReduceScatterBase_ReqBackward")
-            event, gathered = self._all_gather(tape.within, self._received)
+            with builder.labelled(Mark(Role.BACK_WITHIN, self.section.kind)):
+                builder.scope("ReduceScatterBase_ReqBackward")
+            event, gathered = self._all_gather(builder.within, self._received)
             self._wait(event)
             return gathered
         return self._received
 
     def _wait(self, event: int, *, module: str = "") -> None:
         """Waits for an exchange; NCCL holds what it sends until then."""
-        self.tape.wait(event, module=module)
+        self.builder.wait(event, module=module)
         if self._sent is not None:
-            self.tape.free(self._sent)
+            self.builder.free(self._sent)
 
     def _own_columns(self) -> int:
-        return self.section.columns[self.tape.rank]
+        return self.section.columns[self.builder.rank]
 
     def _empty_like(self, like: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.tape.new((elements,), like.spec.dtype)
+        result = self.builder.new((elements,), like.spec.dtype)
         scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.tape.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
+        self.builder.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
         return result
 
     def _start_all_to_all(self, group: Communicator, pooled: Ref) -> None:
-        tape, batch = self.tape, self.layout.batch_size
+        builder, batch = self.builder, self.layout.batch_size
         send = [batch * self._own_columns()] * len(group.ranks)
         receive = [batch * columns for columns in self.parts]
-        tape.scope(self.names.send, Phase.FORWARD)
+        builder.scope(self.names.send, Phase.FORWARD)
         self._received = self._empty_like(pooled, sum(receive))
-        self._event = tape.all_to_all(group, pooled, self._received, send, receive, module=MODULE)
+        self._event = builder.all_to_all(group, pooled, self._received, send, receive, module=MODULE)
         self._sent = pooled
 
     def _reduce_scatter(self, group: Communicator, pooled: Ref) -> tuple[int, Ref]:
-        tape = self.tape
-        tape.scope("ReduceScatterBase_Req", Phase.FORWARD)
+        builder = self.builder
+        builder.scope("ReduceScatterBase_Req", Phase.FORWARD)
         part = self._empty_like(pooled, pooled.shape[0] // len(group.ranks))
         arguments = [("output_tensor", part), ("input_tensor", pooled)]
-        event = tape.collective(
+        event = builder.collective(
             "_reduce_scatter_base_", "reduce_scatter", group, arguments, part, nbytes=pooled.spec.nbytes, module=MODULE
         )
         self._sent = pooled
         return event, part
 
     def _all_gather(self, group: Communicator, part: Ref) -> tuple[int, Ref]:
-        tape = self.tape
+        builder = self.builder
         whole = self._empty_like(part, part.shape[0] * len(group.ranks))
         arguments = [("output_tensor", whole), ("input_tensor", part)]
-        event = tape.collective(
+        event = builder.collective(
             "_allgather_base_", "all_gather", group, arguments, whole, nbytes=whole.spec.nbytes, module=MODULE
         )
         self._sent = part
@@ -210,30 +209,32 @@ class Outputs:
 
     def _joined(self, grads: list[Ref]) -> Ref:
         """Gradients by sender, one after the other: a copy each out of the rows they lie in, and one together."""
-        tape, batch = self.tape, self.layout.batch_size
+        builder, batch = self.builder, self.layout.batch_size
         copies = []
         for grad, op in zip(reversed(grads), reversed(self._part_ops), strict=True):
-            tape.scope("ViewBackward0", Phase.BACKWARD)
-            whole = tape.new(grad.shape)
+            builder.scope("ViewBackward0", Phase.BACKWARD)
+            whole = builder.new(grad.shape)
             scalars: Scalars = [("memory_format", "contiguous_format")]
-            tape.op("aten::clone", [("self", grad)], [whole], scalars, module=MODULE, forward=op)
-            line = tape.view(whole, (grad.shape[0] * grad.shape[1],))
-            tape.op("aten::_unsafe_view", [("self", whole)], [line], [("size", line.shape)], module=MODULE, forward=op)
-            tape.free(grad)
+            builder.op("aten::clone", [("self", grad)], [whole], scalars, module=MODULE, forward=op)
+            line = builder.view(whole, (grad.shape[0] * grad.shape[1],))
+            builder.op(
+                "aten::_unsafe_view", [("self", whole)], [line], [("size", line.shape)], module=MODULE, forward=op
+            )
+            builder.free(grad)
             copies.append(line)
         copies.reverse()
         if self.section.kind is ShardingKind.ROW_WISE:
             return copies[0]
-        tape.scope("SplitWithSizesBackward0", Phase.BACKWARD)
+        builder.scope("SplitWithSizesBackward0", Phase.BACKWARD)
         split, lines, have = self._ops["split"], [], iter(copies)
         for columns in self.parts:
             if columns:
                 lines.append(next(have))
             else:
-                lines.append(tape.new((0,)))
+                lines.append(builder.new((0,)))
                 zeros: Scalars = [("size", (0,)), ("dtype", "float32")]
-                tape.op("aten::zeros", [], [lines[-1]], zeros, module=MODULE, forward=split)
-        joined = tape.new((batch * self.columns,))
-        tape.op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)], module=MODULE, forward=split)
-        tape.free(*lines)
+                builder.op("aten::zeros", [], [lines[-1]], zeros, module=MODULE, forward=split)
+        joined = builder.new((batch * self.columns,))
+        builder.op("aten::cat", [("tensors", lines)], [joined], [("dim", 0)], module=MODULE, forward=split)
+        builder.free(*lines)
         return joined

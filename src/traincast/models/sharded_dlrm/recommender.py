@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from traincast.ir.builder import share_templates
 from traincast.ir.program import Program, peak_memory
-from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE, STATE_ITEM_BYTES
 from traincast.models.embeddings.table import ITEM_BYTES, Pooling, Table

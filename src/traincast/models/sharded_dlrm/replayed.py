@@ -8,13 +8,13 @@ from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.models.data_parallel.data_parallel import end_of_backward, gradients_of
 from traincast.models.data_parallel.reducer import Reducer
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.sharded_dlrm.captured import EmbeddingModule, operand
 from traincast.models.sharded_dlrm.collection import ShardedTables
+from traincast.models.sharded_dlrm.copying import StepCopier
 from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features
 from traincast.models.sharded_dlrm.layout import Layout
 from traincast.models.sharded_dlrm.outputs import TORCHREC
-from traincast.models.sharded_dlrm.replay_tape import ReplayTape
 from traincast.models.sharded_dlrm.sequences import ShardedSequences
 from traincast.models.sharded_dlrm.step import PREFETCH
 
@@ -39,7 +39,8 @@ class _Writer:
     ) -> None:  # fmt: skip
         dropped = [scope for module in modules for scopes in (module.forward, module.backward) for scope in scopes]
         self.source, self.modules, self.pipelined = source, modules, pipelined
-        self.tape = ReplayTape(source, dropped, rank, layouts[0].world_size, gpus_per_node, like)
+        self.builder = RankBuilder(source.batch_size, rank, layouts[0].world_size, gpus_per_node, like)
+        self.copier = StepCopier(source, dropped, self.builder)
         self.sharded = [self._tables(module, layout) for module, layout in zip(modules, layouts, strict=True)]
         self.inputs: dict[int, Features] = {}  # by the storage of row numbers: modules may be fed the same
         self.local = [self._local(module) for module in modules]
@@ -47,7 +48,7 @@ class _Writer:
         self.cats: dict[int, int] = {}
         self.gradients = gradients_of(source)
         forms = [gradient.grad.spec for gradient in self.gradients]
-        self.reducer = Reducer(self.tape, self.tape.world, forms, kind=StorageKind.GRADIENT, as_views=True)
+        self.reducer = Reducer(self.builder, self.builder.world, forms, kind=StorageKind.GRADIENT, as_views=True)
 
     def program(self) -> Program:
         """Everything."""
@@ -71,19 +72,19 @@ class _Writer:
                 self._update(updates[scope])
                 scope = self.modules[updates[scope]].backward.stop
             else:
-                self.tape.copy(range(scope, scope + 1))
+                self.copier.copy(range(scope, scope + 1))
                 if scope in ready:
                     self._reduce(ready[scope].grad, ready[scope].stream)
                 scope += 1
         if end == self.source.num_scopes:
             self._finish()
-        return self.tape.marked_program().program
+        return self.builder.build()
 
     def _tables(self, module: EmbeddingModule, layout: Layout) -> ShardedTables:
         if module.pooled:
-            return ShardedTables(self.tape, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC)
+            return ShardedTables(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC)
         samples = self.source.batch_size
-        return ShardedSequences(self.tape, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=samples)
+        return ShardedSequences(self.builder, layout, index_dtype=_INDEX_DTYPE, names=TORCHREC, samples=samples)
 
     def _local(self, module: EmbeddingModule) -> Features:
         """The lookups of this rank's own samples, on the device before the step as they are on one GPU."""
@@ -92,52 +93,52 @@ class _Writer:
             lookups = round(module.bags * sum(table.pooling.mean for table in module.tables))
             lengths = len(module.tables) * self.source.batch_size
             self.inputs[indices] = Features(
-                self.tape.resident((lengths,), StorageKind.INPUT, LENGTH_DTYPE),
-                self.tape.resident((lookups,), StorageKind.INPUT, _INDEX_DTYPE),
+                self.builder.resident((lengths,), StorageKind.INPUT, LENGTH_DTYPE),
+                self.builder.resident((lookups,), StorageKind.INPUT, _INDEX_DTYPE),
                 None,
             )
         return self.inputs[indices]
 
     def _prefetched(self) -> list[list[list[Features]]]:
         """The lookups of all modules, distributed beside the step before."""
-        self.tape.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
-        self.tape.wait(self.tape.record(PREFETCH))
+        self.builder.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        self.builder.wait(self.builder.record(PREFETCH))
         return [tables.there_already() for tables in self.sharded]
 
     def _prefetch(self) -> None:
         """The next batch is distributed, behind what is left of this step."""
-        with self.tape.on_stream(PREFETCH):
+        with self.builder.on_stream(PREFETCH):
             for tables, local in zip(self.sharded, self.local, strict=True):
                 tables.redistributed(local)
 
     def _look_up(self, number: int, features: list[list[Features]] | None) -> None:
         """Row numbers out, rows back, side by side as the lookup of one GPU gives them."""
-        tape, module, tables = self.tape, self.modules[number], self.sharded[number]
+        builder, module, tables = self.builder, self.modules[number], self.sharded[number]
         tables.look_up(tables.redistributed(self.local[number]) if features is None else features)
         parts = tables.finish()
         self.widths[number] = [part.shape[1] for part in parts]
         rows = parts[0]
         if len(parts) > 1:
-            tape.scope("aten::cat", Phase.FORWARD)
-            rows = tape.new((module.bags, module.columns))
-            self.cats[number] = tape.op("aten::cat", [("tensors", parts)], [rows], [("dim", 1)], module=_MODULE)
-            tape.free(*parts)
+            builder.scope("aten::cat", Phase.FORWARD)
+            rows = builder.new((module.bags, module.columns))
+            self.cats[number] = builder.op("aten::cat", [("tensors", parts)], [rows], [("dim", 1)], module=_MODULE)
+            builder.free(*parts)
         c = self.source.columns
-        tape.replaced(int(c.output_tensor[c.output_ptr[module.lookup]]), rows)
-        tape.drop(module.forward)
+        self.copier.replace(int(c.output_tensor[c.output_ptr[module.lookup]]), rows)
+        self.copier.drop(module.forward)
 
     def _update(self, number: int) -> None:
         """Gradients to the ranks of the rows, and the update there."""
-        tape, module, tables = self.tape, self.modules[number], self.sharded[number]
+        builder, module, tables = self.builder, self.modules[number], self.sharded[number]
         spec = self.source.signatures[self.source.columns.op_signature[module.update]].tensors("grad_output")[0]
-        grad = tape.ref(operand(self.source, module.update, "grad_output"), spec)
+        grad = self.copier.ref(operand(self.source, module.update, "grad_output"), spec)
         grads = [grad]
         if len(self.widths[number]) > 1:
-            tape.scope("CatBackward0", Phase.BACKWARD)
-            grads = tape.slices(grad, self.widths[number], module=_MODULE, forward=self.cats[number])
+            builder.scope("CatBackward0", Phase.BACKWARD)
+            grads = builder.slices(grad, self.widths[number], module=_MODULE, forward=self.cats[number])
         tables.start_backward(grads)
         tables.finish_backward()
-        tape.drop(module.backward)
+        self.copier.drop(module.backward)
 
     def _first_backward(self) -> int:
         """The scope with which backward begins."""
@@ -146,11 +147,11 @@ class _Writer:
 
     def _reduce(self, grad: Ref, stream: int) -> None:
         """A gradient goes into its bucket, of which it is a part from then on."""
-        slot = self.reducer.reduce(self.tape.ref(grad.tensor, grad.spec), stream=stream)
-        self.tape.replaced(grad.tensor, slot)
-        self.tape.keep(slot)
+        slot = self.reducer.reduce(self.copier.ref(grad.tensor, grad.spec), stream=stream)
+        self.copier.replace(grad.tensor, slot)
+        self.copier.keep(slot)
 
     def _finish(self) -> None:
         """Reduced gradients are there."""
         self.reducer.finish()
-        self.tape.joined()
+        self.copier.join()

@@ -6,14 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from traincast.ir.ops import Phase, StorageKind
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.placement.kinds import ShardingKind
 from traincast.models.sharded_dlrm.collection import ShardedTables
 from traincast.models.sharded_dlrm.inputs import LENGTH_DTYPE, Features, redistribute
 from traincast.models.sharded_dlrm.layout import Layout, Section
-from traincast.models.sharded_dlrm.marks import Role
+from traincast.models.sharded_dlrm.marks import Mark, Role
 from traincast.models.sharded_dlrm.outputs import Names
-from traincast.models.sharded_dlrm.tape import MarkedTape
 from traincast.utils.errors import TraincastError
 
 MODULE = "EmbeddingCollection"
@@ -33,7 +32,7 @@ class SequenceOutputs:
     rank that asked. `samples` is how many samples of a rank these lookups come from; `unbucketize` says where each row
     belongs that a rank of blocks of rows sends."""
 
-    tape: MarkedTape
+    builder: RankBuilder
     layout: Layout
     section: Section
     samples: int
@@ -55,62 +54,62 @@ class SequenceOutputs:
 
     def start(self, rows: Ref) -> None:
         """Sends the rows of all lookups (flat) on their way: in the order of samples' ranks first."""
-        tape, kind = self.tape, self.section.kind
-        with tape.marked(Role.OUT, kind):
-            tape.scope("All2All_Seq_Req", Phase.FORWARD)
+        builder, kind = self.builder, self.section.kind
+        with builder.labelled(Mark(Role.OUT, kind)):
+            builder.scope("All2All_Seq_Req", Phase.FORWARD)
             sent = self._by_rank(rows)
             elements = self._elements()
             self._received = self._empty_like(sent, sum(elements))
-            own = [elements[tape.rank]] * tape.world_size
-            self._event = tape.all_to_all(tape.world, sent, self._received, own, elements, module=MODULE)
+            own = [elements[builder.rank]] * builder.world_size
+            self._event = builder.all_to_all(builder.world, sent, self._received, own, elements, module=MODULE)
         self._sent = sent
 
     def finish(self) -> list[Ref]:
         """Waits; gives [own lookups, dim] of each table."""
-        tape, dim = self.tape, self.dim
+        builder, dim = self.builder, self.dim
         assert self._received is not None
-        tape.scope("All2All_Seq_Req_Wait", Phase.FORWARD)
+        builder.scope("All2All_Seq_Req_Wait", Phase.FORWARD)
         self._wait()
         rows = self._received.shape[0] // dim
-        whole = tape.view(self._received, (rows, dim))
+        whole = builder.view(self._received, (rows, dim))
         size: Scalars = [("size", (-1, dim))]
-        self._ops["wait"] = tape.op("aten::view", [("self", self._received)], [whole], size, module=MODULE)
+        self._ops["wait"] = builder.op("aten::view", [("self", self._received)], [whole], size, module=MODULE)
         if self.section.kind is ShardingKind.ROW_WISE:
             whole = self._in_order(whole)
         count = self.layout.batch_size
-        tape.scope("aten::split_with_sizes")
-        parts = [tape.view(whole, (count, dim)) for _ in range(self.section.features)]
+        builder.scope("aten::split_with_sizes")
+        parts = [builder.view(whole, (count, dim)) for _ in range(self.section.features)]
         sizes: Scalars = [("split_sizes", (count,) * self.section.features), ("dim", 0)]
-        self._ops["split"] = tape.op("aten::split_with_sizes", [("self", whole)], parts, sizes, module=MODULE)
+        self._ops["split"] = builder.op("aten::split_with_sizes", [("self", whole)], parts, sizes, module=MODULE)
         return parts
 
     def start_backward(self, grads: list[Ref]) -> None:
         """Sends the gradients of what `finish` gave on their way back."""
-        tape, kind, dim = self.tape, self.section.kind, self.dim
-        with tape.marked(Role.JOIN, kind):
-            tape.scope("SplitWithSizesBackward0", Phase.BACKWARD)
-            joined = tape.new((self.layout.batch_size * len(grads), dim))
-            tape.op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
+        builder, kind, dim = self.builder, self.section.kind, self.dim
+        with builder.labelled(Mark(Role.JOIN, kind)):
+            builder.scope("SplitWithSizesBackward0", Phase.BACKWARD)
+            joined = builder.new((self.layout.batch_size * len(grads), dim))
+            builder.op("aten::cat", [("tensors", grads)], [joined], [("dim", 0)], module=MODULE,
                     forward=self._ops["split"])  # fmt: skip
-            tape.free(*grads)
+            builder.free(*grads)
             if kind is ShardingKind.ROW_WISE:
                 joined = self._out_of_order(joined)
-        with tape.marked(Role.BACK, kind):
-            tape.scope("All2All_Seq_Req_WaitBackward", Phase.BACKWARD)
+        with builder.labelled(Mark(Role.BACK, kind)):
+            builder.scope("All2All_Seq_Req_WaitBackward", Phase.BACKWARD)
             elements = self._elements()
-            own = [elements[tape.rank]] * tape.world_size
-            flat = tape.view(joined, (joined.shape[0] * dim,))
+            own = [elements[builder.rank]] * builder.world_size
+            flat = builder.view(joined, (joined.shape[0] * dim,))
             self._received = self._empty_like(flat, sum(own), self._ops["wait"])
-            self._event = tape.all_to_all(
-                tape.world, flat, self._received, elements, own, module=MODULE, forward=self._ops["wait"]
+            self._event = builder.all_to_all(
+                builder.world, flat, self._received, elements, own, module=MODULE, forward=self._ops["wait"]
             )
         self._sent = flat
 
     def finish_backward(self) -> Ref:
         """Waits; gives the gradients of the rows that this rank looked up (flat), in their order."""
-        tape = self.tape
+        builder = self.builder
         assert self._received is not None
-        tape.scope("All2All_Seq_ReqBackward", Phase.BACKWARD)
+        builder.scope("All2All_Seq_ReqBackward", Phase.BACKWARD)
         self._wait()
         return self._by_rank(self._received)
 
@@ -121,65 +120,65 @@ class SequenceOutputs:
 
     def _by_rank(self, rows: Ref) -> Ref:
         """Rows (flat) from the order of tables to that of the ranks they go to, or back."""
-        tape, tables = self.tape, self.section.tables[self.tape.rank]
+        builder, tables = self.builder, self.section.tables[self.builder.rank]
         if not tables:
             return rows
-        bags = tables * tape.world_size * self.samples
-        lengths = tape.resident((bags,), StorageKind.BUFFER, LENGTH_DTYPE)
-        moved = [tape.new((bags,), LENGTH_DTYPE), tape.new(rows.shape)]
+        bags = tables * builder.world_size * self.samples
+        lengths = builder.resident((bags,), StorageKind.BUFFER, LENGTH_DTYPE)
+        moved = [builder.new((bags,), LENGTH_DTYPE), builder.new(rows.shape)]
         arguments = [("lengths", lengths), ("indices", rows)]
-        tape.op("fbgemm::permute_2D_sparse_data", arguments, moved, module=MODULE)
-        tape.free(rows, moved[0])
+        builder.op("fbgemm::permute_2D_sparse_data", arguments, moved, module=MODULE)
+        builder.free(rows, moved[0])
         return moved[1]
 
     def _in_order(self, rows: Ref) -> Ref:
         """Rows that came by the rank of their block, in the order in which they were asked for."""
-        tape = self.tape
+        builder = self.builder
         assert self.unbucketize is not None
-        tape.scope("aten::index_select")
-        selected = tape.new((self.layout.batch_size * self.section.features, self.dim))
+        builder.scope("aten::index_select")
+        selected = builder.new((self.layout.batch_size * self.section.features, self.dim))
         arguments = [("self", rows), ("index", self.unbucketize)]
-        self._ops["select"] = tape.op("aten::index_select", arguments, [selected], [("dim", 0)], module=MODULE)
-        tape.free(rows)
+        self._ops["select"] = builder.op("aten::index_select", arguments, [selected], [("dim", 0)], module=MODULE)
+        builder.free(rows)
         return selected
 
     def _out_of_order(self, grads: Ref) -> Ref:
         """Gradients by the rank that holds the block of their row."""
-        tape, forward = self.tape, self._ops["select"]
+        builder, forward = self.builder, self._ops["select"]
         assert self.unbucketize is not None
-        tape.scope("IndexSelectBackward0", Phase.BACKWARD)
-        zeros = tape.new((sum(self._elements()) // self.dim, self.dim))
+        builder.scope("IndexSelectBackward0", Phase.BACKWARD)
+        zeros = builder.new((sum(self._elements()) // self.dim, self.dim))
         scalars: Scalars = [("size", zeros.shape), ("dtype", None)]
-        tape.op("aten::new_zeros", [("self", grads)], [zeros], scalars, module=MODULE, forward=forward)
+        builder.op("aten::new_zeros", [("self", grads)], [zeros], scalars, module=MODULE, forward=forward)
         arguments = [("self", zeros), ("index", self.unbucketize), ("source", grads)]
-        tape.op("aten::index_add_", arguments, [zeros], [("dim", 0), ("alpha", 1)], module=MODULE, forward=forward)
-        tape.free(grads, self.unbucketize)
+        builder.op("aten::index_add_", arguments, [zeros], [("dim", 0), ("alpha", 1)], module=MODULE, forward=forward)
+        builder.free(grads, self.unbucketize)
         return zeros
 
     def _empty_like(self, like: Ref, elements: int, forward: int = -1) -> Ref:
-        result = self.tape.new((elements,), like.spec.dtype)
+        result = self.builder.new((elements,), like.spec.dtype)
         scalars: Scalars = [("size", (elements,)), ("dtype", None)]
-        self.tape.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
+        self.builder.op("aten::new_empty", [("self", like)], [result], scalars, module=MODULE, forward=forward)
         return result
 
     def _wait(self) -> None:
-        self.tape.wait(self._event, module=MODULE)
+        self.builder.wait(self._event, module=MODULE)
         if self._sent is not None:
-            self.tape.free(self._sent)
+            self.builder.free(self._sent)
 
 
 class ShardedSequences(ShardedTables):
     """Tables whose rows are not pooled: `layout.batch_size` counts the lookups of a rank in each table, which are those
     of `samples` samples. Every lookup gives a row."""
 
-    def __init__(self, tape: MarkedTape, layout: Layout, *, index_dtype: str, names: Names, samples: int) -> None:
+    def __init__(self, builder: RankBuilder, layout: Layout, *, index_dtype: str, names: Names, samples: int) -> None:
         for section in layout.sections:
             if section.kind not in KINDS:
                 raise TraincastError(
                     f"tables whose rows are not pooled cannot be sharded {section.kind}; choose {' or '.join(KINDS)}"
                 )
         self._samples = samples
-        super().__init__(tape, layout, index_dtype=index_dtype, names=names)
+        super().__init__(builder, layout, index_dtype=index_dtype, names=names)
 
     @property
     def own_samples(self) -> int:
@@ -191,10 +190,10 @@ class ShardedSequences(ShardedTables):
         return self.layout.world_size * rows_to_each(self.layout, section)
 
     def _output(self, section: Section) -> SequenceOutputs:
-        return SequenceOutputs(self.tape, self.layout, section, self._samples)
+        return SequenceOutputs(self.builder, self.layout, section, self._samples)
 
     def _redistribute(self, section: Section, features: Features) -> Features | None:
-        return redistribute(self.tape, section, features, self.own_samples, with_order=True)
+        return redistribute(self.builder, section, features, self.own_samples, with_order=True)
 
     def there_already(self) -> list[list[Features]]:
         """The lookups of each kernel as if they had been distributed before, and where they were."""
@@ -216,4 +215,4 @@ class ShardedSequences(ShardedTables):
         if not section.kind.by_rows:
             return features
         shape = (section.own_lookups,)
-        return replace(features, order=self.tape.resident(shape, StorageKind.INPUT, self.index_dtype))
+        return replace(features, order=self.builder.resident(shape, StorageKind.INPUT, self.index_dtype))

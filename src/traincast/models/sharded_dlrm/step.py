@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from traincast.ir.builder import share_templates
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
-from traincast.ir.template import share_templates
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.table import Table, check_tables
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import RankBuilder, Ref
 from traincast.models.placement.plan import Plan
 from traincast.models.sharded_dlrm.collection import DENSE_OPTIMIZERS, ShardedTables
 from traincast.models.sharded_dlrm.config import DcnDense, Dense
@@ -19,9 +19,8 @@ from traincast.models.sharded_dlrm.dcn import EagerDcn
 from traincast.models.sharded_dlrm.dense import EagerDense
 from traincast.models.sharded_dlrm.inputs import Features, copy_features
 from traincast.models.sharded_dlrm.layout import Layout, lay_out
-from traincast.models.sharded_dlrm.marks import MarkedProgram, Role
+from traincast.models.sharded_dlrm.marks import Mark, MarkedProgram, Role
 from traincast.models.sharded_dlrm.outputs import REFERENCE, TORCHREC
-from traincast.models.sharded_dlrm.tape import MarkedTape
 from traincast.utils.errors import TraincastError
 
 MAX_RANKS = 4096
@@ -114,8 +113,8 @@ def rank_program(
     like: Program | None = None,
 ) -> MarkedProgram:
     """The program of one rank, every size at a place of its own; `like` is one of a rank that runs the same ops."""
-    tape = MarkedTape(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
-    writer = _Writer(tape, layout, dense, tables, redistribute_inputs, index_dtype)
+    builder = RankBuilder(layout.batch_size, rank, layout.world_size, layout.gpus_per_node, like)
+    writer = _Writer(builder, layout, dense, tables, redistribute_inputs, index_dtype)
     writer.pipelined = pipelined
     return writer.program()
 
@@ -126,18 +125,18 @@ class _Writer:
     pipelined: bool = False
 
     def __init__(
-        self, tape: MarkedTape, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
+        self, builder: RankBuilder, layout: Layout, dense: Dense | None, tables: Sequence[Table], redistributed: bool,
         index_dtype: str,
     ) -> None:  # fmt: skip
-        self.tape, self.layout, self.redistributed, self.index_dtype = tape, layout, redistributed, index_dtype
+        self.builder, self.layout, self.redistributed, self.index_dtype = builder, layout, redistributed, index_dtype
         self.tables = tables
         self.sharded = ShardedTables(
-            tape, layout, index_dtype=index_dtype, names=TORCHREC if redistributed else REFERENCE
+            builder, layout, index_dtype=index_dtype, names=TORCHREC if redistributed else REFERENCE
         )
         self.dense = None
         if dense is not None:
             eager = EagerDcn if isinstance(dense, DcnDense) else EagerDense
-            self.dense = eager(tape, dense, self.sharded.columns, layout.batch_size)
+            self.dense = eager(builder, dense, self.sharded.columns, layout.batch_size)
         self.sharded.under_ddp()
 
     def program(self) -> MarkedProgram:
@@ -150,10 +149,10 @@ class _Writer:
         if self.dense is not None:
             self.dense.top_forward(embedded)
         if self.pipelined:
-            with self.tape.on_stream(PREFETCH):
+            with self.builder.on_stream(PREFETCH):
                 self._fetched(lambda: None)
         self._backward(self._back_to_embeddings(embedded))
-        return self.tape.marked_program()
+        return MarkedProgram.of(self.builder)
 
     def _fetched(self, begin: Callable[[], None]) -> list[list[Features]]:
         """A batch copied from the host, and the lookups of each kernel of this rank in it; `begin` comes between."""
@@ -170,48 +169,48 @@ class _Writer:
     def _prefetched(self) -> list[list[Features]]:
         """The lookups of each kernel, there already: `TrainPipelineSparseDist` distributed them beside the step
         before."""
-        tape = self.tape
-        tape.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
-        tape.wait(tape.record(PREFETCH))
-        with tape.on_stream(PREFETCH):
+        builder = self.builder
+        builder.scope("TrainPipelineSparseDist.progress", Phase.INPUT)
+        builder.wait(builder.record(PREFETCH))
+        with builder.on_stream(PREFETCH):
             self._begin()
         return self.sharded.there_already()
 
     def _inputs(self) -> list[list[Features]]:
         """What is copied from the host: this rank's samples, or the row numbers of this rank's parts."""
-        tape, batch = self.tape, self.layout.batch_size
+        builder, batch = self.builder, self.layout.batch_size
         if not self.redistributed:
             return [
                 [
-                    copy_features(tape, kernel.tables, kernel.lookups, self.sharded.samples(section), self.index_dtype,
-                                  weighted=kernel.weighted, offsets=True)
-                    for kernel in section.ranks[tape.rank]
+                    copy_features(builder, kernel.tables, kernel.lookups, self.sharded.samples(section),
+                                  self.index_dtype, weighted=kernel.weighted, offsets=True)
+                    for kernel in section.ranks[builder.rank]
                 ]
                 for section in self.layout.sections
             ]  # fmt: skip
         lookups = round(sum(table.lookups(batch) for table in self.tables))
         weighted = any(table.weighted for table in self.tables)
-        return [[copy_features(tape, len(self.tables), lookups, batch, self.index_dtype, weighted=weighted)]]
+        return [[copy_features(builder, len(self.tables), lookups, batch, self.index_dtype, weighted=weighted)]]
 
     def _back_to_embeddings(self, embedded: list[Ref]) -> list[Ref]:
         """Gradients of the pooled embeddings, from the dense part or there before the step."""
         if self.dense is not None:
-            with self.tape.marked(Role.DENSE):
+            with self.builder.labelled(Mark(Role.DENSE)):
                 return self.dense.backward_top()
-        return [self.tape.resident(part.shape, StorageKind.BUFFER) for part in embedded]
+        return [self.builder.resident(part.shape, StorageKind.BUFFER) for part in embedded]
 
     def _backward(self, grads: list[Ref]) -> None:
         """Sends gradients back while the bottom MLP computes its own, then updates the tables."""
-        tape, sharded = self.tape, self.sharded
+        builder, sharded = self.builder, self.sharded
         sharded.start_backward(grads)
         if self.dense is not None:
-            with tape.marked(Role.DENSE):
+            with builder.labelled(Mark(Role.DENSE)):
                 self.dense.backward_bottom()
         came = sharded.finish_backward()
         sharded.reduce_copies()
         if self.dense is not None:
             self.dense.end_backward()
-        tape.free(*came)
+        builder.free(*came)
         if self.dense is not None:
             self.dense.step()
         sharded.step_copies()

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from traincast.ir.ops import StorageKind
 from traincast.models.embeddings.optimizers import OPTIMIZER_STATE
+from traincast.models.layers.builder import RankBuilder, Ref, Scalars
 from traincast.models.layers.lookup import MODULE, TableBatchedLookup
-from traincast.models.layers.rank_tape import RankTape
-from traincast.models.layers.tape import Ref, Scalars
 from traincast.models.placement.kinds import ComputeKernel
 from traincast.models.sharded_dlrm.layout import Batch
 
@@ -20,14 +19,14 @@ _CACHE_WAYS = 32  # FBGEMM's set associativity
 class Lookup:
     """One table-batched kernel of a rank, for the lookups of `samples` samples."""
 
-    tape: RankTape
+    builder: RankBuilder
     batch: Batch
     samples: int
     kernel: TableBatchedLookup
     cache: Ref | None
 
     @staticmethod
-    def of(tape: RankTape, batch: Batch, samples: int) -> Lookup:
+    def of(builder: RankBuilder, batch: Batch, samples: int) -> Lookup:
         """The weights and states of the kernel, there before the step."""
         dtype, dense = DTYPES[batch.dtype], batch.kernel is ComputeKernel.DENSE
         place = "cpu:pinned" if batch.kernel.in_host_memory else "cuda"
@@ -36,17 +35,17 @@ class Lookup:
         # FBGEMM keeps the small row-wise state on the device, also of tables in host memory
         beside = "cuda" if OPTIMIZER_STATE[batch.optimizer].per_row else place
         kernel = TableBatchedLookup(
-            tape=tape,
+            builder=builder,
             tables=batch.tables,
-            weights=tape.resident((batch.elements,), StorageKind.PARAMETER, dtype, place),
-            states=[tape.resident(shape, StorageKind.OPTIMIZER_STATE, device=beside) for _ in range(count)],
+            weights=builder.resident((batch.elements,), StorageKind.PARAMETER, dtype, place),
+            states=[builder.resident(shape, StorageKind.OPTIMIZER_STATE, device=beside) for _ in range(count)],
             forms=_forms(batch),
             optimizer="dense" if dense else batch.optimizer,
             weighted=batch.weighted,
         )
         cached = batch.kernel.cached
-        cache = tape.resident((batch.cached_elements,), StorageKind.PARAMETER, dtype) if cached else None
-        return Lookup(tape, batch, samples, kernel, cache)
+        cache = builder.resident((batch.cached_elements,), StorageKind.PARAMETER, dtype) if cached else None
+        return Lookup(builder, batch, samples, kernel, cache)
 
     @property
     def weights(self) -> Ref:
@@ -62,21 +61,21 @@ class Lookup:
 
     def _fill_cache(self, cache: Ref) -> None:
         """Rows that the cache misses come from the host, those they replace go back."""
-        tape, batch, indices = self.tape, self.batch, self.kernel.indices
+        builder, batch, indices = self.builder, self.batch, self.kernel.indices
         assert indices is not None
-        tape.scope("fbgemm::linearize_cache_indices")
-        linear = tape.new(indices.shape, "int64")
-        tape.op("fbgemm::linearize_cache_indices", [("indices", indices)], [linear], module=MODULE)
-        tape.scope("fbgemm::lru_cache_populate")
+        builder.scope("fbgemm::linearize_cache_indices")
+        linear = builder.new(indices.shape, "int64")
+        builder.op("fbgemm::linearize_cache_indices", [("indices", indices)], [linear], module=MODULE)
+        builder.scope("fbgemm::lru_cache_populate")
         arguments = [("weights", self.weights), ("linear_cache_indices", linear), ("lxu_cache_weights", cache)]
         scalars: Scalars = [("fetched_rows", batch.fetched_rows), ("fetched_bytes", batch.fetched_bytes),
                             ("unique_rows", batch.load[2]), ("total_rows", batch.rows)]  # fmt: skip
-        tape.op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
-        tape.scope("fbgemm::lxu_cache_lookup")
-        places = tape.new(indices.shape, "int32")
+        builder.op("fbgemm::lru_cache_populate", arguments, [], scalars, module=MODULE)
+        builder.scope("fbgemm::lxu_cache_lookup")
+        places = builder.new(indices.shape, "int32")
         ways: Scalars = [("ways", _CACHE_WAYS)]
-        tape.op("fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], [places], ways, module=MODULE)
-        tape.free(linear, places)
+        builder.op("fbgemm::lxu_cache_lookup", [("linear_cache_indices", linear)], [places], ways, module=MODULE)
+        builder.free(linear, places)
 
 
 def _forms(batch: Batch) -> Scalars:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from traincast.hardware.device import Device
@@ -16,53 +16,38 @@ _MOST_CHUNKS = 10  # of a stage: more only add exchanges
 _MOST_MICRO = 16  # samples of a micro-batch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """What is to be planned: GPUs, samples of a step and tokens of a sample; arithmetic; and the GPUs of a node, beyond
-    which tensor-parallel ranks do not reach."""
-
-    gpus: int
-    global_batch: int
-    seq_len: int
-    precision: str
-    per_node: int
-
-
-def candidates(model: Transformer, device: Device, wanted: Wanted) -> Iterator[Layout]:
-    """Every layout whose numbers divide and whose parameters, gradients and optimizer fit in memory."""
-    for degrees in _degrees(model, wanted):
-        base = Layout(
-            gpus=wanted.gpus, global_batch=wanted.global_batch, seq_len=wanted.seq_len, precision=wanted.precision,
-            sharding="zero1", reduce_bytes=2 if wanted.precision == "fp8" else 4, **degrees,
-        )  # fmt: skip
-        for layout in _shardings(base):
+def candidates(model: Transformer, device: Device, base: Layout, per_node: int) -> Iterator[Layout]:
+    """Every layout like `base` whose numbers divide and whose parameters, gradients and optimizer fit in memory.
+    Tensor-parallel ranks do not reach beyond the `per_node` GPUs of a node."""
+    for degrees in _degrees(model, base, per_node):
+        for layout in _shardings(replace(base, **degrees)):
             if state_bytes(model, layout) > device.memory_bytes:
                 continue
             yield from _repeated(model, layout)
 
 
-def _degrees(model: Transformer, wanted: Wanted) -> Iterator[dict[str, Any]]:
+def _degrees(model: Transformer, base: Layout, per_node: int) -> Iterator[dict[str, Any]]:
     """Degrees of tensor, pipeline, context and expert parallelism that divide GPUs and the model."""
     experts = model.experts.count if model.experts is not None else 1
-    for tp in _divisors(min(wanted.per_node, wanted.gpus)):
+    for tp in _divisors(min(per_node, base.gpus)):
         if model.heads % tp or model.ffn % tp:
             continue
-        for pp in _divisors(wanted.gpus // tp):
+        for pp in _divisors(base.gpus // tp):
             if pp > model.layers:
                 continue
-            for cp in _powers(wanted.gpus // tp // pp):
-                if (wanted.gpus // tp // pp) % cp or (cp > 1 and wanted.seq_len < 8192 * cp):
+            for cp in _powers(base.gpus // tp // pp):
+                if (base.gpus // tp // pp) % cp or (cp > 1 and base.seq_len < 8192 * cp):
                     continue
-                per_stage = wanted.gpus // pp
+                per_stage = base.gpus // pp
                 for ep in [n for n in _powers(experts) if per_stage % n == 0 and experts % n == 0]:
                     yield {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
 
 
 def _shardings(base: Layout) -> Iterator[Layout]:
-    """Megatron's distributed optimizer, and compiled FSDP where there are no stages."""
-    yield base
+    """A distributed optimizer, and FSDP where there are no stages."""
+    yield replace(base, sharding="zero1")
     if base.pp == 1:
-        yield replace(base, sharding="zero3", kernels="compiled", joined=False, reduce_bytes=4)
+        yield replace(base, sharding="zero3")
 
 
 def _repeated(model: Transformer, base: Layout) -> Iterator[Layout]:

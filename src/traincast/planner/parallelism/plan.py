@@ -7,12 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from traincast.hardware.links import with_links
 from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
-from traincast.planner.parallelism.candidates import Wanted, candidates
+from traincast.planner.parallelism.candidates import candidates
+from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.parallelism.layout import Layout
-from traincast.simulator.parallelism.predict import estimate_seconds, predict_training
-from traincast.simulator.parallelism.result import TrainingPrediction
+from traincast.simulator.parallelism.predict import estimate_seconds
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.layouts import layout_fields, layout_from
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved
+from traincast.simulator.scenario.settings import predict_command
 from traincast.utils.errors import TraincastError
 from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import SEARCH, Workers
@@ -21,19 +27,22 @@ from traincast.utils.results import Records, Result, flat
 _SHOWN = 10
 _TOGETHER = 16  # layouts that a worker is given at once: neighbours share what was priced
 _DAY, _HOUR = 86400.0, 3600.0
+_LARGEST_NODE = 8  # GPUs beyond which tensor-parallel ranks do not reach
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Plan(Result):
-    """The best layouts first. `scored` were predicted, `too_large` of them need more memory than there is.
+    """The best layouts first, with the command that predicts each. `scored` were predicted, `too_large` of them need
+    more memory than there is. `base` has what all of them share: GPUs, samples and tokens of a step, arithmetic.
 
     `price` is dollars of a GPU and hour (None: not asked), `tokens` those of the whole training (None: not asked).
     """
 
     model: Transformer
     platform: Platform
-    wanted: Wanted
-    best: tuple[TrainingPrediction, ...]
+    base: Layout
+    best: tuple[Prediction, ...]
+    commands: tuple[str, ...]
     scored: int
     too_large: int
     price: float | None = None
@@ -41,7 +50,7 @@ class Plan(Result):
 
     def row(self, number: int) -> dict[str, Any]:
         """One of the best as plain data; `slower_by` names what most of the difference to the first is."""
-        answer, layout = self.best[number], self.best[number].layout
+        answer, layout = self.best[number], layout_of(self.best[number])
         return {
             "layout": layout.described(),
             "tp": layout.tp, "pp": layout.pp, "vp": layout.vp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp,
@@ -49,34 +58,36 @@ class Plan(Result):
             "checkpoint": layout.checkpoint,
             "iteration_ms": 1e3 * answer.iteration,
             "interval_ms": [1e3 * limit for limit in answer.interval],
-            "tokens_per_second_per_gpu": answer.tokens_per_second,
-            "mfu": answer.mfu,
-            "memory_gb": answer.needed / 1e9,
-            "exposed_comm_ms": 1e3 * sum(answer.parts.exposed.values()),
+            "tokens_per_second_per_gpu": answer.tokens_per_second_per_gpu,
+            "mfu": answer.throughput.mfu,
+            "memory_gb": answer.needed_bytes / 1e9,
+            "exposed_comm_ms": 1e3 * answer.exposed_comm,
             "slower_by": slower_by(self.best[0], answer) if number else "",
+            "command": self.commands[number],
             "dollars_per_billion_tokens": self._dollars(answer),
             "days": self._days(answer),
+            "prediction": answer.to_dict(),
         }  # fmt: skip
 
-    def _dollars(self, answer: TrainingPrediction) -> float | None:
+    def _dollars(self, answer: Prediction) -> float | None:
         if self.price is None:
             return None
-        return self.price * 1e9 / answer.tokens_per_second / _HOUR
+        return self.price * self.base.gpus * 1e9 / answer.throughput.tokens / _HOUR
 
-    def _days(self, answer: TrainingPrediction) -> float | None:
+    def _days(self, answer: Prediction) -> float | None:
         if self.tokens is None:
             return None
-        return self.tokens / (answer.tokens_per_second * answer.layout.gpus) / _DAY
+        return self.tokens / answer.throughput.tokens / _DAY
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data; keys are stable and say their units."""
         return {
             "workload": self.model.name,
             "platform": self.platform.key,
-            "gpus": self.wanted.gpus,
-            "global_batch": self.wanted.global_batch,
-            "seq_len": self.wanted.seq_len,
-            "mfu_peak_tflops": self.best[0].peak_flops / 1e12,
+            "gpus": self.base.gpus,
+            "global_batch": self.base.global_batch,
+            "seq_len": self.base.seq_len,
+            "mfu_peak_tflops": self.best[0].throughput.peak_flops / self.base.gpus / 1e12,
             "scored": self.scored,
             "too_large": self.too_large,
             "rows": [self.row(number) for number in range(len(self.best))],
@@ -84,13 +95,13 @@ class Plan(Result):
 
     def headline(self) -> str:
         """What was planned, and the best layout with its time."""
-        first = self.best[0]
+        first, rate = self.best[0], self.best[0].throughput
         return (
-            f"{self.model.name} on {self.wanted.gpus} x {self.platform.device.name}, {self.wanted.global_batch} "
-            f"samples of {self.wanted.seq_len} tokens a step: {self.scored} layouts scored, "
+            f"{self.model.name} on {self.base.gpus} x {self.platform.device.name}, {self.base.global_batch} "
+            f"samples of {self.base.seq_len} tokens a step: {self.scored} layouts scored, "
             f"{self.too_large} too large\n"
-            f"{first.layout.described()}: {1e3 * first.iteration:,.0f} ms, {first.tokens_per_second:,.0f} tokens/s a "
-            f"GPU, MFU {first.mfu:.1%} of {first.peak_flops / 1e12:,.0f} TFLOPS"
+            f"{layout_of(first).described()}: {1e3 * first.iteration:,.0f} ms, {rate.tokens / self.base.gpus:,.0f} "
+            f"tokens/s a GPU, MFU {rate.mfu:.1%} of {rate.peak_flops / self.base.gpus / 1e12:,.0f} TFLOPS"
         )
 
     def records(self) -> Records:
@@ -98,45 +109,51 @@ class Plan(Result):
         return {"layouts": [flat(self.row(number)) for number in range(len(self.best))]}
 
 
-def slower_by(first: TrainingPrediction, other: TrainingPrediction) -> str:
+def layout_of(answer: Prediction) -> Layout:
+    """The layout that a step was predicted under."""
+    assert answer.parallel is not None
+    return answer.parallel.layout
+
+
+def slower_by(first: Prediction, other: Prediction) -> str:
     """The part of the step that most of the difference between two layouts is, with its milliseconds."""
-    before, after = dict(first.split()), dict(other.split())
+    before, after = dict(split_step(first)), dict(split_step(other))
     grown = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
     name = max(sorted(grown), key=lambda part: grown[part])
     return f"{name} +{1e3 * grown[name]:,.0f} ms" if grown[name] > 0 else "about the same"
 
 
 def make_plan(
-    model: Transformer,
-    platform: Platform,
-    wanted: Wanted,
+    resolved: Resolved,
     *,
     price: float | None = None,
     tokens: float | None = None,
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Plan:
-    """Estimates every layout that divides in closed form, and simulates the fastest that fit; the same question has the
-    same answer, on however many `workers`."""
-    layouts = list(candidates(model, platform.device, wanted))
+    """Estimates every layout that divides, simulates the fastest that fit and keeps the best of them; the same scenario
+    has the same plan, on however many `workers`."""
+    model, platform, base = resolved.of_transformer(), with_links(resolved.platform), layout_from(resolved.scenario)
+    room = platform.device.memory_bytes / 1e9
+    layouts = list(candidates(model, platform.device, base, min(platform.gpus_per_node, _LARGEST_NODE)))
     if not layouts:
         raise TraincastError(
-            f"no layout of {model.name} on {wanted.gpus} GPUs divides a global batch of {wanted.global_batch} and fits "
-            f"{platform.device.memory_bytes / 1e9:.0f} GB; give more GPUs, or a batch that more numbers divide"
+            f"no layout of {model.name} on {base.gpus} GPUs divides a global batch of {base.global_batch} and fits "
+            f"{room:.0f} GB; give more GPUs, or a batch that more numbers divide"
         )
-    scores = _Scores(model, platform)
-    times = _times(scores, layouts, workers, progress)
+    times = _times(_Scores(resolved), layouts, workers, progress)
     order = sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times) if math.isfinite(seconds))
     if not order:
         raise TraincastError(
-            f"{len(layouts)} layouts of {model.name} on {wanted.gpus} GPUs divide, and none fits "
-            f"{platform.device.memory_bytes / 1e9:.0f} GB; give more GPUs or a smaller sequence"
+            f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide, and none fits {room:.0f} GB; give "
+            "more GPUs or a smaller sequence"
         )
-    simulated = [predict_training(model, platform, layouts[number]) for _, _, number in order[:_SHOWN]]
+    chosen = [resolved.changed(**layout_fields(layouts[number])) for _, _, number in order[: 2 * _SHOWN]]
+    best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
     return Plan(
-        model=model, platform=platform, wanted=wanted,
-        best=tuple(sorted(simulated, key=lambda answer: (answer.iteration, answer.layout.described()))),
-        scored=len(layouts), too_large=len(layouts) - len(order), price=price, tokens=tokens,
+        model=model, platform=platform, base=base, best=tuple(answer for answer, _ in best[:_SHOWN]),
+        commands=tuple(predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
+        too_large=len(layouts) - len(order), price=price, tokens=tokens,
     )  # fmt: skip
 
 
@@ -158,14 +175,15 @@ def _times(
 
 
 class _Scores:
-    """Layouts of a model estimated."""
+    """Layouts of a scenario, estimated in closed form; the best are simulated afterwards."""
 
-    def __init__(self, model: Transformer, platform: Platform) -> None:
-        self.model, self.platform = model, platform
+    def __init__(self, resolved: Resolved) -> None:
+        self.resolved = resolved
+        self.model, self.platform = resolved.of_transformer(), with_links(resolved.platform)
 
     def seconds(self, layout: Layout) -> float:
         """Of a step; infinite where it does not fit."""
-        seconds, needed = estimate_seconds(self.model, self.platform, layout)
+        seconds, needed = estimate_seconds(self.model, self.platform, layout, host=self.resolved.host)
         return seconds if needed <= self.platform.device.memory_bytes else math.inf
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,18 @@ from traincast.models.embeddings.read import load_tables
 from traincast.models.embeddings.table import Table
 from traincast.models.placement.plan import Plan
 from traincast.models.placement.plan_file import load_plans
-from traincast.models.sharded_dlrm.config import Dense
 from traincast.planner.sharding.result import ShardingAnswer
 from traincast.planner.sharding.search import rank_plans, search
 from traincast.planner.sharding.task import Task, make_task
-from traincast.simulator.scenario.dlrm_file import read_dlrm
-from traincast.utils.errors import TraincastError, unknown
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.tables import load_dense, typed_tables
+from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import read_document
 from traincast.utils.parallel.where import SEARCH, Workers
 
 TORCHREC = "TorchRec's plan"
 """The name of the plan that TorchRec's planner makes."""
 _TORCHREC_SECONDS = 60  # its planner is asked to stop after this long
-_LISTS = ("bottom_mlp", "top_mlp")
 
 
 def shard(
@@ -49,6 +48,10 @@ def shard(
         raise TraincastError(f"`time_limit={time_limit:g}`; give seconds, 0 or more")
     if seed < 0:
         raise TraincastError(f"`seed={seed}`; give a whole number, 0 or more")
+    scenario = Scenario(
+        workload=tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype,  # type: ignore[arg-type]
+        dense=None if dense is None else str(dense),
+    )  # fmt: skip
     task = load_task(tables, on=on, gpus=gpus, batch_size=batch_size, dtype=dtype, dense=dense)
     notes = assumed_links(task)
     if candidates is not None:
@@ -57,7 +60,7 @@ def shard(
         rivals = torchrec_rival(task, time_limit, notes) if torchrec else {}
         limit = float("inf") if time_limit is None else time_limit
         answer = search(task, seed=seed, time_limit=limit, rivals=rivals, workers=workers, progress=progress)
-    return replace(answer, notes=(*answer.notes, *notes))
+    return replace(answer, notes=(*answer.notes, *notes), scenario=scenario)
 
 
 def load_task(
@@ -65,8 +68,7 @@ def load_task(
 ) -> Task:
     """A task from what the command line was given; `dtype` replaces that of all tables."""
     to_place = _tables(tables)
-    if dtype is not None:
-        to_place = tuple(replace(table, dtype=dtype) for table in to_place)
+    to_place = typed_tables(to_place, dtype)
     platform = with_links(load_platform(on))
     part = None if dense is None else load_dense(dense)
     return make_task(to_place, platform, gpus=gpus, batch_size=batch_size, dense=part)
@@ -83,25 +85,6 @@ def _tables(source: str) -> tuple[Table, ...]:
 
         return load_tables_json(Path(source)).tables
     return load_tables(source)
-
-
-def load_dense(path: Path) -> Dense:
-    """The dense part of a recommender from YAML: fields of `Dense`, or a whole DLRM, whose tables are left out."""
-    content = read_document(path)
-    if isinstance(content, Mapping) and "rows_per_table" in content:
-        return Dense.of(read_dlrm(path))
-    names = [field.name for field in fields(Dense)]
-    if not isinstance(content, Mapping) or not set(_LISTS) <= set(content):
-        raise TraincastError(f"{path}: give bottom_mlp and top_mlp, and where wanted interaction, loss and optimizer")
-    for name in content:
-        if name not in names:
-            raise unknown("field", str(name), names, f"{path} may have {', '.join(names)}.")
-    for name in _LISTS:
-        widths = content[name]
-        if not isinstance(widths, list) or not all(type(width) is int and 1 <= width <= 1 << 20 for width in widths):
-            raise TraincastError(f"{path}: {name} {widths!r}; give a list of widths from 1 to {1 << 20}")
-    words = {str(name): str(word) for name, word in content.items() if name not in _LISTS}
-    return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
 
 
 def load_candidates(path: Path, task: Task) -> dict[str, Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ from traincast.models.placement.memory import TERMS
 from traincast.models.placement.plan_file import plan_to_json
 from traincast.planner.sharding.scored_plan import ScoredPlan
 from traincast.planner.sharding.task import Task
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.settings import predict_command
 from traincast.utils.display.text import milliseconds
 from traincast.utils.results import Records, Result, flat
 
@@ -24,6 +27,19 @@ class ShardingAnswer(Result):
     scored: int
     seconds: float
     notes: tuple[str, ...] = ()
+    scenario: Scenario | None = None
+
+    @property
+    def is_whole_step(self) -> bool:
+        """Whether the dense part of the model is in the times, not the embedding tables alone."""
+        return self.task.dense is not None
+
+    def command(self, plan: ScoredPlan) -> str | None:
+        """The command that predicts a plan; None where the tables are not a source of `predict`."""
+        if self.scenario is None or str(self.scenario.workload).endswith(".json"):
+            return None
+        text = json.dumps(plan_to_json(plan.plan), separators=(",", ":"))
+        return predict_command(self.scenario.replace(plan=text))
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain data; keys are stable and say their units."""
@@ -35,29 +51,42 @@ class ShardingAnswer(Result):
             "tables": len(task.tables),
             "fits": best.memory.fits,
             "missing_gb": best.memory.missing / 1e9,
+            "part": "step" if self.is_whole_step else "embedding",
             "iteration_ms": 1e3 * best.seconds,
+            "command": self.command(best),
             "plan": plan_to_json(best.plan),
             "ranks": [_rank(best, rank) for rank in range(best.plan.world_size)],
-            "compared": [_compared(plan, best) for plan in self.plans],
+            "compared": [
+                {**_compared(plan, best), "command": self.command(plan), "prediction": plan.prediction.to_dict()}
+                for plan in self.plans
+            ],
             "plans_scored": self.scored,
             "seconds": self.seconds,
             "notes": list(self.notes),
         }
 
     def headline(self) -> str:
-        """The tables and where they go, the time of a step, and whether the best plan fits."""
+        """The tables and where they go, the time of a step or of its embedding part, and whether the best plan fits."""
         task, best = self.task, self.best
         size = sum(table.memory_bytes for table in task.tables) / 1e9
         lines = [
             f"{len(task.tables)} table{'s' * (len(task.tables) > 1)}, {size:,.1f} GB with optimizer state, "
-            f"on {task.gpus} x {task.device.name}, batch {task.batch_size} a GPU",
-            f"{milliseconds(best.seconds)} ms a step ({best.name}); "
+            f"on {task.gpus} x {task.device.name}, batch {task.batch_size} per GPU",
+            f"{self.timed} ({best.name}); "
             f"{self.scored:,} plans scored, {len(self.plans)} compared in {self.seconds:.1f} s",
         ]
         if not best.memory.fits:
             rank, where = best.memory.fullest
             lines.append(f"does not fit: {best.memory.missing / 1e9:.1f} GB{where} missing on the fullest rank, {rank}")
         return "\n".join(lines)
+
+    @property
+    def timed(self) -> str:
+        """The time of the best plan in words, and of what."""
+        ms = f"{milliseconds(self.best.seconds)} ms"
+        if self.is_whole_step:
+            return f"{ms} per step, dense part included"
+        return f"embedding part only: {ms} (give `dense` for the whole step)"
 
     def records(self) -> Records:
         """Tables "plans" (those compared), "ranks" (of the best plan: milliseconds by term, GB) and "tables" (where

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,19 +15,12 @@ from traincast.planner.torchrec.plans import plan_to_json
 from traincast.planner.torchrec.tables import DATA_TYPES, default_modules
 from traincast.utils.errors import TraincastError
 
-_OWN_FBGEMM_OPS = "traincast.models.zoo.define.embedding_ops"
 _OPTIMIZERS = {"SGD": "sgd", "Adagrad": "adagrad", "RowWiseAdagrad": "rowwise_adagrad", "Adam": "adam"}
 
 
 @cache
 def torchrec(module: str = "") -> Any:
     """A module of TorchRec, imported when first needed."""
-    if _OWN_FBGEMM_OPS in sys.modules and "fbgemm_gpu" not in sys.modules:
-        # PyTorch ends the process when an op is defined twice
-        raise TraincastError(
-            "TorchRec cannot be imported after a DLRM was captured in the same process: both define FBGEMM's ops; "
-            "use a process of its own"
-        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

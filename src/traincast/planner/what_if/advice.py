@@ -10,11 +10,10 @@ from typing import Any
 from traincast.planner.what_if.ask import both, compared
 from traincast.planner.what_if.edits.registry import Wanted, edits, parse_edits
 from traincast.planner.what_if.money import Prices
-from traincast.planner.what_if.predict import Answer, predicted
-from traincast.planner.what_if.result import WhatIf, bottleneck, fits, memory_bytes
-from traincast.planner.what_if.scene import Scene
+from traincast.planner.what_if.result import WhatIf, bottleneck, fits, memory_bytes, path_of
 from traincast.simulator.prediction.result import Prediction
-from traincast.simulator.prediction.step_path import seconds_by_what
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.display.text import milliseconds
 from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
@@ -67,7 +66,7 @@ class Advice(Result):
     """Suggestions, the largest gain first (those that do not fit in memory last); `refused` says of edits why they
     cannot be applied, `useless` names those that change nothing or make a sample slower."""
 
-    before: Answer
+    before: Prediction
     suggestions: tuple[Suggestion, ...]
     refused: dict[str, str]
     useless: tuple[str, ...]
@@ -100,13 +99,15 @@ class Advice(Result):
         return {"suggestions": [{**one.to_dict(), "edits": " + ".join(one.answer.edits)} for one in self.suggestions]}
 
 
-def advise(scene: Scene, prices: Prices | None = None, *, progress: Callable[[float], None] = lambda _: None) -> Advice:
-    """Tries the edits that apply to a scene, alone and the best of them in pairs."""
-    before = predicted(scene)
+def advise(
+    resolved: Resolved, prices: Prices | None = None, *, progress: Callable[[float], None] = lambda _: None
+) -> Advice:
+    """Tries the edits that apply to a step, alone and the best of them in pairs."""
+    before = predict(resolved)
     alone, refused = [], dict[str, str]()
     texts = candidates()
     for number, text in enumerate(texts):
-        tried = _tried(scene, before, [text], prices)
+        tried = _tried(resolved, before, [text], prices)
         if isinstance(tried, str):
             refused[text] = tried
         else:
@@ -116,7 +117,7 @@ def advise(scene: Scene, prices: Prices | None = None, *, progress: Callable[[fl
     pairs = list(combinations([one.answer.edits[0] for one in useful[:_PAIRED]], 2))
     together = []
     for number, pair in enumerate(pairs):
-        tried = _tried(scene, before, pair, prices)
+        tried = _tried(resolved, before, pair, prices)
         if not isinstance(tried, str):
             together.append(tried)
         progress(0.5 + 0.5 * (number + 1) / len(pairs))
@@ -134,13 +135,13 @@ def candidates() -> list[str]:
     ]  # fmt: skip
 
 
-def _tried(scene: Scene, before: Answer, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
+def _tried(resolved: Resolved, before: Prediction, texts: Sequence[str], prices: Prices | None) -> Suggestion | str:
     """What edits bring, or why they cannot be applied."""
     try:
         wanted = parse_edits(texts)
-        base, changed = both(scene, wanted)
-        after = predicted(changed)
-        start = before if base is scene else predicted(base)
+        base, changed = both(resolved, wanted)
+        after = predict(changed)
+        start = before if base is resolved else predict(base)
         answer = compared(base, start, changed, after, wanted, prices)
     except TraincastError as error:
         return str(error)
@@ -166,8 +167,8 @@ def _explained(ranked: Sequence[Suggestion]) -> tuple[Suggestion, ...]:
 def explanation(answer: WhatIf) -> str:
     """Why a change helps, from the critical paths before and after, per sample of a step before."""
     scale = answer.cost_before.samples / answer.cost_after.samples
-    before = _path(answer.before)
-    after = {name: scale * seconds for name, seconds in _path(answer.after).items()}
+    before = path_of(answer.before)
+    after = {name: scale * seconds for name, seconds in path_of(answer.after).items()}
     saved = {name: before.get(name, 0.0) - after.get(name, 0.0) for name in {*before, *after}}
     most = max(saved, key=lambda name: saved[name])
     left, share = bottleneck(answer.after)
@@ -177,7 +178,3 @@ def explanation(answer: WhatIf) -> str:
         f"of the critical path{same}, {most} falls from {milliseconds(before.get(most, 0.0))} to "
         f"{milliseconds(after.get(most, 0.0))} ms; what is left is mostly {left} ({share:.0%}){unsure}"
     )
-
-
-def _path(answer: Answer) -> dict[str, float]:
-    return seconds_by_what(answer.path) if isinstance(answer, Prediction) else dict(answer.split())

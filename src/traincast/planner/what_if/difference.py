@@ -10,21 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traincast.costs.kernels.unmodelled import OPAQUE
-from traincast.planner.what_if.predict import Answer
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.prediction.prediction import RELEASE_SPREAD, SETUP_SPREAD, SHARED_ERROR
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.programs import TORCHREC
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.quantiles import Z90
 
-if TYPE_CHECKING:
-    from traincast.simulator.parallelism.result import TrainingPrediction
-
 _OWN_ERROR = math.sqrt(1 - SHARED_ERROR**2)  # what of a kernel's spread is its own
-_LAYOUT_SPREAD = 0.05  # log-sigma of a layout beyond its kernels and exchanges, see training/step.py
+_LAYOUT_SPREAD = 0.05  # log-sigma of a layout beyond its kernels and communication
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,19 +70,15 @@ class Difference:
         }
 
 
-def difference(before: tuple[Scene, Answer], after: tuple[Scene, Answer]) -> Difference:
-    """The change between two scenes with what they share of their errors taken out."""
-    one, two = (error_sources(scene, answer) for scene, answer in (before, after))
+def difference(before: tuple[Resolved, Prediction], after: tuple[Resolved, Prediction]) -> Difference:
+    """The change between two steps with what they share of their errors taken out."""
+    one, two = (error_sources(resolved, answer) for resolved, answer in (before, after))
     sigma = math.sqrt(sum((two.get(key, 0.0) - one.get(key, 0.0)) ** 2 for key in {*one, *two}))
     return Difference(before=before[1].iteration, after=after[1].iteration, sigma=sigma)
 
 
-def error_sources(scene: Scene, answer: Answer) -> dict[Hashable, float]:
+def error_sources(resolved: Resolved, answer: Prediction) -> dict[Hashable, float]:
     """Log-sigmas of a step by the source they come from; equal sources of two steps are one error."""
-    return _of_walk(scene, answer) if isinstance(answer, Prediction) else _of_layout(answer)
-
-
-def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
     seconds, device = answer.iteration, answer.platform.device.key
     if seconds <= 0:
         return {}
@@ -101,22 +93,12 @@ def _of_walk(scene: Scene, answer: Prediction) -> dict[Hashable, float]:
         key = ("kernel", call, device)
         sources[key] = sources.get(key, 0.0) + _OWN_ERROR * error / seconds
     sources["host", answer.host_profile] = answer.host_spread * answer.device_idle / seconds
-    sources["release", scene.software] = RELEASE_SPREAD
+    sources["release", resolved.software] = RELEASE_SPREAD
     if answer.gpus > 1:
-        sources["setup", answer.platform.key, scene.question.program or TORCHREC] = SETUP_SPREAD
-    return sources
-
-
-def _of_layout(answer: TrainingPrediction) -> dict[Hashable, float]:
-    """A layout knows one spread of all its kernels and exchanges; each part errs by it on its own."""
-    seconds, platform = answer.iteration, answer.platform.key
-    within = math.sqrt(max(answer.parts.sigma**2 - _LAYOUT_SPREAD**2, 0.0))
-    shares = {name: part / seconds for name, part in answer.split()}
-    together = math.hypot(*shares.values()) if shares else 1.0
-    sources: dict[Hashable, float] = {
-        ("part", name, platform): within * share / together for name, share in shares.items()
-    }
-    layout = answer.layout
-    form = (layout.tp, layout.pp, layout.vp, layout.cp, layout.ep, layout.sharding, layout.kernels, layout.precision)
-    sources["layout", platform, form] = _LAYOUT_SPREAD
+        sources["setup", answer.platform.key, resolved.scenario.program or TORCHREC] = SETUP_SPREAD
+    if answer.parallel is not None:
+        layout = answer.parallel.layout
+        degrees = (layout.tp, layout.pp, layout.vp, layout.cp, layout.ep)
+        form = (*degrees, layout.sharding, layout.kernels, layout.precision)
+        sources["layout", answer.platform.key, form] = _LAYOUT_SPREAD
     return sources

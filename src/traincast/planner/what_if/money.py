@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from traincast.planner.what_if.predict import Answer
 from traincast.simulator.prediction.result import Prediction
-from traincast.utils.errors import TraincastError
+from traincast.utils.errors import TraincastError, shown
 
 _HOUR = 3600.0
 _MOST = 1e18
+_MOST_DOLLARS = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,8 @@ class Prices:
         for name in ("per_gpu_hour", "samples", "tokens", "power_watts"):
             value = getattr(self, name)
             if value is not None and not 0 < value < _MOST:
-                shown = "price" if name == "per_gpu_hour" else name
-                raise TraincastError(f"`{shown}` {value:g} is out of range; give a number above 0")
+                option = "price" if name == "per_gpu_hour" else name
+                raise TraincastError(f"`{option}` {value:g} is out of range; give a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +76,23 @@ class Cost:
         }
 
 
-def cost_of(answer: Answer, prices: Prices) -> Cost:
+def prices_of(price: float | Mapping[str, float] | None) -> dict[str, float]:
+    """Dollars of a GPU and hour by platform; "" is for all others."""
+    if price is None:
+        return {}
+    known = dict(price) if isinstance(price, Mapping) else {"": price}
+    for name, dollars in known.items():
+        if isinstance(dollars, bool) or not isinstance(dollars, int | float) or not 0 < dollars < _MOST_DOLLARS:
+            where = f" of {name}" if name else ""
+            raise TraincastError(f"`price`{where} must be a number above 0, not {shown(dollars)}")
+    return known
+
+
+def cost_of(answer: Prediction, prices: Prices) -> Cost:
     """The cost of a predicted step."""
-    if isinstance(answer, Prediction):
-        gpus, samples = answer.gpus, answer.workload.samples * answer.gpus
-        per_sample = answer.workload.seq_len
-    else:
-        gpus, samples, per_sample = answer.layout.gpus, answer.layout.global_batch, answer.layout.seq_len
+    gpus, samples, per_sample = answer.gpus, answer.workload.samples * answer.gpus, answer.workload.seq_len
+    if answer.parallel is not None:
+        samples, per_sample = answer.parallel.layout.global_batch, answer.parallel.layout.seq_len
     tokens = samples * per_sample
     if prices.tokens is not None and not tokens:
         raise TraincastError("the model has no tokens; give the `samples` of the run instead")

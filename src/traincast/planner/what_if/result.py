@@ -7,7 +7,7 @@ from typing import Any
 
 from traincast.planner.what_if.difference import Difference
 from traincast.planner.what_if.money import Cost
-from traincast.planner.what_if.predict import Answer
+from traincast.simulator.parallelism.figures import split_step
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step_path import seconds_by_what
 from traincast.utils.display.text import milliseconds
@@ -23,8 +23,8 @@ class WhatIf(Result):
     `per_sample` is the change of the time of one sample, for edits that change how many a step has.
     """
 
-    before: Answer
-    after: Answer
+    before: Prediction
+    after: Prediction
     edits: tuple[str, ...]
     change: Difference
     cost_before: Cost
@@ -93,12 +93,14 @@ class WhatIf(Result):
         return [(name, 1e3 * before.get(name, 0.0), 1e3 * after.get(name, 0.0)) for name in names]
 
 
-def bottleneck(answer: Answer) -> tuple[str, float]:
+def bottleneck(answer: Prediction) -> tuple[str, float]:
     """What most of the critical path is spent on, and its share of the step."""
-    if isinstance(answer, Prediction):
-        path = seconds_by_what(answer.path)
-        return _largest(path, answer.iteration)
-    return _largest(dict(answer.split()), answer.iteration)
+    return _largest(path_of(answer), answer.iteration)
+
+
+def path_of(answer: Prediction) -> dict[str, float]:
+    """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
+    return seconds_by_what(answer.path) if answer.parallel is None else dict(split_step(answer))
 
 
 def _largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
@@ -108,10 +110,10 @@ def _largest(parts: dict[str, float], whole: float) -> tuple[str, float]:
     return name, parts[name] / whole
 
 
-def parts_of(answer: Answer) -> dict[str, float]:
+def parts_of(answer: Prediction) -> dict[str, float]:
     """Seconds of the step by what it is made of."""
-    if not isinstance(answer, Prediction):
-        return dict(answer.split())
+    if answer.parallel is not None:
+        return dict(split_step(answer))
     split = {
         "device active": answer.device_active,
         "exposed communication": answer.exposed_comm,
@@ -121,17 +123,17 @@ def parts_of(answer: Answer) -> dict[str, float]:
     return {**split, **{f"kernels: {name}": seconds for name, seconds in answer.by_family.items()}}
 
 
-def memory_bytes(answer: Answer) -> float:
+def memory_bytes(answer: Prediction) -> float:
     """Peak memory of the fullest rank."""
-    return answer.memory.peak_bytes if isinstance(answer, Prediction) else answer.needed
+    return answer.needed_bytes
 
 
-def fits(answer: Answer) -> bool:
+def fits(answer: Prediction) -> bool:
     """Whether the fullest rank fits on its device."""
-    return memory_bytes(answer) <= answer.platform.device.memory_bytes
+    return answer.fits
 
 
-def brief(answer: Answer) -> dict[str, Any]:
+def brief(answer: Prediction) -> dict[str, Any]:
     """The figures of a prediction that a change is told by."""
     document = answer.to_dict()
     keys = ("workload", "platform", "device", "mode", "batch_size", "seq_len", "gpus", "iteration_ms", "interval_ms",
@@ -141,4 +143,5 @@ def brief(answer: Answer) -> dict[str, Any]:
         "memory_gb": memory_bytes(answer) / 1e9,
         "fits": fits(answer),
         "parts_ms": {name: 1e3 * seconds for name, seconds in parts_of(answer).items()},
+        "prediction": document,
     }

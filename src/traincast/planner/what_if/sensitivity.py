@@ -9,9 +9,9 @@ from typing import Any
 from traincast.planner.what_if.ask import both
 from traincast.planner.what_if.difference import error_sources
 from traincast.planner.what_if.edits.registry import parse_edits
-from traincast.planner.what_if.predict import Answer, predicted
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.display.text import milliseconds
 from traincast.utils.narrowing import Part, half_width, ranked
 from traincast.utils.results import Records, Result
@@ -34,7 +34,7 @@ class Sensitivity(Result):
     """`elasticities`: per cent that the step grows when a number grows by one per cent. `measurements`: by what would
     be measured, the half-width of the 90 % interval (as a share of the step) that would be left."""
 
-    step: Answer
+    step: Prediction
     elasticities: dict[str, float]
     measurements: dict[str, float]
     half_width: float
@@ -70,37 +70,39 @@ class Sensitivity(Result):
         }
 
 
-def sensitivity(scene: Scene) -> Sensitivity:
+def sensitivity(resolved: Resolved) -> Sensitivity:
     """Elasticities of a step and what its interval is made of."""
-    step = predicted(scene)
-    found = {name: _elasticity(scene, edit, sign) for name, (edit, sign) in NUMBERS.items() if _matters(scene, edit)}
+    step = predict(resolved)
+    found = {
+        name: _elasticity(resolved, edit, sign) for name, (edit, sign) in NUMBERS.items() if _matters(resolved, edit)
+    }
     elasticities = dict(sorted(found.items(), key=lambda item: -abs(item[1])))
-    parts = _measurable(scene, step)
+    parts = _measurable(resolved, step)
     return Sensitivity(step=step, elasticities=elasticities, measurements=ranked(parts), half_width=half_width(parts))
 
 
-def _matters(scene: Scene, edit: str) -> bool:
-    return scene.gpus > 1 or edit not in ("link-speed", "nic-speed", "link-latency")
+def _matters(resolved: Resolved, edit: str) -> bool:
+    return resolved.gpus > 1 or edit not in ("link-speed", "nic-speed", "link-latency")
 
 
-def _elasticity(scene: Scene, edit: str, sign: int) -> float:
+def _elasticity(resolved: Resolved, edit: str, sign: int) -> float:
     times = [
-        predicted(both(scene, parse_edits([f"{edit}={factor!r}"]))[1]).iteration for factor in (1 / _STEP, _STEP)
+        predict(both(resolved, parse_edits([f"{edit}={factor!r}"]))[1]).iteration for factor in (1 / _STEP, _STEP)
     ]  # fmt: skip
     return sign * math.log(times[1] / times[0]) / (2 * math.log(_STEP))
 
 
-def _measurable(scene: Scene, step: Answer) -> dict[str, Part]:
+def _measurable(resolved: Resolved, step: Prediction) -> dict[str, Part]:
     """What a step's interval is made of, by what a measurement would be of. A kernel's own errors average out in a
     step and are no part of its interval."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for source, sigma in error_sources(scene, step).items():
+    for source, sigma in error_sources(resolved, step).items():
         assert isinstance(source, tuple)
         kind = str(source[0])
         if kind == "kernel" or not sigma > 0:
             continue
         name = {
-            "family": f"{source[1]} kernels", "part": str(source[1]), "host": "the host's overheads",
+            "family": f"{source[1]} kernels", "host": "the host's overheads",
             "release": "a step with this software", "setup": "a step on this system", "layout": "a step of this layout",
             "unknown": "ops that are not known",
         }[kind]  # fmt: skip
@@ -114,12 +116,9 @@ def _joined(entries: list[tuple[float, float]]) -> Part:
     return Part(share, math.hypot(*(sigma for _, sigma in entries)) / share)
 
 
-def _share(step: Answer, kind: str, name: str) -> float:
+def _share(step: Prediction, kind: str, name: str) -> float:
     """The share of the step's time that a source of errors is about; all of it where that is not one of its parts."""
-    if isinstance(step, Prediction):
-        seconds = {
-            "family": step.by_family.get(name, 0.0), "host": step.device_idle, "unknown": step.estimated_seconds
-        }.get(kind, step.iteration)  # fmt: skip
-    else:
-        seconds = dict(step.split()).get(name, step.iteration) if kind == "part" else step.iteration
+    seconds = {
+        "family": step.by_family.get(name, 0.0), "host": step.device_idle, "unknown": step.estimated_seconds
+    }.get(kind, step.iteration)  # fmt: skip
     return seconds / step.iteration if seconds > 0 else 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,24 @@ from traincast.utils.quantiles import Z90
 _KINDS = {
     "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
 }  # fmt: skip
+
+
+_GROUPS = {"tp": "tensor parallel", "cp": "context parallel", "ep": "expert parallel", "pp": "stages",
+           "dp": "data parallel"}  # fmt: skip
+
+
+def split_step(answer: Prediction) -> list[tuple[str, float]]:
+    """The step of the rank that the others wait for by what it is spent on, in seconds; together they are the step."""
+    figures = answer.parallel
+    assert figures is not None
+    gemm, attention = (answer.by_family.get(name, 0.0) for name in ("gemm", "attention"))
+    update = answer.by_phase.get("optimizer", 0.0)
+    shown = figures.compute + sum(figures.exposed.values()) + figures.bubble
+    rows = [("GEMMs", gemm), ("attention", attention)]
+    rows.append(("other kernels", max(0.0, figures.compute - update - gemm - attention)))
+    rows += [(f"exposed: {_GROUPS[name]}", seconds) for name, seconds in figures.exposed.items()]
+    rows += [("pipeline bubble", figures.bubble), ("waiting for the host", max(0.0, answer.iteration - shown))]
+    return [row for row in (*rows, ("optimizer", update)) if row[1] > 0]
 
 
 def exposed_and_bubble(answer: Prediction, *, stages: int) -> tuple[dict[str, float], float, float]:
@@ -101,10 +120,11 @@ def extend_periodically(longer: Prediction, shorter: Prediction, times: float) -
     ratio = more("iteration") / longer.iteration
     low, high = longer.interval
     plain = ("iteration", "device_active", "device_idle", "host", "exposed_comm", "estimated_seconds")
+    extended: dict[str, Any] = {name: more(name) for name in plain}
+    extended |= {name: more_of(name) for name in ("by_family", "by_phase", "by_source")}
     return replace(
         longer,
-        **{name: more(name) for name in plain},
-        **{name: more_of(name) for name in ("by_family", "by_phase", "by_source")},
+        **extended,
         interval=(low * ratio, high * ratio),
         kernel_errors={call: ratio * seconds for call, seconds in longer.kernel_errors.items()},
         outside=tuple(replace(item, seconds=ratio * item.seconds) for item in longer.outside),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from traincast.costs.in_step import SHIPPED
-from traincast.models.layers.tape import Communicator
+from traincast.models.layers.builder import Communicator
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.communication import LayerGroups
 from traincast.models.transformers.program.style import Shard, Style

@@ -21,7 +21,6 @@ from traincast.simulator.parallelism.layout import Layout, completed
 from traincast.simulator.parallelism.memory import peak, stage_memory
 from traincast.simulator.parallelism.pieces import Pieces
 from traincast.simulator.parallelism.program import parallel_workload
-from traincast.simulator.parallelism.result import TrainingPrediction
 from traincast.simulator.parallelism.step import Stage, StepModel
 from traincast.simulator.prediction.parallel import ParallelFigures
 from traincast.simulator.prediction.prediction import predict_step
@@ -66,20 +65,6 @@ def steady_micro_batches(layout: Layout) -> tuple[int, int]:
     if layout.accumulation <= fewest + period:
         return layout.accumulation, period
     return fewest + (layout.accumulation - fewest) % period, period
-
-
-def predict_training(
-    model: Transformer,
-    platform: Platform,
-    layout: Layout,
-    *,
-    host: HostProfile | None = None,
-    roofline_only: bool = False,
-) -> TrainingPrediction:
-    """`predict_parallel` in the form of before."""
-    return TrainingPrediction.of(
-        model, predict_parallel(model, platform, layout, host=host, roofline_only=roofline_only)
-    )
 
 
 def estimate_seconds(

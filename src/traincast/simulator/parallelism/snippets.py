@@ -9,8 +9,8 @@ from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.variants import BETWEEN_STAGES, VARIANT
+from traincast.models.layers.builder import Communicator, Scalars, StepBuilder
 from traincast.models.layers.optimizers import step_one_by_one, with_state
-from traincast.models.layers.tape import Communicator, Scalars, Tape
 from traincast.models.transformers.program.communication import write_collective
 from traincast.models.transformers.program.step import write_adam
 from traincast.simulator.parallelism.groups import (
@@ -60,14 +60,14 @@ class Snippets:
         if other is None:
             return None
         forward = kind == FORWARD
-        tape = self._tape("c10d::recv_", kind)
+        builder = self._builder("c10d::recv_", kind)
         stream = RECEIVE_FORWARD if forward else RECEIVE_BACKWARD
-        self._message(tape, "recv_", other, self.stage, SEND_FORWARD if forward else SEND_BACKWARD, stream)
-        _record(tape, _MESSAGE, stream)
-        _wait(tape, _MESSAGE, 0)
+        self._message(builder, "recv_", other, self.stage, SEND_FORWARD if forward else SEND_BACKWARD, stream)
+        _record(builder, _MESSAGE, stream)
+        _wait(builder, _MESSAGE, 0)
         if not self.layout.overlap_pp:
-            _synchronize(tape)
-        return tape.build()
+            _synchronize(builder)
+        return builder.build()
 
     @_kept
     def send(self, kind: str, chunk: int) -> Program | None:
@@ -77,14 +77,14 @@ class Snippets:
         if other is None:
             return None
         stream = SEND_FORWARD if kind == FORWARD else SEND_BACKWARD
-        tape = self._tape("c10d::send", kind)
-        _record(tape, _ISSUE, 0)
-        _wait(tape, _ISSUE, stream)
-        self._message(tape, "send", self.stage, other, stream, stream)
+        builder = self._builder("c10d::send", kind)
+        _record(builder, _ISSUE, 0)
+        _wait(builder, _ISSUE, stream)
+        self._message(builder, "send", self.stage, other, stream, stream)
         if not self.layout.overlap_pp:
-            _record(tape, _SENT, stream)
-            _wait(tape, _SENT, 0)
-        return tape.build()
+            _record(builder, _SENT, stream)
+            _wait(builder, _SENT, 0)
+        return builder.build()
 
     @_kept
     def gather(self, dense: float, sparse: float, event: int, kind: str) -> Program | None:
@@ -101,9 +101,9 @@ class Snippets:
         """The compute stream waits for parameters."""
         if self.groups.data is None and self.groups.expert_data is None:
             return None
-        tape = self._tape("cuda::stream_wait_event", kind)
-        _wait(tape, event if event >= self.first_bucket else _FIRST + event, 0)
-        return tape.build()
+        builder = self._builder("cuda::stream_wait_event", kind)
+        _wait(builder, event if event >= self.first_bucket else _FIRST + event, 0)
+        return builder.build()
 
     @_kept
     def reduce(self, dense: float, sparse: float) -> Program | None:
@@ -123,9 +123,9 @@ class Snippets:
         """The compute stream waits for all gradients."""
         if not self._used:
             return None
-        tape = self._tape("cuda::stream_wait_event", "update")
-        _wait(tape, _REDUCED, 0)
-        return tape.build()
+        builder = self._builder("cuda::stream_wait_event", "update")
+        _wait(builder, _REDUCED, 0)
+        return builder.build()
 
     @_kept
     def gather_updated(self, dense: float, sparse: float, event: int, waits: bool = False) -> Program | None:
@@ -144,17 +144,17 @@ class Snippets:
         if not elements:
             return None
         tensors = max(1, round(elements / _TENSOR_ELEMENTS))
-        tape = self._tape("aten::_foreach_norm", "update")
+        builder = self._builder("aten::_foreach_norm", "update")
         dtype = "float32" if layout.precision == "fp32" else "bfloat16"
         each = max(1, elements // tensors)
-        weights = [tape.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
-        gradients = [tape.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
-        tape.op("inductor::fused", [("inputs", gradients)], [tape.new((1,))], module="optimizer")
+        weights = [builder.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
+        gradients = [builder.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
+        builder.op("inductor::fused", [("inputs", gradients)], [builder.new((1,))], module="optimizer")
         if layout.optimizer == "adam-loop":
-            step_one_by_one(tape, "adam", with_state(tape, "adam", weights), gradients)
+            step_one_by_one(builder, "adam", with_state(builder, "adam", weights), gradients)
         else:
-            write_adam(tape, weights, gradients)
-        return tape.build()
+            write_adam(builder, weights, gradients)
+        return builder.build()
 
     def _between_copies(
         self, parts: list[tuple[str, Communicator | None, float]], event: int, kind: str, *, waits: bool = False
@@ -162,16 +162,16 @@ class Snippets:
         wanted = [(name, group, nbytes) for name, group, nbytes in parts if group is not None and nbytes > 0]
         if not wanted:
             return None
-        tape = self._tape("c10d::" + wanted[0][0], kind)
-        _record(tape, _ISSUE, 0)
-        _wait(tape, _ISSUE, DATA)
+        builder = self._builder("c10d::" + wanted[0][0], kind)
+        _record(builder, _ISSUE, 0)
+        _wait(builder, _ISSUE, DATA)
         for name, group, nbytes in wanted:
-            ref = tape.resident((max(1, int(nbytes) // 2),), StorageKind.BUFFER, "bfloat16")
-            write_collective(tape, name, group, nbytes, ref, stream=DATA)
-        _record(tape, event, DATA)
+            ref = builder.resident((max(1, int(nbytes) // 2),), StorageKind.BUFFER, "bfloat16")
+            write_collective(builder, name, group, nbytes, ref, stream=DATA)
+        _record(builder, event, DATA)
         if waits:
-            _wait(tape, event, 0)
-        return tape.build()
+            _wait(builder, event, 0)
+        return builder.build()
 
     def _neighbour(self, chunk: int, step: int) -> int | None:
         """The stage that holds the part of the model before or after this chunk."""
@@ -179,33 +179,37 @@ class Snippets:
         part = chunk * stages + self.stage + step
         return part % stages if stages > 1 and 0 <= part < stages * self.layout.vp else None
 
-    def _message(self, tape: Tape, name: str, source: int, target: int, communicator: int, stream: int) -> None:
+    def _message(
+        self, builder: StepBuilder, name: str, source: int, target: int, communicator: int, stream: int
+    ) -> None:
         layout = self.layout
         rows = layout.micro_batch * layout.seq_len // layout.cp // (layout.tp if layout.sequence else 1)
         ranks = (self.groups.first_rank(source), self.groups.first_rank(target))
-        ref = tape.resident((max(1, rows), self.hidden), StorageKind.BUFFER, "bfloat16")
+        ref = builder.resident((max(1, rows), self.hidden), StorageKind.BUFFER, "bfloat16")
         scalars: Scalars = [
             ("collective", "send_recv"), ("group", ranks), ("source", ranks[0]), ("target", ranks[1]),
             ("communicator", communicator), ("bytes", ref.spec.nbytes), (VARIANT, BETWEEN_STAGES),
         ]  # fmt: skip
-        tape.op(f"c10d::{name}", [("tensors", ref)], [ref], scalars, stream=stream)
+        builder.op(f"c10d::{name}", [("tensors", ref)], [ref], scalars, stream=stream)
 
-    def _tape(self, scope: str, kind: str) -> Tape:
+    def _builder(self, scope: str, kind: str) -> StepBuilder:
         layout = self.layout
-        tape = Tape(layout.micro_batch, builder=ProgramBuilder(batch_size=layout.micro_batch, seq_len=layout.seq_len))
+        builder = StepBuilder(
+            layout.micro_batch, target=ProgramBuilder(batch_size=layout.micro_batch, seq_len=layout.seq_len)
+        )
         phases = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "update": Phase.OPTIMIZER}
-        tape.scope(scope, phases[kind])
-        return tape
+        builder.scope(scope, phases[kind])
+        return builder
 
 
-def _record(tape: Tape, event: int, stream: int) -> None:
-    tape.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
+def _record(builder: StepBuilder, event: int, stream: int) -> None:
+    builder.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
 
 
-def _synchronize(tape: Tape) -> None:
+def _synchronize(builder: StepBuilder) -> None:
     """The host waits, as Megatron's does for a message that nothing overlaps with."""
-    tape.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
+    builder.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
 
 
-def _wait(tape: Tape, event: int, stream: int) -> None:
-    tape.op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)
+def _wait(builder: StepBuilder, event: int, stream: int) -> None:
+    builder.op("cuda::stream_wait_event", [], [], [("event", event), ("stream", stream)], stream=stream)

@@ -15,6 +15,8 @@ from traincast.simulator.prediction.step import StepWalk
 from traincast.simulator.timeline import covered_seconds
 from traincast.utils.arrays import FloatArray
 
+_TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankAnswer:
@@ -97,3 +99,13 @@ def imbalance(answers: Sequence[RankAnswer]) -> float:
     compute = np.array([answer.compute for answer in answers])
     mean = float(np.average(compute, weights=[len(answer.ranks) for answer in answers]))
     return float(compute.max()) / mean - 1.0 if mean > 0 else 0.0
+
+
+def slowest_class(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
+    """The class of ranks that the others wait for: of those done last, the one that waited least. Of the stages of a
+    pipeline, which are done one after the other, the one that computes longest."""
+    if any(exchange.replicated for calls in walked.instructions.calls for exchange in calls.exchange[:1]):
+        return max(range(len(answers)), key=lambda c: answers[c].compute)
+    latest = walked.class_latest()
+    last = np.flatnonzero(latest >= latest.max() - _TOGETHER * walked.seconds)
+    return int(min(last.tolist(), key=lambda c: answers[c].waiting))

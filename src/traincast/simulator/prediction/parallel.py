@@ -7,11 +7,6 @@ from typing import Any
 
 from traincast.simulator.parallelism.layout import Layout
 
-_NAMES = (
-    "layout", "global_batch", "micro_batch", "micro_batches", "micro_batches_in_timeline", "exposed_ms", "bubble_ms",
-    "memory_needed_gb",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelFigures:
@@ -36,7 +31,12 @@ class ParallelFigures:
         """As plain data; keys say their units."""
         layout = self.layout
         return {
-            "layout": {**asdict(layout), "dp": layout.dp, "accumulation": layout.accumulation},
+            "layout": {
+                **asdict(layout),
+                "stage_layers": list(layout.stage_layers),
+                "dp": layout.dp,
+                "accumulation": layout.accumulation,
+            },
             "global_batch": layout.global_batch,
             "micro_batch": layout.micro_batch,
             "micro_batches": layout.accumulation,
@@ -48,5 +48,5 @@ class ParallelFigures:
 
 
 def layout_keys(figures: ParallelFigures | None) -> dict[str, Any]:
-    """The figures as plain data; null for a step without a layout."""
-    return dict.fromkeys(_NAMES) if figures is None else figures.to_dict()
+    """The figures as plain data; none for a step without a layout."""
+    return {} if figures is None else figures.to_dict()

@@ -1,4 +1,4 @@
-"""Kernel time by the place in the model that launched it: module, layer, op."""
+"""Kernel time by the place in the model that launched it (module, layer, op), by phase and by source."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from traincast.costs.kernels.cost import Costs, Source
 from traincast.ir.ops import Phase
 from traincast.simulator.timeline import Timeline
+from traincast.utils.arrays import BoolArray
 from traincast.utils.totals import totals
 
 PLACES = ("module", "layer", "op")
@@ -47,6 +49,34 @@ def seconds_by_op(timeline: Timeline) -> dict[str, float]:
     signature = program.columns.op_signature[timeline.schedule.op[timeline.launches]]
     seconds = np.bincount(signature, weights=timeline.kernel_seconds, minlength=len(program.symbolic))
     return _spent((program.symbolic[n].name, s) for n, s in enumerate(seconds.tolist()))
+
+
+def seconds_by_phase(timeline: Timeline) -> dict[str, float]:
+    """Kernel seconds by phase of the step."""
+    phase = timeline.program.op_phase[timeline.schedule.op[timeline.launches]]
+    totals = np.bincount(phase, weights=timeline.kernel_seconds, minlength=len(Phase))
+    return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}
+
+
+def seconds_by_source(timeline: Timeline, costs: Costs) -> dict[str, float]:
+    """Kernel seconds by how their durations were found."""
+    source = costs.source[timeline.schedule.call[timeline.launches]]
+    seconds = np.bincount(source, weights=timeline.kernel_seconds, minlength=len(Source))
+    return {source.name.lower(): float(seconds[source]) for source in Source if seconds[source]}
+
+
+def marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
+    """Names of the ops whose launches use a marked call, most device time first, and the seconds of those calls."""
+    launches = timeline.launches
+    chosen = marked[timeline.schedule.call[launches]]
+    program, seconds = timeline.program, timeline.kernel_seconds[chosen]
+    signatures = program.columns.op_signature[timeline.schedule.op[launches][chosen]]
+    by_signature = np.bincount(signatures, weights=seconds, minlength=len(program.symbolic))
+    totals: dict[str, float] = {}
+    for index in np.unique(signatures).tolist():
+        name = program.symbolic[index].name
+        totals[name] = totals.get(name, 0.0) + float(by_signature[index])
+    return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())
 
 
 def _by_path(timeline: Timeline, shortened: Callable[[str], str]) -> dict[str, float]:

@@ -10,24 +10,24 @@ import numpy as np
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.costs.kernels.call import Estimate, KernelCall
-from traincast.costs.kernels.cost import Costs, Source, price
+from traincast.costs.kernels.cost import Costs, price
 from traincast.costs.kernels.registry import lowering_context
 from traincast.costs.kernels.unmodelled import OPAQUE
 from traincast.hardware.platform import Platform
-from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, step_instructions
-from traincast.simulator.prediction.answers import RankAnswer, imbalance, rank_answers
+from traincast.simulator.prediction.answers import imbalance, rank_answers, slowest_class
 from traincast.simulator.prediction.outside import outside_ops
+from traincast.simulator.prediction.places import marked_ops, seconds_by_phase, seconds_by_source
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.step import StepWalk, walk_step
 from traincast.simulator.prediction.warnings import warnings_of
 from traincast.simulator.timeline import Timeline
 from traincast.simulator.uneven import Unevenness
-from traincast.utils.arrays import BoolArray, IntArray
+from traincast.utils.arrays import IntArray
+from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 
-_TOGETHER = 1e-3  # ranks that are done within this share of a step are done together
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
 # so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/programs.md
 SHARED_ERROR = 0.6
@@ -51,7 +51,16 @@ def predict_step(
     op_speed: Mapping[str, float] | None = None,
 ) -> Prediction:
     """Predicts one step of a workload, each of its ranks on one device of the platform (rank r on GPU r); every step
-    begins `late` seconds late. `op_speed` is how many times as fast the kernels of an op run, by its name."""
+    begins `late` seconds late. `op_speed` is how many times as fast the kernels of an op run, by its name. On a machine
+    that was measured (`Machine`) each rank runs on one core."""
+    if platform.device.is_cpu:
+        if tf32 or roofline_only or host is not None or uneven is not None:
+            raise TraincastError(
+                f"`tf32`, `host`, `roofline_only` and `uneven` are for GPUs; leave them out on '{platform.key}'"
+            )
+        from traincast.simulator.cpu.predict import predict_on_machine
+
+        return predict_on_machine(workload, platform, late=late, op_speed=op_speed)
     instructions = _instructions(workload, platform, tf32=tf32, apart=uneven is not None)
     device = platform.device_among(len(workload.ranks))
     costs = price(instructions.lowered[0], device, roofline_only=roofline_only)
@@ -88,13 +97,13 @@ def _prediction(
 ) -> Prediction:
     """What the walk says: of the step, and of the rank that the others wait for."""
     answers = rank_answers(walked)
-    slowest = _slowest(walked, answers)
+    slowest = slowest_class(walked, answers)
     timeline, answer, seconds = walked.timeline(slowest), answers[slowest], walked.seconds
     errors = kernel_errors(timeline, costs)
     terms = spread_terms(timeline, errors, host, answer.device_active, several=len(workload.ranks) > 1)
     spread = math.hypot(*terms.values()) if terms else 0.0
     estimated = walked.instructions.lowered[walked.classes.program[slowest]].estimated
-    estimated_ops, estimated_seconds = _marked_ops(timeline, estimated)
+    estimated_ops, estimated_seconds = marked_ops(timeline, estimated)
     outside = outside_ops(timeline, costs, ~costs.in_domain & ~estimated, SHARED_ERROR * costs.spread())
     return Prediction(
         workload=workload,
@@ -110,8 +119,8 @@ def _prediction(
         host=answer.host,
         exposed_comm=answer.exposed_comm,
         by_family=timeline.seconds_by_family(),
-        by_phase=_by_phase(timeline),
-        by_source=_by_source(timeline, costs),
+        by_phase=seconds_by_phase(timeline),
+        by_source=seconds_by_source(timeline, costs),
         estimated_ops=estimated_ops,
         estimated_seconds=estimated_seconds,
         outside=outside,
@@ -123,16 +132,6 @@ def _prediction(
         imbalance=imbalance(answers),
         gpus=len(workload.ranks),
     )
-
-
-def _slowest(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
-    """The class of ranks that the others wait for: of those done last, the one that waited least. Of the stages of a
-    pipeline, which are done one after the other, the one that computes longest."""
-    if any(exchange.replicated for calls in walked.instructions.calls for exchange in calls.exchange[:1]):
-        return max(range(len(answers)), key=lambda c: answers[c].compute)
-    latest = walked.class_latest()
-    last = np.flatnonzero(latest >= latest.max() - _TOGETHER * walked.seconds)
-    return int(min(last.tolist(), key=lambda c: answers[c].waiting))
 
 
 def _with_meetings(costs: Costs, instructions: StepInstructions, exchanged: Estimate) -> Costs:
@@ -178,31 +177,3 @@ def spread_terms(
     if unknown:
         terms["unknown_arithmetic"] = unknown / timeline.seconds
     return {**terms, "system_setup": SETUP_SPREAD} if several else terms
-
-
-def _by_source(timeline: Timeline, costs: Costs) -> dict[str, float]:
-    """Kernel seconds by how their durations were found."""
-    source = costs.source[timeline.schedule.call[timeline.launches]]
-    seconds = np.bincount(source, weights=timeline.kernel_seconds, minlength=len(Source))
-    return {source.name.lower(): float(seconds[source]) for source in Source if seconds[source]}
-
-
-def _by_phase(timeline: Timeline) -> dict[str, float]:
-    """Kernel seconds by phase of the step."""
-    phase = timeline.program.op_phase[timeline.schedule.op[timeline.launches]]
-    totals = np.bincount(phase, weights=timeline.kernel_seconds, minlength=len(Phase))
-    return {p.name.lower(): float(totals[p]) for p in Phase if totals[p]}
-
-
-def _marked_ops(timeline: Timeline, marked: BoolArray) -> tuple[tuple[str, ...], float]:
-    """Names of the ops whose launches use a marked call, most device time first, and the seconds of those calls."""
-    launches = timeline.launches
-    chosen = marked[timeline.schedule.call[launches]]
-    program, seconds = timeline.program, timeline.kernel_seconds[chosen]
-    signatures = program.columns.op_signature[timeline.schedule.op[launches][chosen]]
-    by_signature = np.bincount(signatures, weights=seconds, minlength=len(program.symbolic))
-    totals: dict[str, float] = {}
-    for index in np.unique(signatures).tolist():
-        name = program.symbolic[index].name
-        totals[name] = totals.get(name, 0.0) + float(by_signature[index])
-    return tuple(sorted(totals, key=lambda name: (-totals[name], name))), float(seconds.sum())

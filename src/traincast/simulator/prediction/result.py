@@ -13,6 +13,7 @@ from traincast.ir.workload import Workload
 from traincast.simulator.critical import PathPart
 from traincast.simulator.matched_calls import rank_list
 from traincast.simulator.prediction.answers import RankAnswer
+from traincast.simulator.prediction.document import prediction_document
 from traincast.simulator.prediction.outside import OutsideOp
 from traincast.simulator.prediction.parallel import ParallelFigures, layout_keys
 from traincast.simulator.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
@@ -39,7 +40,8 @@ class Prediction(Result):
     `out_of_domain_seconds` are the device time of those calls.
 
     `kernel_errors` are the seconds that one log-sigma of each kernel call is worth, `host_spread` is the log-sigma of
-    the host: what two predictions share of their errors is found in them.
+    the host: what two predictions share of their errors is found in them. `scenario` are the settings it was predicted
+    under, by field of `Scenario` (empty where it was asked for otherwise).
 
     `parallel` are the figures that only a Transformer under a layout has. Where its timeline shows some of the
     micro-batches, `extended` has the figures of all of them that would be read from the timeline, by property.
@@ -70,6 +72,7 @@ class Prediction(Result):
     interval_terms: dict[str, float] = field(default_factory=dict)
     kernel_errors: dict[KernelCall, float] = field(default_factory=dict)
     host_spread: float = 0.0
+    scenario: dict[str, Any] = field(default_factory=dict)
     parallel: ParallelFigures | None = None
     extended: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -141,8 +144,9 @@ class Prediction(Result):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data; keys are stable and say their units."""
-        return {
+        """The prediction as plain data: the keys of `PredictionDocument`."""
+        return prediction_document({
+            "scenario": self.scenario,
             "workload": self.workload.name,
             "platform": self.platform.key,
             "device": self.platform.device.name,
@@ -150,6 +154,7 @@ class Prediction(Result):
             "mode": self.workload.mode,
             "compiled": "compiled" in self.workload.meta,
             "batch_size": self.workload.batch_size,
+            "global_batch": self.workload.samples * self.gpus,
             "seq_len": self.workload.seq_len or None,
             "gpus": self.gpus,
             "iteration_ms": 1e3 * self.iteration,
@@ -184,7 +189,7 @@ class Prediction(Result):
             "by_module": _milliseconds(self.by_module),
             "by_layer": _milliseconds(self.by_layer),
             "by_op": _milliseconds(self.by_op),
-        }
+        })  # fmt: skip
 
     def headline(self) -> str:
         """Model, platform and size, then the time of a step with its interval, then what that makes of the GPUs."""

@@ -93,8 +93,23 @@ def walk_step(
 ) -> StepWalk:
     """Walks the step once from idle, or twice when steps run into each other, and keeps the last. The host of every
     rank begins it `late` seconds late; `op_speed` as in `predict_step`."""
-    durations = _begun_late(_durations(instructions, costs, host, uneven, op_speed or {}), late)
-    classes, crews, place = _classed(instructions, durations, topology)
+    durations = _durations(instructions, costs, host, uneven, op_speed or {})
+    seconds = instructions.seconds(topology).seconds
+    return walk_durations(instructions, durations, seconds, synchronised=synchronised, gap=gap, late=late)
+
+
+def walk_durations(
+    instructions: StepInstructions,
+    durations: tuple[list[FloatArray], list[FloatArray]],
+    collective_seconds: FloatArray,
+    *,
+    synchronised: bool,
+    gap: float = 0.0,
+    late: float = 0.0,
+) -> StepWalk:
+    """As `walk_step`, with host and kernel seconds of every program's instructions, and seconds of every collective."""
+    durations = _begun_late(durations, late)
+    classes, crews, place = _classed(instructions, durations, collective_seconds)
     meetings = _meetings(classes, place)
     try:
         agenda = Agenda(crews, meetings)
@@ -148,18 +163,26 @@ def _durations(
     op_speed: Mapping[str, float],
 ) -> tuple[list[FloatArray], list[FloatArray]]:
     """Host and kernel seconds of every program."""
-    by_call = np.append(costs.seconds, 0.0)  # -1, no call, is the last
-    kernel = [by_call[schedule.call] for schedule in instructions.schedules]
-    if op_speed:
-        kernel = [
-            seconds / _speeds(schedule, program, op_speed)
-            for seconds, schedule, program in zip(kernel, instructions.schedules, instructions.programs, strict=True)
-        ]
+    kernel = kernel_seconds(instructions, costs, op_speed)
     busy = _host_seconds(instructions, host)
     if uneven is None:
         return busy, kernel
     both = [uneven.applied(seconds, kernel[number], number) for number, seconds in enumerate(busy)]
     return [seconds for seconds, _ in both], [seconds for _, seconds in both]
+
+
+def kernel_seconds(
+    instructions: StepInstructions, costs: Costs, op_speed: Mapping[str, float] | None = None
+) -> list[FloatArray]:
+    """Kernel seconds of every instruction of every program; `op_speed` as in `predict_step`."""
+    by_call = np.append(costs.seconds, 0.0)  # -1, no call, is the last
+    kernel = [by_call[schedule.call] for schedule in instructions.schedules]
+    if not op_speed:
+        return kernel
+    return [
+        seconds / _speeds(schedule, program, op_speed)
+        for seconds, schedule, program in zip(kernel, instructions.schedules, instructions.programs, strict=True)
+    ]
 
 
 def _speeds(schedule: Schedule, program: Program, op_speed: Mapping[str, float]) -> FloatArray:
@@ -198,7 +221,7 @@ def _host_seconds(instructions: StepInstructions, host: HostProfile) -> list[Flo
 
 
 def _classed(
-    instructions: StepInstructions, durations: tuple[list[FloatArray], list[FloatArray]], topology: Topology | None
+    instructions: StepInstructions, durations: tuple[list[FloatArray], list[FloatArray]], seconds: FloatArray
 ) -> tuple[Classes, list[Crew], tuple[tuple[int, int], ...]]:
     """Classes of programs, the crews to walk, and where each class is among them."""
     busy, kernel = durations
@@ -207,7 +230,7 @@ def _classed(
         (structure, blake2b(kernel[p].data).digest() if len(kernel) > 1 else b"", id(busy[p]))
         for p, structure in enumerate(instructions.structure)
     ]
-    classes = find_classes(alike, instructions.calls, instructions.meetings, instructions.seconds(topology).seconds)
+    classes = find_classes(alike, instructions.calls, instructions.meetings, seconds)
     return classes, *_crews(instructions, classes, kernel, busy)
 
 

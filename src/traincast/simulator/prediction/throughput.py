@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from traincast.costs.kernels.arithmetic import counted_flops
+from traincast.costs.kernels.work import count_flops
 from traincast.hardware.device import Device
 from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.schedule import Code
@@ -20,7 +20,8 @@ class Throughput:
 
     `flops` are the operations of one step that are matrix products, convolutions and attention, those that
     checkpointing computes again included. `peak_flops` is the rate of all GPUs in the type most of them are computed
-    in (`peak_type`), at boost or at the locked clock; `mfu` is the share of it that the step uses (0 without such ops).
+    in (`peak_type`), at boost or at the locked clock (0 where it is not known, as of a measured CPU); `mfu` is the
+    share of it that the step uses (0 without such ops or without a peak).
     """
 
     samples: float
@@ -37,6 +38,8 @@ class Throughput:
             rates.append(f"{_rate(self.tokens)} tokens/s")
         if not self.flops:
             return ", ".join(rates)
+        if not self.peak_flops:
+            return f"{', '.join(rates)}; {in_units(self.flops, 'FLOP')} a step"
         several = f"{gpus} x " if gpus > 1 else ""
         peak = f"{several}{self.peak_flops / gpus / 1e12:,.4g} TFLOPS ({self.peak_type} peak of {device})"
         return f"{', '.join(rates)}; {in_units(self.flops, 'FLOP')} a step, MFU {self.mfu:.1%} of {peak}"
@@ -47,7 +50,7 @@ class Throughput:
             "samples_per_s": self.samples,
             "tokens_per_s": self.tokens or None,
             "flops": self.flops,
-            "mfu": self.mfu if self.flops else None,
+            "mfu": self.mfu if self.flops and self.peak_flops else None,
             "mfu_peak_tflops": self.peak_flops / 1e12,
             "mfu_peak_type": self.peak_type,
         }
@@ -67,7 +70,7 @@ def throughput(
     peak_type = max(by_type, key=lambda compute: by_type[compute], default="fp32")
     peak = gpus * device.peak(peak_type)
     samples = gpus * batch_size / seconds if seconds > 0 else 0.0
-    mfu = flops / seconds / peak if seconds > 0 else 0.0
+    mfu = flops / seconds / peak if seconds > 0 and peak > 0 else 0.0
     return Throughput(
         samples=samples, tokens=samples * seq_len, flops=flops, peak_flops=peak, peak_type=peak_type, mfu=mfu
     )
@@ -78,7 +81,7 @@ def _flops_by_type(instructions: StepInstructions) -> dict[str, float]:
     lowered = instructions.lowered[0]  # all programs refer to the same calls
     per_call = np.zeros(len(lowered.calls))
     for rows, calls in lowered.by_family():
-        per_call[rows] = counted_flops(calls)
+        per_call[rows] = count_flops(calls)
     launches = np.zeros(len(per_call))
     for schedule, ranks in zip(instructions.schedules, instructions.ranks_of, strict=True):
         made = schedule.call[schedule.code == Code.LAUNCH]

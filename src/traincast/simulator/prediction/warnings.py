@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from traincast.costs.kernels.lowering.views import MOVES_NOTHING
+from traincast.costs.kernels.control import MOVES_NOTHING
 from traincast.hardware.platform import Platform
 from traincast.ir.ops import Signature
 from traincast.ir.program import Program

@@ -1,92 +1,99 @@
-"""A layout of GPUs by the names that the command line and the server have for its parts."""
+"""The layout of GPUs that the fields of a scenario describe, and the fields that describe a layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError, unknown
 
 SHARDING = {1: "zero1", 2: "zero2", 3: "zero3"}
 """What data-parallel ranks share, by DeepSpeed's number of it (`zero`)."""
 OVERLAPS = ("gradients", "parameters", "tp", "experts", "stages")
-"""Exchanges that may run beside kernels."""
-_FIELDS = {
-    name: name
-    for name in ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "schedule",
-                 "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")
-} | {"lora_rank": "adapter_rank", "fp8_scaling": "scaling", "fp8_gather": "quantised_gather"}  # fmt: skip
-"""Fields of a layout by the names of their options."""
+"""Communication that may overlap kernels."""
+_SAME = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "shard_group", "checkpoint_every", "schedule",
+         "checkpoint", "seq_len", "frozen_layers", "document_len", "dispatch")  # fmt: skip
+_RENAMED = {"lora_rank": "adapter_rank", "fp8_scaling": "scaling"}
 
 
-def layout_from(options: Mapping[str, Any], gpus: int) -> Layout:
-    """The layout of `gpus` GPUs that options describe; those that are absent or None are as usual."""
-    given = {name: value for name, value in options.items() if value is not None}
-    _check(given)
-    sharded = bool(given.get("fsdp")) or given.get("zero") == 3
-    chosen = {field: given[name] for name, field in _FIELDS.items() if name in given}
-    if "stage_layers" in given:
-        chosen["stage_layers"] = _stages(given["stage_layers"])
+def layout_from(scenario: Scenario) -> Layout:
+    """The layout that a scenario describes; its `dtype` must be known."""
+    _check(scenario)
+    fields = {name: name for name in _SAME} | _RENAMED
+    chosen: dict[str, Any] = {
+        field: value for name, field in fields.items() if (value := getattr(scenario, name)) is not None
+    }  # fmt: skip
+    if scenario.stage_layers is not None:
+        chosen["stage_layers"] = _stages(scenario.stage_layers)
+    kernels = scenario.launches
     return Layout(
-        gpus=gpus,
-        micro_batch=given.get("micro_batch") or given.get("batch_size") or 1,
-        sharding="zero3" if sharded else SHARDING.get(given.get("zero", 0), "none"),
-        reshard=not given.get("no_reshard"),
-        sequence=not given.get("no_sequence_parallel"),
-        precision=given.get("dtype") or "bf16",
-        optimizer=given.get("optimizer") or "adam",
-        kernels=_launched(given, sharded=sharded),
-        joined=not sharded,
-        attention="unfused" if given.get("attention") == "eager" else "flash",
-        cp_gather=given.get("cp_exchange") == "gather",
+        gpus=scenario.gpus or 1,
+        micro_batch=scenario.micro_batch or scenario.batch_size or 1,
+        sharding="zero3" if scenario.fsdp else SHARDING.get(scenario.zero or 0, "none"),
+        reshard=not scenario.no_reshard,
+        sequence=not scenario.no_sequence_parallel,
+        quantised_gather=scenario.fp8_gather,
+        precision=scenario.dtype or "bf16",
+        optimizer=scenario.optimizer or "adam",
+        kernels=kernels,
+        joined=kernels in ("fused", "graph"),
+        attention="unfused" if scenario.attention == "eager" else "flash",
+        cp_gather=scenario.cp_exchange == "gather",
         **chosen,
-        **_overlaps(given),
+        **_overlaps(scenario),
     )
 
 
-def _check(given: Mapping[str, Any]) -> None:
-    """Refuses options that contradict each other, or that no layout has."""
-    zero, dtype, optimizer = given.get("zero"), given.get("dtype", "bf16"), given.get("optimizer")
-    if given.get("fsdp") and zero not in (None, 3):
-        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={zero}` says otherwise; give one of them")
-    if optimizer not in (None, "none", "adam"):
-        raise TraincastError(f"optimizer '{optimizer}' has no layout of GPUs; give adam or none")
+def layout_fields(layout: Layout) -> dict[str, Any]:
+    """The fields of a scenario that choose the degrees, sharding, micro-batch and recomputation of a layout."""
+    degrees = {name: getattr(layout, name) for name in ("tp", "pp", "vp", "cp", "ep") if getattr(layout, name) > 1}
+    shared = {"fsdp": 2} if layout.sharding == "zero3" else {}
+    zero = next((number for number, name in SHARDING.items() if name == layout.sharding), None)
+    if zero is not None and not shared:
+        shared = {"zero": zero}
+    again = {"checkpoint": layout.checkpoint} if layout.checkpoint != "none" else {}
+    return {**degrees, **shared, **again, "micro_batch": layout.micro_batch, "global_batch": layout.global_batch}
+
+
+def _check(scenario: Scenario) -> None:
+    """Rejects fields that contradict each other, or that no layout has."""
+    s = scenario
+    if s.fsdp and s.zero not in (None, 3):
+        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
+    if s.mode == "inference":
+        raise TraincastError("`mode=inference` has no layout of GPUs; leave one of them out")
+    if s.optimizer not in (None, "none", "adam"):
+        raise TraincastError(f"`optimizer={s.optimizer}` has no layout of GPUs; give adam or none")
+    if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
+        raise TraincastError(
+            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
+            "time; give one of them"
+        )
     for name in ("fp8_scaling", "fp8_gather"):
-        if given.get(name) and dtype != "fp8":
-            raise TraincastError(f"`{name}` is for 8-bit arithmetic (dtype fp8), not {dtype}; leave it out")
+        if getattr(s, name) and s.dtype != "fp8":
+            raise TraincastError(f"`{name}` is for 8-bit arithmetic (`dtype=fp8`), not {s.dtype}; leave it out")
 
 
-def _launched(given: Mapping[str, Any], *, sharded: bool) -> str:
-    """Who launches kernels."""
-    kernels = given.get("kernels")
-    for option, kind in (("compiled", "compiled"), ("cuda_graph", "graph")):
-        if given.get(option):
-            if kernels not in (None, kind):
-                raise TraincastError(f"`{option}` and kernels '{kernels}' say different things; give one of them")
-            return kind
-    return str(kernels or ("eager" if sharded else "fused"))
-
-
-def _stages(text: Any) -> tuple[int, ...]:
+def _stages(text: str) -> tuple[int, ...]:
     """Layers of each stage, such as "15,16,16,15"."""
-    parts = [part.strip() for part in str(text).split(",")] if isinstance(text, str) else [str(part) for part in text]
+    parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 7 for part in parts):
-        raise TraincastError(f"stage layers '{str(text)[:80]}' are no whole numbers; give such as 15,16,16,15")
+        raise TraincastError(f"`stage_layers` '{text[:80]}' are no integers; give such as 15,16,16,15")
     return tuple(int(part) for part in parts)
 
 
-def _overlaps(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Which exchanges run beside kernels: the layout's own rules where nothing was said."""
-    text, none = given.get("overlap"), bool(given.get("no_overlap"))
+def _overlaps(scenario: Scenario) -> dict[str, Any]:
+    """Which communication overlaps kernels: the layout's own rules where nothing was given."""
+    text, none = scenario.overlap, scenario.no_overlap
     if text is None and not none:
         return {}
     if text is not None and none:
-        raise TraincastError("`overlap` and `no_overlap` say different things; give one of them")
+        raise TraincastError("`overlap` and `no_overlap` contradict each other; give one of them")
     named = [] if none or text == "none" else str(text).split(",")
     for name in named:
         if name not in OVERLAPS:
-            raise unknown("exchange", name, OVERLAPS, f"Choose from {', '.join(OVERLAPS)}, or none.")
+            raise unknown("communication", name, OVERLAPS, f"Choose from {', '.join(OVERLAPS)}, or none.")
     return {
         "overlap_gradients": "gradients" in named, "overlap_parameters": "parameters" in named,
         "overlap_tp": "all" if "tp" in named else "none", "overlap_ep": "experts" in named,

@@ -41,7 +41,14 @@ class Loader:
 
     def feeding(self, workload: Workload) -> Workload:
         """The workload with its inputs copied as this loader has them."""
-        return with_pageable_inputs(workload) if self.pageable else workload
+        if not self.pageable:
+            return workload
+        fed = with_pageable_inputs(workload)
+        if [p.symbolic for p in fed.programs] == [p.symbolic for p in workload.programs]:
+            raise TraincastError(
+                f"{workload.name} copies no inputs from pinned memory, which `pageable` is about; leave it out"
+            )
+        return fed
 
     def limited(self, answer: Prediction) -> Prediction:
         """The answer, as long as its batches take where workers are slower than the step."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from traincast.costs.kernels.coverage import OpCoverage, coverage
+from traincast.costs.kernels.lowered import OpCoverage, coverage
 from traincast.costs.kernels.registry import lowering_context
 from traincast.ir.workload import Workload
 from traincast.models.catalog import ModelInfo, list_models
-from traincast.models.published.catalog import PublishedProgram, published_programs
-from traincast.simulator.scenario.variant import Variant
+from traincast.models.published import PublishedProgram, published_programs
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.results import Records, ResultList, flat
 
@@ -25,7 +25,7 @@ class BuiltInModel:
     @cached_property
     def workload(self) -> Workload:
         """One training step at the model's default size."""
-        return load(self.info.name, Variant())
+        return load(Scenario(workload=self.info.name))
 
     @cached_property
     def coverage(self) -> list[OpCoverage]:

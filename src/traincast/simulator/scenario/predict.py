@@ -1,99 +1,280 @@
-"""A prediction asked for by names and files: what was asked as one value, and its answer."""
+"""The one way from a scenario to a prediction: its step is loaded, edited, spread over GPUs and simulated."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.hardware.links import with_links
-from traincast.hardware.platform import Platform, load_platform
-from traincast.ir.given import OpCost, joined
+from traincast.hardware.platform import Platform
+from traincast.ir.edit import without_phase
+from traincast.ir.given import joined
+from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.loading import Loader
-from traincast.simulator.scenario.variant import Variant
-from traincast.simulator.scenario.workloads import Source, load_on, published_program
+from traincast.simulator.scenario.programs import PIPELINED, TORCHREC, check_eager, no_program, recommender_on
+from traincast.simulator.scenario.resolved import Resolved, Structural, resolve
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.settings import settings_of
+from traincast.simulator.scenario.workloads import as_compiled, load, spread
 from traincast.simulator.uneven import Unevenness
+from traincast.utils.errors import TraincastError
+
+if TYPE_CHECKING:
+    from traincast.models.dlrm.config import DlrmConfig
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """Which step is to be predicted, and where.
-
-    `on` is a platform, its name or its file. `gpus` None is one, or as many as the workload was captured on.
-    `clock_mhz` locks the SM clock. `host` is a host profile or its name (None: the platform's). `roofline_only`
-    takes rooflines instead of the fitted kernel models. `uneven` lets ranks differ by chance. `program` names the
-    program that trains a recommender (`questions.programs`), `cuda_graph` replays the step as CUDA graphs, `loader`
-    says how batches come. `costs` are those of ops that their authors give, before the workload's own.
-    """
-
-    workload: Source
-    on: str | Platform
-    variant: Variant = field(default_factory=Variant)
-    gpus: int | None = None
-    clock_mhz: float | None = None
-    host: str | HostProfile | None = None
-    roofline_only: bool = False
-    uneven: Unevenness | None = None
-    program: str | None = None
-    cuda_graph: bool = False
-    loader: Loader | None = None
-    costs: tuple[OpCost, ...] = ()
-
-    def platform(self) -> Platform:
-        """The platform asked for, its clock locked where one is given."""
-        platform = load_platform(self.on) if isinstance(self.on, str) else self.on
-        return platform if self.clock_mhz is None else platform.at_clock(self.clock_mhz)
-
-    def host_profile(self) -> HostProfile | None:
-        """The host asked for, or the one that a published program runs on; None is the platform's."""
-        if isinstance(self.host, str):
-            return load_host_profile(self.host)
-        program = published_program(self.workload) if self.host is None else None
-        if program is None:
-            return self.host
-        from traincast.simulator.scenario.published import published_host
-
-        return published_host(program)
+def predict(scenario: Scenario | Resolved, *, always_sharded: bool = False) -> Prediction:
+    """The prediction of a scenario; what was assumed and edited is among its warnings. `always_sharded`: a DLRM shards
+    its tables on one GPU too, so that a curve compares like with like."""
+    resolved = resolve(scenario) if isinstance(scenario, Scenario) else scenario
+    if resolved.kind == "parallel":
+        answer = _predict_parallel(resolved)
+    else:
+        step, notes = load_step(resolved, always_sharded=always_sharded)
+        answer = _simulate(resolved, step, notes)
+    return replace(answer, scenario=settings_of(resolved, answer))
 
 
-def predict(question: Question, *, always_sharded: bool = False) -> Prediction:
-    """The answer, which says among its warnings what was assumed; `always_sharded` as in `load_on`."""
-    alone = question.platform()
-    platform = with_links(alone)
-    step, shards = load_on(
-        question.workload, platform, question.variant, gpus=question.gpus, always_sharded=always_sharded,
-        program=question.program,
-    )  # fmt: skip
-    if question.costs:
-        step = replace(step, costs=joined(step.costs, question.costs))
-    step, graphs = _as_replayed(step, question)
-    many = len(step.ranks) > 1
+def _simulate(resolved: Resolved, step: Workload, notes: list[str]) -> Prediction:
+    """The prediction of a step that was loaded, with notes among its warnings."""
+    scenario, alone = resolved.scenario, resolved.platform
+    many = len(step.ranks) > 1 or resolved.kind == "tables"
+    platform = with_links(alone) if many else alone
+    loader = loader_of(scenario)
     answer = predict_step(
         step,
-        platform if many else alone,
-        tf32=question.variant.dtype == "tf32",
-        host=question.host_profile(),
-        roofline_only=question.roofline_only,
-        uneven=question.uneven,
-        late=0.0 if question.loader is None else question.loader.late(step),
+        platform,
+        tf32=scenario.dtype == "tf32",
+        host=resolved.host,
+        roofline_only=scenario.roofline_only,
+        uneven=_unevenness(scenario),
+        late=0.0 if loader is None else loader.late(step),
+        op_speed=resolved.op_speed,
     )
-    if question.loader is not None:
-        answer = question.loader.limited(answer)
-    notes = (
-        missing_units(question.variant.dtype, alone),
-        shards,
-        graphs,
-        platform.assumed if many else "",
-        *step_notes(step),
-    )
-    assumed = tuple(said for said in notes if said)
-    return replace(answer, warnings=(*answer.warnings, *assumed)) if assumed else answer
+    if loader is not None:
+        answer = loader.limited(answer)
+    missing = missing_units(scenario.dtype or "fp32", alone) if resolved.kind != "tables" else ""
+    said = (missing, *notes, platform.assumed if many and len(step.ranks) > 1 else "")
+    warnings = (*answer.warnings, *(note for note in said if note))
+    return replace(answer, warnings=warnings) if len(warnings) > len(answer.warnings) else answer
+
+
+def loader_of(scenario: Scenario) -> Loader | None:
+    """How batches come, where the scenario says so."""
+    loader = Loader(ms=scenario.loader_ms or 0.0, workers=scenario.workers or 0, pageable=scenario.pageable)
+    return None if loader == Loader() else loader
+
+
+def _unevenness(scenario: Scenario) -> Unevenness | None:
+    if not (scenario.skew_ms or scenario.jitter):
+        return None
+    return Unevenness(skew_ms=scenario.skew_ms or 0.0, jitter=scenario.jitter or 0.0, seed=scenario.seed or 0)
+
+
+def load_step(resolved: Resolved, *, always_sharded: bool = False) -> tuple[Workload, list[str]]:
+    """The workload of a scenario with all its edits on all its GPUs, and notes on it."""
+    step, notes = _loaded(resolved, always_sharded=always_sharded)
+    if resolved.costs:
+        step = replace(step, costs=joined(step.costs, resolved.costs))
+    step, more = _edited(step, resolved.across)
+    notes += more
+    loader = loader_of(resolved.scenario)
+    if loader is not None:
+        step = loader.feeding(step)
+    if resolved.scenario.is_graphed:
+        from traincast.transforms.cuda_graph import graphed_step  # only graphs need it
+
+        step, said = graphed_step(step)
+        notes.append(said)
+    return step, [*notes, *step_notes(step)]
+
+
+def _loaded(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload, list[str]]:
+    """The step on its GPUs with its structural edits."""
+    platform = with_links(resolved.platform)
+    if not _is_divided(resolved, always_sharded=always_sharded):
+        whole, assumed = _one_gpu(resolved, platform)
+        step, notes = _edited(whole, resolved.structural)
+        if resolved.scenario.is_compiled and resolved.source != "transformer":
+            step = as_compiled(step)
+        step, said = _spread(resolved, step, platform, always_sharded=always_sharded)
+        return step, [assumed, said, *notes]
+    step, said = _divided(resolved, platform)
+    step, notes = _edited(step, resolved.structural)
+    _check_buckets(resolved, step)
+    return step, [said, *notes]
+
+
+def _is_divided(resolved: Resolved, *, always_sharded: bool) -> bool:
+    """Whether the step on several GPUs is another program than that of one GPU under data parallelism."""
+    trained = resolved.source == "dlrm" and resolved.scenario.mode != "inference"
+    if trained and (resolved.gpus > 1 or always_sharded or resolved.plan is not None):
+        return True
+    return resolved.source in ("program", "tables") or resolved.scenario.program is not None
+
+
+def _divided(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
+    """The step of a program that divides tables among GPUs."""
+    scenario, gpus, program = resolved.scenario, resolved.gpus, resolved.scenario.program
+    if resolved.source == "tables":
+        from traincast.simulator.scenario.tables import tables_step
+
+        return tables_step(scenario, resolved.plan, platform, gpus)
+    if resolved.source == "program":
+        from traincast.models.published import published_program
+        from traincast.simulator.scenario.published import published_step
+
+        return published_step(published_program(str(scenario.workload)), gpus, scenario, platform.gpus_per_node)
+    if scenario.mode == "inference":
+        raise no_program(resolved.name)
+    if resolved.source == "dlrm":
+        return _recommender(resolved, platform)
+    from traincast.models.sharded_dlrm.recommender import is_shardable
+    from traincast.simulator.scenario.programs import sharded_on
+
+    check_eager(resolved.name, gpus, scenario)
+    step = load(scenario, resolved.source)
+    if not is_shardable(step):
+        raise no_program(resolved.name)
+    return sharded_on(step, gpus, platform, program)
+
+
+def _recommender(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
+    """A described recommender with its tables sharded: by its program, or under a plan."""
+    scenario, config = resolved.scenario, resolved.of_dlrm()
+    if resolved.dlrm is not None or resolved.plan is not None:
+        scenario = scenario.replace(embedding=None)
+    if resolved.plan is None:
+        return recommender_on(config, resolved.gpus, platform, scenario, scenario.program)
+    check_eager(config.name, resolved.gpus, scenario)
+    if scenario.program not in (None, TORCHREC, PIPELINED):
+        raise TraincastError(f"a `plan` is for TorchRec's program, not '{scenario.program}'; leave out one of them")
+    from traincast.simulator.scenario.recommenders import hybrid_variant
+
+    pipelined = scenario.program == PIPELINED
+    return hybrid_variant(config, resolved.gpus, platform, scenario, pipelined=pipelined, plan=resolved.plan)
+
+
+def _one_gpu(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
+    """The step of one GPU before edits of its ops, and what was assumed; of eager ops, but for Transformers, which are
+    written compiled."""
+    scenario = resolved.scenario
+    if resolved.source == "transformer":  # sizes decide what is written
+        from traincast.simulator.scenario.transformers import described_step
+
+        return described_step(resolved.of_transformer(), scenario), ""
+    if resolved.dlrm is not None:
+        return _written(resolved.dlrm, scenario, platform)
+    variant = Scenario(
+        workload=scenario.workload, dtype=scenario.dtype, mode=scenario.mode, optimizer=scenario.optimizer,
+        attention=scenario.attention, embedding=scenario.embedding,
+    )  # fmt: skip
+    return _resized(variant, resolved.source, resolved.content, scenario.batch_size, scenario.seq_len), ""
+
+
+@lru_cache(maxsize=16)
+def _at_own_size(variant: Scenario, kind: str, content: str) -> Workload:
+    """A workload as it was saved: what-ifs of many sizes read its file once, as long as it has this content."""
+    return load(variant, kind)
+
+
+@lru_cache(maxsize=16)
+def _resized(variant: Scenario, kind: str, content: str, batch_size: int | None, seq_len: int | None) -> Workload:
+    """One object for one size, so that what was lowered for one platform serves others. What a compiler fuses depends
+    on sizes: a step with compiled regions is loaded at each."""
+    own = _at_own_size(variant, kind, content)
+    if "compiled" in own.meta:
+        return load(variant.replace(batch_size=batch_size, seq_len=seq_len), kind)
+    return own.resized(batch_size=batch_size, seq_len=seq_len)
+
+
+def _spread(
+    resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
+) -> tuple[Workload, str]:  # fmt: skip
+    if resolved.bucket_mb is None:
+        return spread(step, resolved.scenario.gpus, platform, always_sharded=always_sharded)
+    from traincast.models.data_parallel import data_parallel
+    from traincast.models.sharded_dlrm.recommender import is_shardable
+
+    _check_buckets(resolved, step)
+    if is_shardable(step):
+        raise TraincastError(f"{resolved.name} shards its tables over GPUs; its buckets are those of its program")
+    return data_parallel(step, resolved.gpus, bucket_mb=resolved.bucket_mb), ""
+
+
+def _check_buckets(resolved: Resolved, step: Workload) -> None:
+    if resolved.bucket_mb is None:
+        return
+    if len(step.ranks) > 1:
+        raise TraincastError(
+            f"{resolved.name} keeps the buckets it was made with; buckets are chosen where a step of one GPU becomes "
+            "data parallel"
+        )
+    if resolved.gpus == 1:
+        raise TraincastError("one GPU exchanges no gradients: buckets need `gpus` of 2 or more")
+
+
+def _written(config: DlrmConfig, scenario: Scenario, platform: Platform) -> tuple[Workload, str]:
+    """A described recommender on one GPU."""
+    from traincast.models.dlrm.cross_config import DcnConfig
+    from traincast.models.dlrm.program import dlrm_workload
+    from traincast.simulator.scenario.recommenders import AUTOCAST, hybrid_variant
+    from traincast.transforms.retyping.edit import with_autocast, with_weights
+
+    mode = scenario.mode or "training"
+    if isinstance(config, DcnConfig):
+        if mode == "inference":
+            raise TraincastError(f"{config.name} is written as a step of training; leave out the edit or `mode`")
+        return hybrid_variant(config, 1, platform, scenario.replace(embedding=None))
+    if config.embedding == "bag":
+        raise TraincastError(
+            f"{config.name} with one embedding bag per table is a capture; set embedding=batched to change its sizes"
+        )
+    step = dlrm_workload(config, mode=mode).resized(batch_size=scenario.batch_size)
+    if half := AUTOCAST[scenario.dtype]:
+        step, _ = (with_weights if mode == "inference" else with_autocast)(step, half)
+    return (without_phase(step, Phase.OPTIMIZER) if scenario.optimizer == "none" else step), ""
+
+
+def _edited(step: Workload, edits: tuple[tuple[str, Structural], ...]) -> tuple[Workload, list[str]]:
+    notes = []
+    for name, function in edits:
+        try:
+            step, said = function(step)
+        except TraincastError as error:
+            raise TraincastError(f"edit {name}: {error}") from None
+        notes.append(said)
+    return step, notes
+
+
+def _predict_parallel(resolved: Resolved) -> Prediction:
+    """A Transformer laid out over GPUs."""
+    refused = {
+        "edits of ops": resolved.structural or resolved.across,
+        "speeds of ops": resolved.op_speed,
+        "bucket-mb": resolved.bucket_mb is not None,
+    }
+    for what, given in refused.items():
+        if given:
+            raise TraincastError(
+                f"{what} cannot be applied to {resolved.name}: its step on {resolved.gpus} GPUs is written anew for "
+                "every layout; leave it out"
+            )
+    from traincast.simulator.parallelism.predict import predict_parallel  # only layouts need it
+
+    assert resolved.layout is not None
+    return predict_parallel(
+        resolved.of_transformer(), with_links(resolved.platform), resolved.layout, host=resolved.host,
+        roofline_only=resolved.scenario.roofline_only,
+    )  # fmt: skip
 
 
 def step_notes(step: Workload) -> tuple[str, ...]:
-    """What is to be said of any answer about a step: how it was compiled, what its trace covers, what was assumed."""
+    """Notes on any prediction of a step: how it was compiled, what its trace covers, what was assumed."""
     compiled, covers = step.meta.get("compiled"), step.meta.get(COVERS)
     return (
         *([compiled] if compiled else []),
@@ -111,17 +292,6 @@ def _given(step: Workload) -> tuple[str, ...]:
         f"{cost.op} costs as given: {', '.join(f'{part} {text}' for part, text in cost.as_text().items())}"
         for cost in used
     )
-
-
-def _as_replayed(step: Workload, question: Question) -> tuple[Workload, str]:
-    """The step with its inputs as the loader has them, as graphs where they are asked for, and what is said of that."""
-    if question.loader is not None:
-        step = question.loader.feeding(step)
-    if not question.cuda_graph:
-        return step, ""
-    from traincast.transforms.cuda_graph import graphed_step
-
-    return graphed_step(step)
 
 
 def missing_units(dtype: str, platform: Platform) -> str:

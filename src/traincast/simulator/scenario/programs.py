@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
-from traincast.simulator.scenario.variant import Variant
-from traincast.utils.errors import TraincastError, unknown
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.hardware.platform import Platform
     from traincast.models.dlrm.config import DlrmConfig
 
 TORCHREC, PIPELINED = "torchrec", "torchrec-pipelined"
-PROGRAMS = (TORCHREC, PIPELINED, "hugectr", "nvidia")
-"""Every program by name; a published one is there for the models that were published with it."""
 _PUBLISHED = {
     ("dlrm-mlperf", "hugectr"): "hugectr-dlrm",
     ("dlrm-mlperf", "nvidia"): "nvidia-dlrm-mlperf",
@@ -27,15 +25,9 @@ def choices(model: str) -> tuple[str, ...]:
     return TORCHREC, PIPELINED, *(program for name, program in _PUBLISHED if name == model)
 
 
-def check_program(program: str) -> None:
-    """Refuses a name that is no program's."""
-    if program not in PROGRAMS:
-        raise unknown("program", program, PROGRAMS, f"Choose from {', '.join(PROGRAMS)}.")
-
-
-def check_eager(name: str, gpus: int, variant: Variant) -> None:
+def check_eager(name: str, gpus: int, scenario: Scenario) -> None:
     """Refuses what the step of a recommender with sharded tables is not predicted as."""
-    if variant.compiled:
+    if scenario.is_compiled:
         raise TraincastError(
             f"{name} on {gpus} GPUs shards its tables; such a step is not predicted compiled: leave out `compiled`, or "
             "ask for one GPU and no `program`"
@@ -43,7 +35,7 @@ def check_eager(name: str, gpus: int, variant: Variant) -> None:
 
 
 def recommender_on(
-    config: DlrmConfig, gpus: int, platform: Platform, variant: Variant, program: str | None
+    config: DlrmConfig, gpus: int, platform: Platform, scenario: Scenario, program: str | None
 ) -> tuple[Workload, str]:
     """A recommender's step on `gpus` GPUs under a program, and what is to be said about it."""
     from traincast.simulator.scenario.recommenders import (  # names of programs need no programs
@@ -51,7 +43,7 @@ def recommender_on(
         hybrid_variant,
     )
 
-    check_eager(config.name, gpus, variant)
+    check_eager(config.name, gpus, scenario)
     wanted = program or TORCHREC
     if wanted not in choices(config.name):
         raise TraincastError(
@@ -59,18 +51,18 @@ def recommender_on(
             f"{', '.join(choices(config.name))}"
         )
     if wanted not in (TORCHREC, PIPELINED):
-        from traincast.models.published.catalog import published_programs
+        from traincast.models.published import published_program
         from traincast.simulator.scenario.published import published_step
 
-        published = published_programs()[_PUBLISHED[config.name, wanted]]
+        published = published_program(_PUBLISHED[config.name, wanted])
         if config != described_dlrm(config.name):
             raise TraincastError(
                 f"{published.name} is one published program: it trains {config.name} as built in, not with other "
                 f"tables, MLPs or lookups; give `program` {TORCHREC} or {PIPELINED}"
             )
-        step, said = published_step(published, gpus, variant, platform.gpus_per_node)
+        step, said = published_step(published, gpus, scenario, platform.gpus_per_node)
         return step, "; ".join(note for note in (f"{config.name} as {published.name} runs it", said) if note)
-    step, said = hybrid_variant(config, gpus, platform, variant, pipelined=wanted == PIPELINED)
+    step, said = hybrid_variant(config, gpus, platform, scenario, pipelined=wanted == PIPELINED)
     others = ", ".join(name for name in choices(config.name) if name != TORCHREC)
     return step, said if program else f"{said}; this is TorchRec's program, `program` has others: {others}"
 

@@ -6,27 +6,28 @@ from dataclasses import replace
 
 from traincast.costs.host.profile import HostProfile, load_host_profile
 from traincast.ir.workload import Workload
-from traincast.models.published.catalog import PublishedProgram
-from traincast.simulator.scenario.variant import Variant
+from traincast.models.published import PublishedProgram
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 _HOROVOD_CYCLE_SECONDS = 1e-3  # its default: how often it looks for tensors that all ranks have ready
 
 
 def published_step(
-    program: PublishedProgram, gpus: int, variant: Variant, gpus_per_node: int = 8
+    program: PublishedProgram, gpus: int, scenario: Scenario, gpus_per_node: int = 8
 ) -> tuple[Workload, str]:
     """One training step on `gpus` GPUs, and what is to be said about it; choices that it does not have are refused."""
     for option in ("seq_len", "optimizer", "attention", "embedding"):
-        choice = getattr(variant, option)
+        choice = getattr(scenario, option)
         if choice is not None:
             raise TraincastError(f"{program.name} is one published program: leave out `{option}`")
-    if not variant.trains_eagerly:
+    if not scenario.trains_eagerly:
         raise TraincastError(f"{program.name} is a training step as published; it has no inference and is not compiled")
-    batch = None if variant.batch_size is None else gpus * variant.batch_size
-    dtype = program.dtype_for(variant.dtype)
+    batch = None if scenario.batch_size is None else gpus * scenario.batch_size
+    asked = scenario.dtype or "fp32"
+    dtype = program.dtype_for(asked)
     notes = [program.note] if program.note else []
-    if dtype != variant.dtype:
+    if dtype != asked:
         notes.append(f"{program.name} runs in {dtype}, as published")
     step = program.step(gpus=gpus, global_batch=batch, dtype=dtype, gpus_per_node=gpus_per_node)
     return step, "; ".join(notes)

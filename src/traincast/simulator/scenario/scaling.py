@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from traincast.ir.workload import Workload
 from traincast.simulator.prediction.scaling import SCALINGS, ScalingCurve, ScalingPoint
-from traincast.simulator.scenario.predict import Question, predict
-from traincast.simulator.scenario.recommenders import described_dlrm
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.resolved import Resolved, resolve
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 from traincast.utils.errors import TraincastError
 
 MAX_COUNTS = 64  # a curve of more points is a mistake in the command rather than a wish
 
 
-def predict_scaling(question: Question, gpus: Sequence[int], scaling: str = "weak") -> ScalingCurve:
-    """Predicts a step on every number of GPUs. The question's batch size is that of one GPU when scaling is weak, and
-    that of all GPUs together when it is strong; its number of GPUs is not looked at."""
+def predict_scaling(scenario: Scenario, gpus: Sequence[int], scaling: str = "weak") -> ScalingCurve:
+    """Predicts a step on every number of GPUs. The batch size of the scenario is that of one GPU when scaling is weak,
+    and that of all GPUs together when it is strong; its own number of GPUs is not used."""
     if scaling not in SCALINGS:
         raise TraincastError(f"scaling '{scaling}' is unknown; choose {' or '.join(SCALINGS)}")
     counts = _checked(gpus)
-    whole = _whole_batch(question)
+    resolved = resolve(scenario.replace(gpus=None))
+    _check_curve(resolved)
+    whole = _whole_batch(resolved)
     points: list[ScalingPoint] = []
     for count, batch in [(count, _batch_of_one(whole, count, scaling)) for count in counts]:
-        variant = replace(question.variant, batch_size=batch)
-        answer = predict(replace(question, variant=variant, gpus=count), always_sharded=True)
+        answer = predict(resolved.changed(batch_size=batch, gpus=count), always_sharded=True)
         throughput = count * batch / answer.iteration
         alone = points[0].throughput / points[0].gpus if points else throughput / count
         nodes = -(-count // answer.platform.gpus_per_node)
@@ -33,14 +33,24 @@ def predict_scaling(question: Question, gpus: Sequence[int], scaling: str = "wea
     return ScalingCurve(scaling, tuple(points))
 
 
-def _whole_batch(question: Question) -> int:
-    """The batch size asked for, or the workload's own; one made for several GPUs is refused."""
-    variant = question.variant
-    if variant.trains_eagerly and not isinstance(question.workload, Workload):
-        sharded = described_dlrm(str(question.workload))
-        if sharded is not None:
-            return sharded.batch_size if variant.batch_size is None else variant.batch_size
-    workload = load(question.workload, variant)
+def _check_curve(resolved: Resolved) -> None:
+    """Rejects steps that have no curve."""
+    if resolved.source in ("transformer", "tables"):
+        raise TraincastError(
+            f"{resolved.name} is laid out for one number of GPUs at a time; give one number of `gpus`, or 'traincast "
+            "sweep' with `gpus` varied"
+        )
+    for name in ("skew_ms", "jitter", "loader_ms", "pageable", "plan"):
+        if getattr(resolved.scenario, name):
+            raise TraincastError(f"`{name}` is for one prediction; give one number of `gpus`")
+
+
+def _whole_batch(resolved: Resolved) -> int:
+    """The batch size asked for, or the workload's own; one made for several GPUs is rejected."""
+    scenario = resolved.scenario
+    if scenario.trains_eagerly and resolved.source == "dlrm":
+        return resolved.of_dlrm().batch_size if scenario.batch_size is None else scenario.batch_size
+    workload = load(scenario, resolved.source)
     if len(workload.ranks) > 1:
         raise TraincastError(
             f"workload '{workload.name}' was made for {len(workload.ranks)} GPUs; a curve needs one made for one GPU"

@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN, Workload
+from pathlib import Path
+
+from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.step import inference_workload
 from traincast.models.transformers.reading import load_transformer
 from traincast.simulator.parallelism.groups import style_of
 from traincast.simulator.parallelism.layout import Layout, completed
 from traincast.simulator.parallelism.program import parallel_workload
-from traincast.simulator.scenario.variant import Variant
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 _OPTIMIZERS = (None, "adam", "none")
 
 
-def described_step(source: str | Transformer, variant: Variant) -> Workload:
-    """One step of a described Transformer (by name, in a file, or itself) in a variant."""
-    model = load_transformer(source) if isinstance(source, str) else source
-    if variant.optimizer not in _OPTIMIZERS:
+def described_transformer(source: str | Path | Transformer | Workload) -> Transformer:
+    """A described Transformer: by name, in a file, or itself."""
+    return source if isinstance(source, Transformer) else load_transformer(str(source))
+
+
+def described_step(source: str | Path | Transformer | Workload, scenario: Scenario) -> Workload:
+    """One step of a described Transformer (by name, in a file, or itself) as a scenario asks for it."""
+    model = described_transformer(source)
+    if scenario.optimizer not in _OPTIMIZERS:
         raise TraincastError(
-            f"{model.name} is written with adam; give `optimizer` adam or none, not {variant.optimizer}"
+            f"{model.name} is written with adam; give `optimizer` adam or none, not {scenario.optimizer}"
         )
-    if variant.embedding is not None:
-        raise TraincastError(f"{model.name} has no embedding variants; leave out embedding '{variant.embedding}'")
-    batch = 1 if variant.batch_size is None else variant.batch_size
-    seq_len = model.seq_len if variant.seq_len is None else variant.seq_len
-    for what, value, most in (("batch size", batch, MAX_BATCH), ("sequence length", seq_len, MAX_SEQ_LEN)):
-        if not 1 <= value <= most:
-            raise TraincastError(f"{what} {value} is out of range; give a whole number from 1 to {most}")
     layout = Layout(
         gpus=1,
-        micro_batch=batch,
-        global_batch=batch,
-        seq_len=seq_len,
-        precision=variant.dtype,
-        attention="unfused" if variant.attention == "eager" else "flash",
-        kernels="compiled" if variant.compiled else "eager",
-        optimizer=variant.optimizer or "adam",
+        micro_batch=scenario.batch_size or 1,
+        global_batch=scenario.batch_size or 1,
+        seq_len=scenario.seq_len or model.seq_len,
+        precision=scenario.dtype or "bf16",
+        attention="unfused" if scenario.attention == "eager" else "flash",
+        kernels="compiled" if scenario.is_compiled else "eager",
+        optimizer=scenario.optimizer or "adam",
     )
-    if variant.mode == "inference":
-        return inference_workload(model, batch_size=batch, seq_len=seq_len, style=style_of(layout))
-    return parallel_workload(model, completed(layout, model), (), gpus_per_node=1, micro_batches=1)
+    layout = completed(layout, model)
+    if scenario.mode == "inference":
+        style = style_of(layout)
+        return inference_workload(model, batch_size=layout.micro_batch, seq_len=layout.seq_len, style=style)
+    return parallel_workload(model, layout, (), gpus_per_node=1, micro_batches=1)

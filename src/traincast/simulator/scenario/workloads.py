@@ -1,4 +1,4 @@
-"""Names and files of workloads become workloads, at the size and in the variant asked for.
+"""Workloads become steps of one GPU, at the size and in the variant that a scenario asks for, and are spread over GPUs.
 
 Writers of programs are imported when a step needs them: most predictions read one file.
 """
@@ -12,92 +12,41 @@ from traincast.ir.edit import without_phase
 from traincast.ir.file import load_workload
 from traincast.ir.ops import Phase
 from traincast.ir.workload import Workload
-from traincast.models.catalog import list_models, load_model
-from traincast.simulator.scenario.variant import Variant, check_held
+from traincast.models.catalog import load_model
+from traincast.simulator.scenario.kinds import source_kind
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
     from traincast.hardware.platform import Platform
-    from traincast.models.published.catalog import PublishedProgram
-
-_FILES = (".tc", ".yaml", ".yml")
-
-Source = str | Path | Workload
-"""A built-in model or a published program by name, a saved workload (`.tc`), a DLRM or a Transformer described in a
-file, or a workload itself."""
 
 
-def load(source: Source, variant: Variant) -> Workload:
-    """The workload of one GPU (or of those it was captured on) in a variant."""
-    program = published_program(source)
-    if program is not None:
+def default_dtype(kind: str) -> str:
+    """The arithmetic of a step that names none: bf16 of Transformers by description, else fp32."""
+    return "bf16" if kind in ("transformer", "parallel") else "fp32"
+
+
+def load(scenario: Scenario, kind: str | None = None) -> Workload:
+    """The step of one GPU (or of those it was captured on) that a scenario asks for; `kind` is that of its workload
+    where it is known."""
+    kind = kind or source_kind(scenario.workload)
+    if scenario.dtype is None:
+        scenario = scenario.replace(dtype=default_dtype(kind))
+    if kind == "program":
+        from traincast.models.published import published_program
         from traincast.simulator.scenario.published import published_step
 
-        return published_step(program, 1, variant)[0]
-    if is_transformer(source):
+        return published_step(published_program(str(scenario.workload)), 1, scenario)[0]
+    if kind == "transformer":
         from traincast.simulator.scenario.transformers import described_step
 
-        return described_step(str(source), variant)
+        return described_step(scenario.workload, scenario)
+    if kind == "tables":
+        raise TraincastError(f"{scenario.workload} is a set of embedding tables, not a step; name a model")
+    source = scenario.workload
     if isinstance(source, Workload):
-        return _at_size(_held(source, f"workload '{source.name}'", variant), variant)
-    return _at_size(_named(str(source), variant), variant)
-
-
-def is_transformer(source: Source) -> bool:
-    """Whether a step of this source is written from the description of a Transformer."""
-    if isinstance(source, Workload) or str(source) in {info.name for info in list_models()}:
-        return False
-    from traincast.models.transformers.reading import is_described
-
-    return is_described(str(source))
-
-
-def default_dtype(source: Source) -> str:
-    """The arithmetic of a step that names none: fp32, and bf16 of Transformers by description."""
-    return "bf16" if is_transformer(source) else "fp32"
-
-
-def published_program(source: Source) -> PublishedProgram | None:
-    """The published program of this name; None for a built-in model, a file, a workload, or a name of nothing."""
-    if isinstance(source, Workload):
-        return None
-    name = str(source)
-    if Path(name).suffix in _FILES or name in {info.name for info in list_models()}:
-        return None
-    from traincast.models.published.catalog import published_programs
-
-    return published_programs().get(name)
-
-
-def load_on(
-    source: Source, platform: Platform, variant: Variant, *, gpus: int | None = None, always_sharded: bool = False,
-    program: str | None = None,
-) -> tuple[Workload, str]:  # fmt: skip
-    """A workload as it runs on `gpus` GPUs of a platform, and what was assumed about that ("" for nothing).
-
-    On several GPUs a DLRM and every other step that trains FBGEMM tables shards them (with `always_sharded` or a
-    `program` also on one), every other workload of one GPU is data parallel; one captured on several GPUs runs on
-    those, a published program as its authors divide it.
-    """
-    if program is not None:
-        return _under(program, source, platform, variant, 1 if gpus is None else gpus)
-    published = published_program(source)
-    if published is not None:
-        from traincast.simulator.scenario.published import published_step
-
-        return published_step(published, 1 if gpus is None else gpus, variant, platform.gpus_per_node)
-    if not isinstance(source, Workload) and gpus is not None and (gpus > 1 or always_sharded):
-        from traincast.simulator.scenario.programs import recommender_on
-        from traincast.simulator.scenario.recommenders import described_dlrm
-
-        config = described_dlrm(str(source)) if variant.mode != "inference" else None
-        if config is not None:
-            return recommender_on(config, gpus, platform, variant, None)
-    if gpus is not None and gpus > 1 and is_transformer(source):
-        raise TraincastError(
-            f"'{source}' is laid over {gpus} GPUs by a layout; call predict_training(..., layout=Layout(gpus={gpus}))"
-        )
-    return spread(load(source, variant), gpus, platform, always_sharded=always_sharded)
+        return _at_size(_held(source, f"workload '{source.name}'", scenario), scenario)
+    return _at_size(_named(str(source), kind, scenario), scenario)
 
 
 def spread(
@@ -126,30 +75,9 @@ def as_compiled(workload: Workload) -> Workload:
     return compiled_step(workload, lowering_context(workload))
 
 
-def _under(program: str, source: Source, platform: Platform, variant: Variant, gpus: int) -> tuple[Workload, str]:
-    """A recommender under a program that was asked for."""
-    from traincast.models.sharded_dlrm.recommender import is_shardable
-    from traincast.simulator.scenario.programs import check_eager, check_program, no_program, recommender_on, sharded_on
-    from traincast.simulator.scenario.recommenders import described_dlrm
-
-    check_program(program)
-    named = f"workload '{source.name}'" if isinstance(source, Workload) else str(source)
-    nobody = no_program(named)
-    if published_program(source) is not None or is_transformer(source) or variant.mode == "inference":
-        raise nobody
-    check_eager(named, gpus, variant)
-    config = None if isinstance(source, Workload) else described_dlrm(str(source))
-    if config is not None:
-        return recommender_on(config, gpus, platform, variant, program)
-    workload = load(source, variant)
-    if not is_shardable(workload):
-        raise nobody
-    return sharded_on(workload, gpus, platform, program)
-
-
-def _at_size(workload: Workload, variant: Variant) -> Workload:
-    resized = workload.resized(batch_size=variant.batch_size, seq_len=variant.seq_len)
-    if variant.compiled:
+def _at_size(workload: Workload, scenario: Scenario) -> Workload:
+    resized = workload.resized(batch_size=scenario.batch_size, seq_len=scenario.seq_len)
+    if scenario.is_compiled:
         return as_compiled(resized)
     from traincast.costs.kernels.registry import lowering_context
     from traincast.transforms.fusion import compiled_regions
@@ -157,33 +85,50 @@ def _at_size(workload: Workload, variant: Variant) -> Workload:
     return compiled_regions(resized, lowering_context(resized))
 
 
-def _held(workload: Workload, name: str, variant: Variant) -> Workload:
+def _held(workload: Workload, name: str, scenario: Scenario) -> Workload:
     """A workload that was captured before, called `name` in messages, with what can still be chosen of it."""
-    check_held(name, workload.mode, variant)
-    return without_phase(workload, Phase.OPTIMIZER) if variant.optimizer == "none" else workload
+    check_held(name, workload.mode, scenario)
+    return without_phase(workload, Phase.OPTIMIZER) if scenario.optimizer == "none" else workload
 
 
-def _named(name: str, variant: Variant) -> Workload:
-    if name.endswith(".tc"):
-        return _held(load_workload(Path(name)), Path(name).name, variant)
-    mode = variant.mode or "training"
+def check_held(name: str, mode: str, scenario: Scenario) -> None:
+    """Rejects what cannot be chosen any more of a workload that was captured: its mode, optimizer, ops and types."""
+    if scenario.mode not in (None, mode):
+        raise TraincastError(
+            f"{name} holds a step of {mode}, not {scenario.mode}; capture it again for `mode={scenario.mode}`"
+        )
+    if scenario.optimizer not in (None, "none"):
+        raise TraincastError(f"{name} holds its own optimizer; only `optimizer='none'` can change it")
+    if scenario.dtype in ("fp16", "bf16", "fp8"):
+        raise TraincastError(
+            f"{name} keeps the types it was captured with; capture it under autocast for {scenario.dtype}, or ask "
+            f"`whatif` with `dtype={scenario.dtype}`"
+        )
+    for option in ("attention", "embedding"):
+        choice = getattr(scenario, option)
+        if choice is not None:
+            raise TraincastError(
+                f"{name} keeps the ops it was captured with; leave out `{option}`, or capture the model with {choice}"
+            )
+
+
+def _named(name: str, kind: str, scenario: Scenario) -> Workload:
+    if kind == "workload":
+        return _held(load_workload(Path(name)), Path(name).name, scenario)
+    mode = scenario.mode or "training"
+    precision = str(scenario.dtype)
+    if precision == "fp8":
+        raise TraincastError(
+            f"`dtype=fp8` needs modules that scale their operands, which {name} does not have; it is for described "
+            "Transformers: give bf16"
+        )
     if name.endswith((".yaml", ".yml")):
         from traincast.simulator.scenario.dlrm_file import load_dlrm_yaml
 
-        if variant.attention is not None:
-            raise TraincastError(f"{name} has no attention; leave out `attention`")
         return load_dlrm_yaml(
-            Path(name),
-            mode=mode,
-            optimizer=variant.optimizer,
-            precision=variant.dtype,
-            embedding=variant.embedding,
+            Path(name), mode=mode, optimizer=scenario.optimizer, precision=precision, embedding=scenario.embedding
         )
     return load_model(
-        name,
-        mode=mode,
-        optimizer=variant.optimizer,
-        precision=variant.dtype,
-        attention=variant.attention,
-        embedding=variant.embedding,
-    )
+        name, mode=mode, optimizer=scenario.optimizer, precision=precision, attention=scenario.attention,
+        embedding=scenario.embedding,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.lower import lower, registered
+from traincast.costs.kernels.lower import lower, registered_ops
 from traincast.costs.kernels.registry import Item, LoweringContext
 from traincast.costs.kernels.streaming import MEMCPY
 from traincast.ir.ops import Signature
@@ -78,7 +78,7 @@ class OpFinder:
 
     def _lowered(self, op: int) -> bool:
         name = self.linked.name(op)
-        if name not in registered() and "SplitLookupFunction" not in name:
+        if name not in registered_ops() and "SplitLookupFunction" not in name:
             return False
         return self.reader.signature(op) is not None
 

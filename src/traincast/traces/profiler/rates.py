@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traincast.costs.kernels.call import Calls, KernelCall
-from traincast.costs.kernels.lower import registered
-from traincast.costs.kernels.work import work
+from traincast.costs.kernels.lower import registered_ops
+from traincast.costs.kernels.work import count_work
 from traincast.hardware.catalog import device_by_name
 from traincast.hardware.device import Device
 from traincast.ir.ops import Signature
@@ -101,7 +101,7 @@ def _anchored(linked: Linked) -> tuple[IntArray, IntArray]:
     """Kernels below an op that lowering knows, with the outermost such op; only ops that ran a kernel of `FAMILIES`."""
     rows = inside_steps(linked)
     rows = rows[(linked.launch[rows] >= 0) & (linked.events["kind"][rows] == Kind.KERNEL)]
-    known = registered()
+    known = registered_ops()
     wanted: BoolArray = np.array([_is_known(name, known) for name in linked.trace.names], dtype=np.bool_)
     wanted_op = wanted[linked.events["name"]] & (linked.events["kind"] == Kind.OP) & (linked.events["details"] > 0)
     anchor, above = np.full(len(rows), -1, dtype=np.int64), linked.parent[linked.launch[rows]]
@@ -144,7 +144,7 @@ def _work(calls: list[KernelCall]) -> tuple[float, float, str]:
     """Operations, bytes and compute type of an op's calls."""
     flops = moved = 0.0
     for call in calls:
-        done = work(Calls.of(call.family, [call]))
+        done = count_work(Calls.of(call.family, [call]))
         if done is not None:
             counted = float(done[0][0]) if call.family.name != "embedding" else 0.0
             flops, moved = flops + counted, moved + float(done[1][0])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from traincast.ir.ops import Phase, Scalar, Signature, StorageKind, TensorSpec
-from traincast.ir.rewrite import OpRow, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.transforms.retyping.forward import Forward
 from traincast.transforms.retyping.nodes import Node, Nodes, Step
 from traincast.transforms.retyping.norms import native_norm_backward
@@ -31,11 +31,11 @@ class Backward:
         self.typing, self.forward = typing, forward
         self.nodes = Nodes(scopes, ran)
         self.thread = max((scope.thread for scope in scopes), default=0)
-        self.swaps: dict[tuple[int, int], int] = {}  # by op and tensor: what the op is given instead
+        self.swaps: dict[tuple[OpRow, int], int] = {}  # by op and tensor: what the op is given instead
         self.renamed: dict[int, int] = {}
         self.later: dict[int, list[OpRow]] = {}  # casts that a node makes of its results
         self.handed: dict[int, list[OpRow]] = {}  # and of what it hands on
-        self.summed: dict[int, OpRow] = {}  # by sum: the op that made the tensor whose gradient it is
+        self.summed: dict[OpRow, OpRow] = {}  # by sum: the op that made the tensor whose gradient it is
         self.waiting: list[_Waiting] = []
         self.done: list[ScopeRow] = []
 
@@ -57,7 +57,7 @@ class Backward:
         """Whether a node keeps the result of a cast, or of a sum that waits for one."""
         sums = {tensor for _, op in waiting.sums for tensor in op.outputs}
         return any(
-            tensor in sums or self.swaps.get((id(op), tensor)) == waiting.back.result
+            tensor in sums or self.swaps.get((op, tensor)) == waiting.back.result
             for op in node.scope.ops
             for tensor in op.inputs
         )
@@ -82,14 +82,14 @@ class Backward:
 
     def _take_over(self, back: Cast) -> None:
         """The cast is the gradient that stays, and what it was made of no longer is."""
-        rows = self.typing.rows
-        old, new = rows.storage_of(back.source), rows.storage_of(back.result)
+        editor = self.typing.editor
+        old, new = editor.storage_of(back.source), editor.storage_of(back.result)
         if old.kind != StorageKind.GRADIENT:
             return
         new.kind, new.lasts, new.free = old.kind, old.lasts, old.free
         old.kind, old.lasts, old.free = int(StorageKind.ACTIVATION), False, None
-        for tensor in self.typing.aliases.get(rows.tensors[back.source], ()):
-            rows.tensors[tensor] = rows.tensors[back.result]
+        for tensor in self.typing.aliases.get(editor.tensors[back.source], ()):
+            editor.tensors[tensor] = editor.tensors[back.result]
 
     def _compute(self, number: int, node: Node) -> None:
         scope = node.scope
@@ -103,7 +103,7 @@ class Backward:
             self._hand_on(number, node.op, tensor, op)
         scope.ops = [*self.handed.pop(number, []), *own, *self.later.pop(number, [])]
         for op in sums:
-            late = [w for w in self.waiting for t in op.inputs if self.swaps.get((id(op), t)) == w.back.result]
+            late = [w for w in self.waiting for t in op.inputs if self.swaps.get((op, t)) == w.back.result]
             if late:
                 min(late, key=lambda one: one.place).sums.append((number, op))
             else:
@@ -115,33 +115,33 @@ class Backward:
         """A sum of gradients, which then is handed on by the op that made the tensor whose gradient it is."""
         total = op.outputs[0]
         self._place(op)
-        maker = self.summed.get(id(op))
+        maker = self.summed.get(op)
         if maker is not None:
-            self._hand_on(self.nodes.number.get(id(maker), number), maker, total, op)
+            self._hand_on(self.nodes.number.get(maker, number), maker, total, op)
 
     def _place(self, op: OpRow) -> None:
         given: dict[int, int] = {}
-        casts = {} if op.forward is None else self.forward.casts.get(id(op.forward), {})
+        casts = {} if op.forward is None else self.forward.casts.get(op.forward, {})
         for tensor in op.inputs:
-            if (id(op), tensor) in self.swaps:
-                given[tensor] = self.swaps[id(op), tensor]
+            if (op, tensor) in self.swaps:
+                given[tensor] = self.swaps[op, tensor]
             elif tensor in self.renamed:
                 given[tensor] = self.renamed[tensor]
             elif tensor in casts and tensor not in self.nodes.maker:
                 given[tensor] = casts[tensor].result
         first = op.inputs[0] if op.inputs else -1
-        if op.signature.name in ("aten::add", "aten::add_") and (id(op), first) in self.swaps:
+        if op.signature.name in ("aten::add", "aten::add_") and (op, first) in self.swaps:
             self.renamed[op.outputs[0]] = given[first]
             op.signature = replace(op.signature, name="aten::add_", outputs=op.signature.inputs[:1])
             op.outputs = op.inputs[:1]  # memory that is nobody else's
-        widened = op.forward is not None and id(op.forward) in self.forward.widens
+        widened = op.forward is not None and op.forward in self.forward.widens
         self.typing.place(op, given, (lambda *_: self.forward.low) if widened else result_type)
         op.signature = _told(op.signature)
 
     def _hand_on(self, number: int, start: OpRow | None, tensor: int, op: OpRow) -> None:
         """Casts a gradient for those who read it in another type: where the forward pass cast, or where an op was given
         several types."""
-        made: dict[tuple[int, str, int], int] = {}
+        made: dict[tuple[int, str, OpRow | None], int] = {}
         for reader, user in self.nodes.readers(tensor, op):
             sums = self.nodes.is_sum(user)
             end = self.nodes.end(reader, user)
@@ -152,16 +152,16 @@ class Backward:
                 shared = next((n for n, one in enumerate(steps) if self.nodes.times_read[one.tensor] > 1), None)
                 steps = [] if shared is None else steps[: shared + 1]
                 if steps and steps[-1].maker is not None:
-                    self.summed[id(user)] = steps[-1].maker
+                    self.summed[user] = steps[-1].maker
             now = self._cast_along(steps, number, self._now(tensor), op, made)
             if now != self._now(tensor):
-                self.swaps[id(user), tensor] = now
+                self.swaps[user, tensor] = now
 
     def _now(self, tensor: int) -> int:
         return self.renamed.get(tensor, tensor)
 
     def _cast_along(
-        self, steps: list[Step], number: int, tensor: int, op: OpRow, made: dict[tuple[int, str, int], int]
+        self, steps: list[Step], number: int, tensor: int, op: OpRow, made: dict[tuple[int, str, OpRow | None], int]
     ) -> int:
         """The gradient after so many steps; casts that several readers share are made once."""
         spec = op.signature.outputs[op.outputs.index(tensor)]
@@ -170,25 +170,25 @@ class Backward:
             kind = step.spec.dtype
             explicit = step.op.signature.name == "aten::_to_copy"
             if kind != spec.dtype and kind in (WIDE, self.forward.low) and spec.dtype in (WIDE, self.forward.low):
-                key = (tensor, kind, id(step.op) if explicit else 0)
+                key = (tensor, kind, step.op if explicit else None)
                 if key not in made:
                     made[key] = self._cast_back(step, tensor, spec, op, where, handed=not first)
                 tensor = made[key]
                 spec = self.typing.forms[tensor]
             maker = step.maker
-            if maker is not None and id(maker) in self.nodes.number:
-                where, first = self.nodes.number[id(maker)], False
+            if maker is not None and maker in self.nodes.number:
+                where, first = self.nodes.number[maker], False
         return tensor
 
     def _cast_back(self, step: Step, tensor: int, spec: TensorSpec, op: OpRow, where: int, *, handed: bool) -> int:
         explicit = step.op.signature.name == "aten::_to_copy"
         back = self.typing.cast(tensor, spec, step.spec.dtype, step.op if explicit else op)
         back.op.forward = step.op if explicit else op.forward
-        old, new = self.typing.rows.storage_of(tensor), self.typing.rows.storage_of(back.result)
+        old, new = self.typing.editor.storage_of(tensor), self.typing.editor.storage_of(back.result)
         if old.made and not old.lasts:  # it is the cast that is held until then
             new.free, old.free = old.free, None
         if explicit:
-            self.waiting.append(_Waiting(self.nodes.place[id(step.op)], back))
+            self.waiting.append(_Waiting(self.nodes.place[step.op], back))
         else:
             (self.handed if handed else self.later).setdefault(where, []).append(back.op)
         return back.result

@@ -8,7 +8,7 @@ from dataclasses import replace
 from traincast.ir.identity import check_follows_tensors
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.workload import Workload
 from traincast.transforms.retyping.backward import Backward
 from traincast.transforms.retyping.forward import Forward
@@ -53,11 +53,11 @@ def _retyped(program: Program, low: str, *, autocast: bool) -> Program:
     forward = Forward(typing, low, autocast=autocast)
     ran: list[OpRow] = []
     scopes: list[ScopeRow] = []
-    for backward, part in _passes(typing.rows.scopes):
+    for backward, part in _passes(typing.editor.scopes):
         if backward:
             forward.end()
             done = Backward(typing, forward, part, ran).run()
-            for scope in typing.rows.scopes:
+            for scope in typing.editor.scopes:
                 if scope.after is part[-1] and scope.thread != part[-1].thread:
                     scope.after = done[-1]
             scopes += done
@@ -68,7 +68,7 @@ def _retyped(program: Program, low: str, *, autocast: bool) -> Program:
                 ran += scope.ops
         scopes += part
     forward.end()
-    typing.rows.scopes = scopes
+    typing.editor.scopes = scopes
     return typing.build()
 
 

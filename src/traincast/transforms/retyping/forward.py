@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from traincast.ir.ops import Signature, StorageKind, TensorSpec
-from traincast.ir.rewrite import OpRow, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.transforms.retyping.norms import native_norm
 from traincast.transforms.retyping.policies import POLICIES, SOFTMAX, WIDE, Policy, policy_of, result_type
 from traincast.transforms.retyping.typing import Cast, Typing
@@ -24,8 +24,8 @@ class Forward:
 
     def __init__(self, typing: Typing, low: str, *, autocast: bool) -> None:
         self.typing, self.low, self.autocast = typing, low, autocast
-        self.casts: dict[int, dict[int, Cast]] = {}
-        self.widens: set[int] = set()  # softmax that gives float32 of half inside its kernel
+        self.casts: dict[OpRow, dict[int, Cast]] = {}
+        self.widens: set[OpRow] = set()  # softmax that gives float32 of half inside its kernel
         self._kept: dict[int, Cast] = {}
         self._back: dict[int, Cast] = {}  # results that the script itself turns back into the type of its operands
         self.last: OpRow | None = None
@@ -53,7 +53,7 @@ class Forward:
                 mine = self._cast(_arguments(op), inner, ops)
             elif inner is Policy.RESULT:
                 mine = self._told(op, ops)
-            self.casts[id(op)] = mine = {**{t: self._back[t] for t in op.inputs if t in self._back}, **mine}
+            self.casts[op] = mine = {**{t: self._back[t] for t in op.inputs if t in self._back}, **mine}
             self.typing.place(op, {source: cast.result for source, cast in mine.items()}, self._result(op))
             ops += native_norm(op, self.typing)
             ops.append(op)
@@ -65,7 +65,7 @@ class Forward:
         softmax = self.last
         if not self.autocast or softmax is None or softmax.signature.name not in SOFTMAX:
             return
-        if softmax.outputs[0] in self._back or not (self.casts[id(softmax)] or id(softmax) in self.widens):
+        if softmax.outputs[0] in self._back or not (self.casts[softmax] or softmax in self.widens):
             return
         cast = self.typing.cast(softmax.outputs[0], softmax.signature.outputs[0], self.low, softmax)
         self._back[softmax.outputs[0]] = cast
@@ -74,7 +74,7 @@ class Forward:
     def end(self) -> None:
         """Autocast's block is left: copies of weights are let go."""
         for cast in self._kept.values():
-            self.typing.rows.storage_of(cast.result).free = self.last
+            self.typing.editor.storage_of(cast.result).free = self.last
         self._kept.clear()
 
     def _result(self, op: OpRow) -> Result:
@@ -84,7 +84,7 @@ class Forward:
         if not self.autocast and (dtype == WIDE or not any(s.dtype == WIDE for s in op.signature.inputs)):
             op.signature = _with(op.signature, "dtype", self.low) if dtype == WIDE else op.signature
             return lambda *_: self.low
-        told = WIDE if id(op) in self.widens else dtype
+        told = WIDE if op in self.widens else dtype
         return (lambda *_: told) if isinstance(told, str) else result_type
 
     def _told(self, op: OpRow, ops: list[OpRow]) -> dict[int, Cast]:
@@ -97,7 +97,7 @@ class Forward:
                 return {}
             if kind != "float16":
                 return self._cast(_arguments(op), Policy.WIDER, ops)
-            self.widens.add(id(op))
+            self.widens.add(op)
             op.signature = _with(op.signature, "half_to_float", True)
             return {}
         op.signature = _with(op.signature, "dtype", WIDE)
@@ -112,8 +112,8 @@ class Forward:
         for (tensor, spec, near), kind in zip(reversed(found), reversed(kinds), strict=True):
             if kind == wanted or tensor in casts:
                 continue
-            storage = self.typing.rows.tensors[tensor]
-            parameter = self.typing.rows.storages[storage].kind == StorageKind.PARAMETER
+            storage = self.typing.editor.tensors[tensor]
+            parameter = self.typing.editor.storages[storage].kind == StorageKind.PARAMETER
             if parameter and storage in self._kept:
                 casts[tensor] = self._kept[storage]
                 continue

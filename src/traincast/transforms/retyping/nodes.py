@@ -7,10 +7,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traincast.ir.ops import TensorSpec
-from traincast.ir.rewrite import OpRow, ScopeRow
+from traincast.ir.ops import ACCUMULATE_GRAD, TensorSpec
+from traincast.ir.rows import OpRow, ScopeRow
 
-ACCUMULATE = "torch::autograd::AccumulateGrad"
 _SUMS = ("aten::add", "aten::add_")
 
 
@@ -26,7 +25,7 @@ class Node:
     @property
     def accumulates(self) -> bool:
         """Whether it keeps the gradient of a parameter."""
-        return self.scope.name == ACCUMULATE
+        return self.scope.name == ACCUMULATE_GRAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +44,20 @@ class Nodes:
 
     def __init__(self, scopes: Sequence[ScopeRow], ran: Sequence[OpRow]) -> None:
         self.ran = ran
-        self.place = {id(op): number for number, op in enumerate(ran)}
+        self.place = {op: number for number, op in enumerate(ran)}
         self.nodes = [self._linked(scope) for scope in scopes]
         self._link_empty()
-        self.number = {id(node.op): n for n, node in enumerate(self.nodes) if node.op is not None}
+        self.number = {node.op: n for n, node in enumerate(self.nodes) if node.op is not None}
         self.steps, self.times_read = _steps(ran)
-        self.kept: set[int] = set()  # ops that keep gradients of parameters
+        self.kept: set[OpRow] = set()  # ops that keep gradients of parameters
         self.maker: dict[int, int] = {}
-        self.order: dict[int, int] = {}
+        self.order: dict[OpRow, int] = {}
         self.uses: dict[int, list[tuple[int, OpRow]]] = {}
         for number, scope in enumerate(scopes):
             for op in scope.ops:
-                self.order[id(op)] = len(self.order)
-                if scope.name == ACCUMULATE:
-                    self.kept.add(id(op))
+                self.order[op] = len(self.order)
+                if scope.name == ACCUMULATE_GRAD:
+                    self.kept.add(op)
                 for tensor in dict.fromkeys(op.inputs):
                     self.uses.setdefault(tensor, []).append((number, op))
                 for tensor in op.outputs:
@@ -66,14 +65,14 @@ class Nodes:
 
     def is_sum(self, op: OpRow) -> bool:
         """Whether an op adds two gradients of one tensor up."""
-        adds = op.signature.name in _SUMS and len(op.inputs) == 2 and id(op) not in self.kept
+        adds = op.signature.name in _SUMS and len(op.inputs) == 2 and op not in self.kept
         return adds and all(t in self.maker for t in op.inputs)
 
     def readers(self, tensor: int, after: OpRow) -> list[tuple[int, OpRow]]:
         """Nodes and ops that read a gradient after an op wrote it, up to the one that writes it again."""
         found = []
         for number, op in self.uses.get(tensor, []):
-            if self.order[id(op)] > self.order[id(after)]:
+            if self.order[op] > self.order[after]:
                 found.append((number, op))
                 if tensor in op.outputs:
                     break
@@ -91,29 +90,29 @@ class Nodes:
     def path(self, start: OpRow, end: int, spec: TensorSpec) -> list[Step]:
         """The way that a gradient takes from the op whose node made it to the one whose node reads it, or to the
         parameter; empty: unknown. On it lie casts, and ops whose nodes hand gradients on as they are."""
-        last, begin = self.nodes[end], self.number.get(id(start), -1)
-        came: dict[int, tuple[OpRow, Step] | None] = {id(start): None}
+        last, begin = self.nodes[end], self.number.get(start, -1)
+        came: dict[OpRow, tuple[OpRow, Step] | None] = {start: None}
         queue = deque([start])
         while queue:
             op = queue.popleft()
-            for step in self.steps.get(id(op), ()):
+            for step in self.steps.get(op, ()):
                 if (step.maker is None and last.accumulates and step.spec.shape == spec.shape) or (
                     step.maker is not None and step.maker is last.op
                 ):
                     return _walked(came, op, step)
                 maker = step.maker
-                if maker is None or id(maker) in came:
+                if maker is None or maker in came:
                     continue
-                hands_on = begin < self.number.get(id(maker), -1) < end
+                hands_on = begin < self.number.get(maker, -1) < end
                 if hands_on or maker.signature.name == "aten::_to_copy":
-                    came[id(maker)] = (op, step)
+                    came[maker] = (op, step)
                     queue.append(maker)
         return []
 
     def _linked(self, scope: ScopeRow) -> Node:
-        forward = [op.forward for op in scope.ops if op.forward is not None and id(op.forward) in self.place]
-        op = max(forward, key=lambda op: self.place[id(op)], default=None)
-        return Node(scope, op, -1 if op is None else self.place[id(op)])
+        forward = [op.forward for op in scope.ops if op.forward is not None and op.forward in self.place]
+        op = max(forward, key=lambda op: self.place[op], default=None)
+        return Node(scope, op, -1 if op is None else self.place[op])
 
     def _link_empty(self) -> None:
         """A node without ops hands its gradient on: it belongs to the op of its name between its neighbours' ops."""
@@ -132,12 +131,12 @@ class Nodes:
                 below = max(below, node.place)
 
 
-def _steps(ran: Sequence[OpRow]) -> tuple[dict[int, list[Step]], Counter[int]]:
+def _steps(ran: Sequence[OpRow]) -> tuple[dict[OpRow, list[Step]], Counter[int]]:
     writer: dict[int, OpRow] = {}
-    steps: dict[int, list[Step]] = {}
+    steps: dict[OpRow, list[Step]] = {}
     read: Counter[int] = Counter()
     for op in ran:
-        steps[id(op)] = [Step(op, tensor, spec, writer.get(tensor))
+        steps[op] = [Step(op, tensor, spec, writer.get(tensor))
                          for tensor, spec in zip(op.inputs, op.signature.inputs, strict=True)]  # fmt: skip
         read.update(op.inputs)
         for tensor in op.outputs:
@@ -145,9 +144,9 @@ def _steps(ran: Sequence[OpRow]) -> tuple[dict[int, list[Step]], Counter[int]]:
     return steps, read
 
 
-def _walked(came: dict[int, tuple[OpRow, Step] | None], op: OpRow, last: Step) -> list[Step]:
+def _walked(came: dict[OpRow, tuple[OpRow, Step] | None], op: OpRow, last: Step) -> list[Step]:
     path = [last]
-    while (before := came[id(op)]) is not None:
+    while (before := came[op]) is not None:
         op, step = before
         path.append(step)
     return path[::-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.ir.ops import Signature, StorageKind, TensorSpec
-from traincast.ir.rewrite import OpRow, ScopeRow
+from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.transforms.retyping.typing import Typing
 
@@ -32,8 +32,8 @@ def native_norm(op: OpRow, typing: Typing) -> list[OpRow]:
     empty = TensorSpec((none,), (typing.sizes.constant(1),), "uint8")
     options = (("size", (SizeRef(none),)), ("dtype", "uint8"), ("memory_format", None))
     signature = Signature("aten::empty", (), (empty,), options, (), "memory_format")
-    reserve = typing.rows.new_tensor(none, StorageKind.ACTIVATION)
-    typing.original.append(len(typing.rows.storages) - 1)
+    reserve = typing.editor.new_tensor(none, StorageKind.ACTIVATION)
+    typing.original.append(len(typing.editor.storages) - 1)
     return [OpRow(signature, (), (reserve,), op.module, op.stream)]
 
 

@@ -79,11 +79,10 @@ def result_type(signature: Signature, types: Sequence[str], number: int) -> str:
         return WIDE
     by_argument = _BY_ARGUMENT.get(signature.name)
     if by_argument is not None:
-        argument, start = by_argument[min(number, len(by_argument) - 1)], 0
-        for name, count in signature.groups:
-            if name == argument and count:
-                return types[start]
-            start += count
+        argument = by_argument[min(number, len(by_argument) - 1)]
+        for name, span in signature.spans():
+            if name == argument and (given := types[span]):
+                return given[0]
     if signature.name == "aten::_to_copy":
         return types[0]
     floats = [

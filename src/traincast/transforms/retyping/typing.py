@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from traincast.ir.editor import ProgramEditor
 from traincast.ir.ops import Phase, Signature, StorageKind, TensorSpec
 from traincast.ir.program import Program
-from traincast.ir.rewrite import OpRow, Rewrite
+from traincast.ir.rows import OpRow
 from traincast.transforms.retyping.policies import WIDE
-from traincast.transforms.size_book import SizeBook
 
 
 @dataclass(eq=False, slots=True)
@@ -26,14 +26,15 @@ class Typing:
     """A program whose tensors change their types; `types` holds those of storages that are no longer float32."""
 
     def __init__(self, program: Program) -> None:
-        self.rows, self.sizes = Rewrite(program), SizeBook(program.sizes)
-        self.original = list(self.rows.tensors)  # the storage of every tensor before the edit
+        self.editor = ProgramEditor(program)
+        self.sizes = self.editor.sizes
+        self.original = list(self.editor.tensors)  # the storage of every tensor before the edit
         self.types: dict[int, str] = {}
         self.forms: dict[int, TensorSpec] = {}  # of tensors that were not there before
         self.program = program
         self._decided: set[int] = set()
         self._saved = self._read_in_backward()
-        made = {tensor for op in self.rows.ops for tensor in op.outputs}
+        made = {tensor for op in self.editor.ops for tensor in op.outputs}
         self.aliases: dict[int, list[int]] = {}  # tensors that no op makes, by their storage
         for tensor, storage in enumerate(self.original):
             if tensor not in made:
@@ -41,7 +42,7 @@ class Typing:
 
     def type_of(self, tensor: int, spec: TensorSpec) -> str:
         """The type of a tensor now."""
-        return self.types.get(self.rows.tensors[tensor], WIDE) if spec.dtype == WIDE else spec.dtype
+        return self.types.get(self.editor.tensors[tensor], WIDE) if spec.dtype == WIDE else spec.dtype
 
     def form(self, tensor: int, spec: TensorSpec) -> TensorSpec:
         """The form of a tensor now."""
@@ -57,23 +58,23 @@ class Typing:
         self._decided.add(storage)
         if kind != WIDE:
             self.types[storage] = kind
-            row = self.rows.storages[storage]
+            row = self.editor.storages[storage]
             row.size = self.sizes.share(row.size, 2)
 
     def narrow_all(self, kind: str) -> None:
         """All that is there before the step holds numbers of this type, but for single numbers such as counts."""
-        for op in self.rows.ops:
+        for op in self.editor.ops:
             for tensor, spec in zip(
                 (*op.inputs, *op.outputs), (*op.signature.inputs, *op.signature.outputs), strict=True
             ):
                 storage = self.original[tensor]
-                there = not self.rows.storages[storage].made
+                there = not self.editor.storages[storage].made
                 if there and spec.dtype == WIDE and spec.shape and self._moves(storage, spec):
                     self.narrow(storage, kind)
 
     def _moves(self, storage: int, spec: TensorSpec) -> bool:
         """Whether `model.to` or what feeds the model would convert it."""
-        return spec.device == "cuda" or self.rows.storages[storage].kind == StorageKind.INPUT
+        return spec.device == "cuda" or self.editor.storages[storage].kind == StorageKind.INPUT
 
     def place(self, op: OpRow, swapped: Mapping[int, int], result: Callable[[Signature, list[str], int], str]) -> None:
         """Gives an op its inputs, those in `swapped` replaced, and its results their types."""
@@ -83,7 +84,7 @@ class Typing:
                  for t, spec in zip(inputs, old.inputs, strict=True)]  # fmt: skip
         homes: dict[int, int] = {}
         for before, now in zip(op.inputs, inputs, strict=True):
-            homes.setdefault(self.original[before], self.rows.tensors[now])
+            homes.setdefault(self.original[before], self.editor.tensors[now])
         specs = tuple([self.form(t, spec) for t, spec in zip(inputs, old.inputs, strict=True)])
         outputs = tuple(swapped.get(t, t) if t in op.inputs else t for t in op.outputs)
         for number, (tensor, spec) in enumerate(zip(outputs, old.outputs, strict=True)):
@@ -91,10 +92,10 @@ class Typing:
                 continue
             home = homes.get(self.original[tensor])
             if home is not None:
-                self.rows.tensors[tensor] = home
+                self.editor.tensors[tensor] = home
                 self._view(tensor, spec, old.inputs, specs)
             elif spec.dtype == WIDE and spec.device == "cuda":
-                self.narrow(self.rows.tensors[tensor], result(old, kinds, number))
+                self.narrow(self.editor.tensors[tensor], result(old, kinds, number))
         made = tuple([self.form(t, spec) for t, spec in zip(outputs, old.outputs, strict=True)])
         if inputs != op.inputs or specs != old.inputs or made != old.outputs:
             op.inputs, op.outputs = inputs, outputs
@@ -117,8 +118,8 @@ class Typing:
         form = self.form(source, spec)
         made = replace(form, dtype=kind, stride=self._stride(form))
         size = self.sizes.product(made.shape, times=made.itemsize)
-        result = self.rows.new_tensor(size, StorageKind.ACTIVATION)
-        storage = len(self.rows.storages) - 1
+        result = self.editor.new_tensor(size, StorageKind.ACTIVATION)
+        storage = len(self.editor.storages) - 1
         self.original.append(storage)
         self.forms[result] = made
         self._decided.add(storage)
@@ -150,17 +151,16 @@ class Typing:
     def build(self) -> Program:
         """The program with its new types."""
         for storage in self._saved - self._read_in_backward():  # its backward op reads a cast now
-            row = self.rows.storages[storage]
+            row = self.editor.storages[storage]
             if row.made and not row.lasts:
                 row.free = None
-        self.rows.program = replace(self.program, sizes=self.sizes.table())
-        return self.rows.build()
+        return self.editor.build()
 
     def _read_in_backward(self) -> set[int]:
         """Memory that ops of the backward pass touch."""
         return {
-            self.rows.tensors[tensor]
-            for scope in self.rows.scopes
+            self.editor.tensors[tensor]
+            for scope in self.editor.scopes
             if scope.phase == Phase.BACKWARD
             for op in scope.ops
             for tensor in (*op.inputs, *op.outputs)

@@ -1,1 +1,1 @@
-"""Many independent tasks on the cores of this machine, or on a Ray cluster."""
+"""Many independent tasks on the cores of this machine."""

@@ -1,21 +1,19 @@
-"""Where tasks run, as one value that callers hand on: this machine or a Ray cluster."""
+"""Where tasks run, as one value that callers hand on: processes of this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from traincast.utils.parallel.on_ray import run_on_ray
 from traincast.utils.parallel.runner import Heard, Job, Outcome, Task, run, workers_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """`processes` of this machine (None: one a core), or the Ray cluster at an address. Those of this machine begin
-    when this process has worked `alone_for` seconds and as much is left."""
+    """`processes` of this machine (None: one per core). They begin when this process has worked `alone_for` seconds and
+    as much is left."""
 
     processes: int | None = None
-    ray: str | None = None
     alone_for: float = 0.0
 
     def __post_init__(self) -> None:
@@ -23,15 +21,10 @@ class Workers:
 
     def run(self, job: Job[Task, Outcome], tasks: Sequence[Task], heard: Heard) -> None:
         """Does every task once and tells each outcome as it comes, in any order."""
-        if self.ray is not None:
-            run_on_ray(job, tasks, heard, address=self.ray)
-        else:
-            run(job, tasks, heard, workers=self.processes, alone_for=self.alone_for)
+        run(job, tasks, heard, workers=self.processes, alone_for=self.alone_for)
 
     def told(self, tasks: int) -> str:
         """In words, for so many tasks that do not begin alone."""
-        if self.ray is not None:
-            return f"Ray at {self.ray}"
         number = max(1, min(workers_of(self.processes), tasks))
         return f"{number} process{'es' * (number > 1)}"
 
@@ -39,9 +32,9 @@ class Workers:
 _SHORT = 1.0  # seconds: what takes no longer is not worth the start of other processes
 
 
-def search_workers(processes: int | None = None, ray: str | None = None) -> Workers:
+def search_workers(processes: int | None = None) -> Workers:
     """Those of a search, which is over in a second or two most of the time."""
-    return Workers(processes=processes, ray=ray, alone_for=_SHORT)
+    return Workers(processes=processes, alone_for=_SHORT)
 
 
 SEARCH = search_workers()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.attention.model import AttentionModel
 from traincast.costs.kernels.attention.physics import FEATURES, KERNELS, kernel_features, kernel_of
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.model import Measurements
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import device_keys, load_device
 
 
@@ -76,33 +72,6 @@ def test_hopper_packs_the_heads_that_share_keys_into_one_block_and_ampere_does_n
         assert (shared < 0.5 * own) == faster
 
 
-def test_training_does_not_pay_for_the_copy_into_a_servers_cache():
-    model, device = shipped_model("attention"), load_device("a100-80gb")
-    calls = Calls.of(ATTENTION, [attention(64, 4, 256, kv_heads=kv_heads) for kv_heads in (4, 1)])
-    kernel, served = model.predict(calls, device), model.predict_served(calls, device)
-    copies = served.seconds - kernel.seconds
-    assert (copies > 0.03 * kernel.seconds).all()
-    assert copies[0] > 2 * copies[1], "more keys and values are copied where more heads have their own"
-
-
-def test_a_head_dimension_that_a_card_lacks_is_learned_from_the_others():
-    """Given the same card twice, once measured at one head dimension only; then both know the other one."""
-    model, device = shipped_model("attention"), load_device("l40s")
-    some = [attention(b, h, s, d) for b in (1, 4, 64) for h in (4, 16) for s in (64, 512, 4096) for d in (64, 128)]
-    calls = Calls.of(ATTENTION, some)
-    narrow = calls["head_dim"] == 64
-    seconds = model.predict_served(calls, device).seconds
-    both = np.concatenate([np.zeros(len(calls), dtype=np.int64), np.ones(int((~narrow).sum()), dtype=np.int64)])
-    rows = np.concatenate([np.arange(len(calls)), np.flatnonzero(~narrow)])
-    twin = replace(device, key="twin", name="twin")
-
-    fitted = AttentionModel().fit(Measurements(calls.take(rows), [device, twin], both, seconds[rows]))
-
-    shown = fitted.predict_served(calls, twin)
-    np.testing.assert_allclose(shown.seconds, seconds, rtol=0.05)
-    assert np.array_equal(shown.in_domain, ~narrow)
-
-
 def test_far_beyond_the_measured_lengths_time_follows_the_square_and_says_so():
     for key in ("a100-80gb", "h100", "b200", "l40s"):
         inside, beyond = (predict(key, attention(1, 16, length)) for length in (16384, 163840))
@@ -122,16 +91,3 @@ def test_backward_full_and_fp32_attention_cost_more_and_are_out_of_domain():
         assert derived.seconds[0] > ratio * measured.seconds[0]
         assert not derived.in_domain[0]
         assert derived.sigma[0] > measured.sigma[0]
-
-
-def test_accuracy_on_shapes_not_fitted(shared_data):
-    from traincast.costs.kernels.attention.evaluation import evaluate_attention
-
-    for row in evaluate_attention(shared_data):
-        if "shapes never seen" in row.suite:
-            assert row.gmae < 4.0, row
-            assert row.mape < 7.0, row
-            assert row.covered is not None
-            assert 85 <= row.covered <= 95, row
-        else:
-            assert row.gmae < 17.0, row

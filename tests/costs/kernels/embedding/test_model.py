@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-import numpy as np
 import pytest
 
 from tests.costs.kernels.embedding.described import lookup_tables
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.fitting import FITTED
-from traincast.costs.kernels.embedding.model import EmbeddingModel
+from traincast.costs.kernels.embedding.physics import Rates
 from traincast.costs.kernels.embedding.tables import uniform_tables
-from traincast.costs.kernels.embedding.traffic import Rates, embedding_seconds
-from traincast.costs.kernels.model import Measurements
-from traincast.costs.kernels.shipped import shipped_model
+from traincast.costs.kernels.families import shipped_model
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 
@@ -30,48 +26,6 @@ def lookups(kind, *, batch=4096, tables=8, bag=32, rows=500_000, dim=128, ascend
 
 def predict(key, *calls):
     return shipped_model("embedding").predict(Calls.of(EMBEDDING, calls), load_device(key))
-
-
-TRUE = Rates(
-    start_seconds=4e-6, update_start_seconds=25e-6, read_share=0.8, scattered_write_share=0.4, sorted_write_share=0.5,
-    l2_bytes_per_clock=30.0, long_row_seconds=2e-6, long_row_l2_share=0.7,
-)  # fmt: skip
-MADE = (
-    [lookups("batched_forward", bag=bag, rows=rows) for bag in (1, 8, 64) for rows in (100, 10**6)]
-    + [lookups("batched_backward_sgd", bag=bag, ascending=a) for bag in (8, 64) for a in (False, True)]
-    + [lookups("tbe_backward_sgd", tables=t, rows=rows, bag=bag) for t in (1, 16) for rows in (50, 2000)
-       for bag in (1, 64)]
-    + [lookups("tbe_backward_sgd", batch=16, tables=1, bag=1, dim=16)]
-)  # fmt: skip
-
-
-def made(calls):
-    calls, device = Calls.of(EMBEDDING, calls), load_device("v100")
-    seconds = embedding_seconds(calls, device, TRUE)
-    return Measurements(calls, [device], np.zeros(len(calls), dtype=np.int64), seconds)
-
-
-def test_a_fit_finds_the_rates_that_made_the_times():
-    found = EmbeddingModel().fit(made(MADE)).parameters_.rates
-    for name in FITTED:
-        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
-
-
-def test_a_rate_that_no_row_tells_stays_as_it_was():
-    """Given table-batched rows only, when fitted, then what FBGEMM's updates do is as before."""
-    start = replace(Rates(), long_row_seconds=7e-6)
-    found = EmbeddingModel(start=start).fit(made(MADE[:10])).parameters_.rates
-    for name in ("update_start_seconds", "long_row_seconds", "long_row_l2_share", "empty_block_cycles"):
-        assert getattr(found, name) == pytest.approx(getattr(start, name), rel=1e-12), name
-    assert found.read_share == pytest.approx(TRUE.read_share, rel=0.03)
-
-
-def test_one_wild_row_does_not_steer_the_fit():
-    data = made(MADE)
-    data.seconds[1] *= 4.0
-    found = EmbeddingModel().fit(data).parameters_.rates
-    assert found.read_share == pytest.approx(TRUE.read_share, rel=0.1)
-    assert found.scattered_write_share == pytest.approx(TRUE.scattered_write_share, rel=0.1)
 
 
 def test_the_shipped_rates_are_physical_and_near_those_set_by_hand():

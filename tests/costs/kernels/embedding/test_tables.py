@@ -9,7 +9,7 @@ from tests.costs.kernels.embedding.described import distinct_rows, lookup_tables
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.cost import price_calls
 from traincast.costs.kernels.embedding import EMBEDDING
-from traincast.costs.kernels.embedding.traffic import _missing_bytes
+from traincast.costs.kernels.embedding.physics import _missing_bytes
 from traincast.hardware import load_device
 from traincast.models.embeddings import Pooling, Table, Uniform, Zipf
 from traincast.utils.metrics import error_row

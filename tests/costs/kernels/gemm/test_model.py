@@ -7,12 +7,11 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import PROFILES, shipped_model
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.engine import ENGINES, Problem, describe, peak_rate
 from traincast.costs.kernels.gemm.model import GemmModel, clock_spread
-from traincast.costs.kernels.gemm.residual_training import as_timed
-from traincast.costs.kernels.model import Measurements, load_state
-from traincast.costs.kernels.shipped import PROFILES, shipped_model
+from traincast.costs.kernels.gemm.physics import ENGINES, Problem, describe, peak_rate
+from traincast.costs.kernels.model import load_state
 from traincast.hardware import device_keys, load_device
 
 
@@ -180,30 +179,6 @@ def test_unaligned_products_bound_by_memory_take_no_longer(model):
     a100 = load_device("a100-80gb")
     here, aligned = model.predict(products([[1, 98304, 647, 16], [1, 98304, 648, 16]], "tf32"), a100).seconds
     assert here == pytest.approx(aligned, rel=0.05)
-
-
-def test_a_stopwatch_shows_the_floor_for_short_kernels_and_the_sum_for_long_ones():
-    floor, offset = np.array([5e-5]), np.array([2e-5])
-    assert as_timed(np.array([1e-6]), floor, offset)[0] == pytest.approx(5e-5, rel=0.01)
-    assert as_timed(np.array([1e-2]), floor, offset)[0] == pytest.approx(1.002e-2, rel=1e-3)
-
-
-def synthetic(n=300):
-    v100 = load_device("v100-pcie")
-    calls = products(random_sizes(n, seed=5, most=4096))
-    physical, _ = describe(ENGINES["simt"], Problem.of(calls, v100, "fp32", 4.0))
-    return Measurements(calls, [v100], np.zeros(n, dtype=np.int64), 1.5 * physical)
-
-
-def test_fit_recovers_a_constant_factor_and_is_deterministic():
-    data = synthetic()
-    first, second = GemmModel().fit(data), GemmModel().fit(data)
-    for name, array in first.state().items():
-        assert array.tobytes() == second.state()[name].tobytes(), name
-    fresh = products(random_sizes(200, seed=9, most=4096))
-    physical, _ = describe(ENGINES["simt"], Problem.of(fresh, data.devices[0], "fp32", 4.0))
-    ratio = first.predict(fresh, data.devices[0]).seconds / (1.5 * physical)
-    assert np.median(np.abs(ratio - 1)) < 0.05
 
 
 def test_volta_does_not_split_half_precision_products_of_unaligned_rows():

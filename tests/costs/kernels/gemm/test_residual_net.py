@@ -7,10 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from traincast.costs.kernels.families import PROFILES
 from traincast.costs.kernels.gemm.model import EngineFit, GemmModel
-from traincast.costs.kernels.gemm.residual_training import Examples, Schedule, train
 from traincast.costs.kernels.model import load_state
-from traincast.costs.kernels.shipped import PROFILES
 from traincast.hardware import load_device
 
 
@@ -47,26 +46,3 @@ def test_a_chip_never_measured_is_seen_as_the_mean_of_its_side_of_volta(fit):
     newer = [i for i, arch in enumerate(fit.chips.archs) if arch not in ("maxwell", "pascal")]
     expected = np.mean([net.correction(features, net.codes[newer].mean(axis=0)) for net in fit.nets], axis=0)
     assert fit.correction(features, fit.chips.find(h100), h100) == pytest.approx(expected, abs=1e-6)
-
-
-def one_in_four_twice_as_slow(tail: float) -> Examples:
-    """A kernel of 1 ms whatever the feature; one reading in four was taken at half of the clock."""
-    random = np.random.default_rng(2)
-    n = 800
-    seconds = np.where(random.random(n) < 0.25, 2e-3, 1e-3) * np.exp(0.05 * random.standard_normal(n))
-    zeros = np.zeros(n, dtype=np.int64)
-    return Examples(
-        features=random.standard_normal((3, n)).astype(np.float32), fixed=0.0, physical=np.full(n, 1e-3),
-        device=zeros, measured=seconds, weight=np.ones(n), tail=np.full(n, tail),
-        group=zeros, floor=np.zeros(1), offset=np.zeros(1),
-    )  # fmt: skip
-
-
-def test_readings_of_another_clock_state_count_less_where_a_tail_is_given():
-    def typical(tail: float) -> float:
-        examples = one_in_four_twice_as_slow(tail)
-        net, _, _ = train(examples, Schedule(widths=(16, 8), passes=40))
-        return float(np.median(net.correction(examples.features, net.codes[0])))
-
-    assert abs(typical(0.1)) < 0.02
-    assert typical(np.inf) > typical(0.1) + 0.01

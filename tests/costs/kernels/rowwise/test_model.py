@@ -7,8 +7,8 @@ import pytest
 
 from tests.costs.kernels.model_checks import check_contract
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.families import shipped_model
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
-from traincast.costs.kernels.shipped import shipped_model
 from traincast.hardware import device_keys, load_device
 
 
@@ -89,16 +89,3 @@ def test_only_measured_kernels_are_in_domain():
     assert known.in_domain[forward].any()
     assert not known.in_domain[~forward].any()
     assert not model.predict(everything(NORM), load_device("h100")).in_domain.any()
-
-
-@pytest.mark.parametrize(("name", "inside", "outside"), [("softmax", 19.3, 13.9), ("norm", 20.1, 56.7)])
-def test_accuracy_on_shapes_splits_and_devices_not_fitted(shared_data, name, inside, outside):
-    from traincast.costs.kernels.rowwise import evaluation
-
-    rows = getattr(evaluation, f"evaluate_{name}")(shared_data)
-    for row in rows:
-        if "shapes never seen" in row.suite:
-            assert row.gmae < 4.0, row
-    by_group = {row.group: row for row in rows if "test split" in row.suite}
-    assert by_group["in distribution"].mape < inside
-    assert by_group["out of distribution"].mape < outside

@@ -1,25 +1,25 @@
 from __future__ import annotations
 
 from tests.costs.kernels.signatures import field, kernels, lowered, tensor
-from traincast.costs.kernels.streaming.lowering.optimizer import launches
+from traincast.costs.kernels.streaming.lowering.optimizer import split_launches
 
 _CHUNK = 65536
 
 
 def test_launches_hold_at_most_320_chunks():
-    found = list(launches([1000 * _CHUNK], depth=2))
+    found = list(split_launches([1000 * _CHUNK], depth=2))
     assert [launch.elements // _CHUNK for launch in found] == [320, 320, 320, 40]
     assert all(launch.tensors == 1 for launch in found)
 
 
 def test_launches_hold_as_many_tensors_as_the_depth_allows():
-    assert [launch.tensors for launch in launches([10] * 250, depth=1)] == [110, 110, 30]
-    assert [launch.tensors for launch in launches([10] * 100, depth=4)] == [36, 36, 28]
+    assert [launch.tensors for launch in split_launches([10] * 250, depth=1)] == [110, 110, 30]
+    assert [launch.tensors for launch in split_launches([10] * 100, depth=4)] == [36, 36, 28]
 
 
 def test_no_element_is_lost():
     sizes = [1, 70_000, 3 * _CHUNK, 0, 21_000_000, 5]
-    assert sum(launch.elements for launch in launches(sizes, depth=3)) == sum(sizes)
+    assert sum(launch.elements for launch in split_launches(sizes, depth=3)) == sum(sizes)
 
 
 def test_foreach_add_in_place_moves_all_lists():

@@ -15,9 +15,10 @@ import argparse
 import sys
 
 from traincast.app.api import bench, self_check
-from traincast.app.cli.arguments import file_path, variant_options
+from traincast.app.cli.arguments import file_path
 from traincast.app.cli.output import print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.scenario import add_scenario_options
 from traincast.app.cli.verbs import CHECK_FAILED, OK
 from traincast.calibration.campaign import Benched
 
@@ -28,12 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", default="10m", metavar="TIME", help="how long to measure: 90s, 5m (default 10m)")
     parser.add_argument("--store", type=file_path, metavar="DIR", help="the store (default: one per device)")
     parser.add_argument("--for", dest="workload", metavar="WORKLOAD", help="only the ops of this step")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="of WORKLOAD")
-    parser.add_argument("--seq-len", type=int, metavar="N", help="of WORKLOAD")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the shapes")
     parser.add_argument("--clock-mhz", type=float, default=0.0, metavar="N", help="the clock that the GPU is locked to")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be measured")
     parser.add_argument("--self-check", action="store_true", help="try every part once and print a report")
+    add_scenario_options(parser, ("batch_size", "seq_len"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
             clock_mhz=args.clock_mhz,
             progress=progress,
             covered=lambda said: print(said, file=sys.stderr),
-            **variant_options(args),
+            batch_size=args.batch_size,
+            seq_len=args.seq_len,
         )
     print_result(result, Benched.headline, as_json=args.json)
     return OK

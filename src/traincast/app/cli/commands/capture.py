@@ -34,7 +34,7 @@ from traincast.app.api import capture
 from traincast.app.cli.arguments import file_path, whole_numbers
 from traincast.app.cli.output import check_outputs, print_json, print_text
 from traincast.app.cli.progress import progress_line
-from traincast.simulator.scenario.variant import MODES
+from traincast.simulator.scenario.fields import scenario_fields
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "distinct=0.4, experts=8 or experts=8:1.5",
     )  # fmt: skip
     parser.add_argument("--costs", type=file_path, metavar="FILE", help="what ops of your own cost (.toml)")
-    parser.add_argument("--mode", choices=MODES, default="training")
+    parser.add_argument("--mode", choices=scenario_fields()["mode"].choices, default="training")
     parser.add_argument("--name", help="name of the workload (default: the function's; of `make_step` the file's)")
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 
-from traincast.app.api import models, platforms
+from traincast.app.api import list_models, list_platforms
 from traincast.app.cli.completion import SHELLS, describe, script
 from traincast.app.cli.output import print_json, print_text
-from traincast.app.cli.verbs import VERBS, parsers
+from traincast.app.cli.verbs import known_verbs, parsers
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the script."""
     known = {
-        "WORKLOAD": [model.info.name for model in models()],
-        "PLATFORM": [platform.key for platform in platforms()],
+        "WORKLOAD": [model.info.name for model in list_models()],
+        "PLATFORM": [platform.key for platform in list_platforms()],
     }
-    _, made = parsers(VERBS)
-    text = script(args.shell, [describe(verb, VERBS[verb], parser, known) for verb, parser in made.items()])
+    verbs = known_verbs()
+    _, made = parsers(verbs)
+    text = script(args.shell, [describe(verb, verbs[verb].summary, parser, known) for verb, parser in made.items()])
     if args.json:
         print_json({"shell": args.shell, "script": text})
     else:

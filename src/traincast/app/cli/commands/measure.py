@@ -16,44 +16,39 @@ import contextlib
 import sys
 
 from traincast.app.api import measure
-from traincast.app.cli.arguments import file_path, variant_options
+from traincast.app.cli.arguments import file_path
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.scenario import VARIANT, add_scenario_options, scenario_values
 from traincast.calibration.bench.measure import Measured
-from traincast.simulator.scenario.variant import ATTENTIONS, MODES, OPTIMIZERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the verb."""
     parser.add_argument("workload", metavar="WORKLOAD")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="samples of the step")
-    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens per sample (Transformers)")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("--optimizer", choices=OPTIMIZERS[1:])
-    parser.add_argument("--attention", choices=ATTENTIONS, help="Transformers; default eager")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes that train together (default 1)")
     parser.add_argument("--repeats", type=int, default=30, metavar="N", help="most steps to time (default 30)")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="N", help="time for them (default 20)")
     parser.add_argument("--clock", choices=("wall", "busy"), default="wall")
     parser.add_argument("--trace-out", type=file_path, metavar="FILE", help="a Kineto trace of one more step")
+    add_scenario_options(parser, [name for name in VARIANT if name != "embedding"])
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
     check_outputs(args.trace_out, inputs=[args.workload.rpartition(":")[0]])
+    values = {"gpus": 1, **scenario_values(args)}
     with contextlib.redirect_stdout(sys.stderr), progress_bar("measure") as progress:
         result = measure(
-            args.workload,
+            values.pop("workload"),
             device=args.device,
             repeats=args.repeats,
             seconds=args.seconds,
             clock=args.clock,
             trace_out=args.trace_out,
-            gpus=args.gpus,
             progress=progress,
-            **variant_options(args),
+            **values,
         )
     print_result(result, Measured.headline, as_json=args.json)
     return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from traincast.app.api import models
+from traincast.app.api import list_models
 from traincast.app.cli.output import print_result
 from traincast.app.report.catalog import coverage_text, models_text
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Lists the models or their coverage."""
     if args.coverage:
-        print_result(models().coverage(), coverage_text, as_json=args.json)
+        print_result(list_models().coverage(), coverage_text, as_json=args.json)
     else:
-        print_result(models(), models_text, as_json=args.json)
+        print_result(list_models(), models_text, as_json=args.json)
     return 0

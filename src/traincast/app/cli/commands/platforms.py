@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from traincast.app.api import platforms
+from traincast.app.api import list_platforms
 from traincast.app.cli.output import print_result
 from traincast.app.report.catalog import platforms_text
 
@@ -18,5 +18,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Lists the platforms."""
-    print_result(platforms(), platforms_text, as_json=args.json)
+    print_result(list_platforms(), platforms_text, as_json=args.json)
     return 0

@@ -16,18 +16,18 @@ import argparse
 from pathlib import Path
 
 from traincast.app.api import advise, plan, shard, trace, whatif, write_report
-from traincast.app.cli.arguments import file_path, whole_numbers
-from traincast.app.cli.commands.predict import add_prediction_options, answered
-from traincast.app.cli.layouts import add_layout_arguments
+from traincast.app.cli.arguments import file_path
+from traincast.app.cli.commands.predict import add_curve_options, predict_asked
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.scenario import add_scenario_file, one_gpu_number, scenario_values
 from traincast.app.cli.verbs import OK
-from traincast.app.cli.whatif import add_edit_arguments, edits_of, scene_options
+from traincast.app.cli.whatif import add_edit_arguments, edits_of
 from traincast.app.pages.decided import sweep_file_page
-from traincast.app.pages.evaluated import evaluation_file_page
 from traincast.app.pages.sources import is_evaluation, is_sweep, is_trace
 from traincast.app.pages.written import WrittenPage, write_page
 from traincast.utils.errors import TraincastError
+from traincast.utils.plugins import PAGES, require_plugin
 from traincast.utils.results import Result
 
 KINDS = ("prediction", "plan", "sharding", "advice")
@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
     parser.add_argument("--against", metavar="TRACE", help="a traced run to compare a trace with")
     add_edit_arguments(parser)
-    add_prediction_options(parser)
-    add_layout_arguments(parser)
+    add_scenario_file(parser)
+    add_curve_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +65,8 @@ def _written(args: argparse.Namespace) -> WrittenPage:
     if is_sweep(args.sources[0]):
         return write_page(sweep_file_page(Path(args.sources[0])), args.out)
     if is_evaluation(args.sources[0]):
-        return write_page(evaluation_file_page(Path(args.sources[0])), args.out)
+        pages = require_plugin(PAGES, "evaluation", "the report of an evaluation")
+        return write_page(pages.evaluation_file_page(Path(args.sources[0])), args.out)
     return write_report(_answer(args), args.out, price=args.price)
 
 
@@ -74,23 +75,17 @@ def _answer(args: argparse.Namespace) -> Result:
     if args.on is None:
         raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
     args.workload = args.sources[0]
+    edits = edits_of(args)
+    if args.of == "prediction" and not edits:
+        return predict_asked(args)  # type: ignore[no-any-return]
+    if args.scaling:
+        raise TraincastError("--scaling is for predictions; leave it out")
+    values = {**scenario_values(args), **one_gpu_number(args)}
     if args.of == "prediction":
-        edits = edits_of(args)
-        return (
-            whatif(args.workload, on=args.on, edits=edits, price=args.price, **scene_options(args))
-            if edits
-            else answered(args)
-        )
-    gpus = whole_numbers("--gpus", args.gpus or "1")
-    if len(gpus) > 1:
-        raise TraincastError(f"a {args.of} is for one number of GPUs; give one number of --gpus")
+        return whatif(edits=edits, price=args.price, **values)
     with progress_bar(args.of) as progress:
         if args.of == "advice":
-            return advise(args.workload, on=args.on, price=args.price, progress=progress, **scene_options(args))
+            return advise(price=args.price, progress=progress, **values)
         if args.of == "sharding":
-            size = {} if args.batch_size is None else {"batch_size": args.batch_size}
-            return shard(args.workload, on=args.on, gpus=gpus[0], **size, progress=progress)
-        return plan(
-            args.workload, on=args.on, gpus=gpus[0], global_batch=args.global_batch, seq_len=args.seq_len,
-            dtype=args.dtype or "bf16", price=args.price, progress=progress,
-        )  # fmt: skip
+            return shard(values.pop("workload"), progress=progress, **{"gpus": 1, **values})
+        return plan(price=args.price, progress=progress, **{"gpus": 1, **values})

@@ -55,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             time_limit=args.time_limit,
             torchrec=not args.no_torchrec,
-            workers=args.processes,
-            ray=args.ray,
+            processes=args.processes,
             progress=progress,
         )
     if args.out:

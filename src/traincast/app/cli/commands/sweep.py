@@ -2,12 +2,12 @@
 
 WORKLOAD and PLATFORM are what 'traincast predict' takes, with its options. '--vary batch-size=512,1024,2048' gives the
 values of an edit (see 'traincast whatif --list'), '--vary on=v100,h100' platforms, '--vary gpus=1:8:x2' a range,
-'--vary apply=none,cuda-graph' edits without values ('a+b' are two together). Or '--file SWEEP.yaml' has workload, on
-and vary.
+'--vary apply=none,cuda-graph' edits without values ('a+b' are two together). Or '--file SWEEP.yaml' has
+fields of the scenario (workload, on, ...) and vary.
 
 '--out' (.csv, .parquet) receives all rows. A sweep that was interrupted goes on when the same command is given again.
-Points run on all cores, or with '--ray ADDRESS' on a Ray cluster ('local': one of this machine). A point that cannot
-be predicted is listed and stops no other. Exit code 1: no point could be predicted.
+Points run on all cores. A point that cannot be predicted is listed and stops no other. Exit code 1: no point could be
+predicted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from traincast.app.api import sweep
 from traincast.app.cli.arguments import add_workers, file_path
 from traincast.app.cli.output import check_outputs, print_result
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.scenario import add_scenario_options, scenario_values
 from traincast.app.cli.verbs import CHECK_FAILED, OK
-from traincast.app.cli.whatif import add_scene_arguments, scene_options
 from traincast.app.report.whatif import sweep_text
-from traincast.planner.what_if.sweeps.grid import read_sweep
+from traincast.planner.what_if.sweeps.grid import checked_options, varied_values
 from traincast.utils.errors import TraincastError
 
 
@@ -31,41 +31,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", metavar="WORKLOAD", nargs="?")
     parser.add_argument("--on", metavar="PLATFORM", help="default: the first of '--vary on=...'")
     parser.add_argument("--vary", action="append", default=[], metavar="EDIT=VALUES", help="may be given several times")
-    parser.add_argument("--file", type=file_path, metavar="FILE", help="a sweep in YAML")
+    parser.add_argument("--file", type=file_path, metavar="FILE", help="fields of the scenario and 'vary' in YAML")
     parser.add_argument("--out", "-o", type=file_path, metavar="FILE", help="all rows (.csv, .parquet)")
     parser.add_argument("--image", type=file_path, metavar="FILE", help="time over cost (.svg)")
     parser.add_argument("--price", type=float, metavar="X", help="dollars of one GPU for an hour")
     add_workers(parser)
-    add_scene_arguments(parser)
+    add_scenario_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Sweeps and prints."""
     check_outputs(args.out, args.image, inputs=[args.file, args.workload])
-    options = {name: value for name, value in scene_options(args).items() if value not in (None, False)}
-    asked = _asked(args)
+    values = scenario_values(args, also=("vary", "price", "options"))
+    asked = {"vary": _varied(args, values.pop("vary", None)), "price": values.pop("price", None)}
+    if args.price is not None:
+        asked["price"] = args.price
+    values = {**checked_options(values.pop("options", None)), **values}
+    if "on" not in values and "on" in asked["vary"]:
+        values["on"] = asked["vary"]["on"][0].split(",")[0].strip()
+    if not {"workload", "on"} <= set(values):
+        raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
     with progress_bar("sweep") as progress:
-        answer = sweep(
-            asked["workload"], on=asked["on"], vary=asked["vary"], out=args.out, image=args.image, price=asked["price"],
-            workers=args.processes, ray=args.ray, progress=progress, **{**asked["options"], **options},
-        )  # fmt: skip
+        answer = sweep(out=args.out, image=args.image, processes=args.processes, progress=progress, **asked, **values)
     print_result(answer, sweep_text, as_json=args.json)
     return OK if len(answer.failed) < len(answer.rows) else CHECK_FAILED
 
 
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """What the file says, and over it the options."""
-    told: dict[str, Any] = {"options": {}, "vary": {}} if args.file is None else read_sweep(args.file)
-    vary: dict[str, list[str]] = {name: list(values) for name, values in told["vary"].items()}
+def _varied(args: argparse.Namespace, told: Any) -> dict[str, list[str]]:
+    """The axes of the file, and those of options."""
+    vary = varied_values(told, str(args.file))
     for text in args.vary:
         name, equals, values = text.partition("=")
         if not equals:
             raise TraincastError(f"--vary {text}: write EDIT=VALUES, such as batch-size=512,1024")
         vary.setdefault(name.strip(), []).append(values)
-    workload, on = args.workload or told.get("workload"), args.on or told.get("on")
-    if on is None and "on" in vary:
-        on = vary["on"][0].split(",")[0].strip()
-    if workload is None or on is None:
-        raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
-    price = told.get("price") if args.price is None else args.price
-    return {"workload": str(workload), "on": str(on), "vary": vary, "price": price, "options": told["options"]}
+    return vary

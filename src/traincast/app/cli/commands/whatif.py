@@ -14,19 +14,14 @@ which numbers of the platform the step depends on, and which measurement would n
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from traincast.app.api import advise, list_edits, sensitivity, whatif
 from traincast.app.cli.output import print_json, print_result, print_text
 from traincast.app.cli.progress import progress_bar
+from traincast.app.cli.scenario import add_scenario_file, add_scenario_options, scenario_values
 from traincast.app.cli.verbs import OK
-from traincast.app.cli.whatif import (
-    add_edit_arguments,
-    add_money_arguments,
-    add_scene_arguments,
-    edits_of,
-    money_options,
-    scene_options,
-)
+from traincast.app.cli.whatif import add_edit_arguments, add_money_arguments, edits_of, money_options
 from traincast.app.report.whatif import advice_text, sensitivity_text, whatif_text
 from traincast.utils.display.text import table
 from traincast.utils.errors import TraincastError
@@ -41,23 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sensitivity", action="store_true", help="which numbers of the platform matter")
     parser.add_argument("--list", action="store_true", help="shows all edits")
     add_money_arguments(parser)
-    add_scene_arguments(parser)
+    add_scenario_file(parser)
+    add_scenario_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Predicts twice and prints."""
     if args.list:
         return _list(args)
-    if args.workload is None or args.on is None:
+    values = scenario_values(args)
+    if not {"workload", "on"} <= set(values):
         raise TraincastError("whatif needs a WORKLOAD and --on PLATFORM (see 'traincast whatif --help')")
     if args.advise or args.sensitivity:
-        return _weighed(args)
-    answer = whatif(args.workload, on=args.on, edits=edits_of(args), **money_options(args), **scene_options(args))
+        return _weighed(args, values)
+    answer = whatif(edits=edits_of(args), **money_options(args), **values)
     print_result(answer, whatif_text, as_json=args.json)
     return OK
 
 
-def _weighed(args: argparse.Namespace) -> int:
+def _weighed(args: argparse.Namespace, values: dict[str, Any]) -> int:
     """Advice or sensitivity."""
     if edits_of(args) or (args.advise and args.sensitivity):
         raise TraincastError("--advise, --sensitivity and edits are three questions; ask one of them")
@@ -65,13 +62,11 @@ def _weighed(args: argparse.Namespace) -> int:
         given = [name for name, value in money_options(args).items() if value is not None]
         if given:
             raise TraincastError(f"--{given[0].replace('_', '-')} says nothing about sensitivity; leave it out")
-        answer = sensitivity(args.workload, on=args.on, **scene_options(args))
+        answer = sensitivity(**values)
         print_result(answer, sensitivity_text, as_json=args.json)
         return OK
     with progress_bar("advise") as progress:
-        advice = advise(
-            args.workload, on=args.on, progress=progress, **money_options(args), **scene_options(args)
-        )  # fmt: skip
+        advice = advise(progress=progress, **money_options(args), **values)
     print_result(advice, advice_text, as_json=args.json)
     return OK
 

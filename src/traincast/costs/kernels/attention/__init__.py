@@ -14,10 +14,8 @@ ATTENTION = Family(
 RECORD = FamilyRecord(
     family=ATTENTION,
     package=__name__,
-    roofline="roofline:attention_seconds",
+    roofline="physics:attention_seconds",
     roofline_sigma=0.45,  # algorithms differ more than shapes say: median error of 32 %
     model="model:AttentionModel",
     profile="attention",
-    training="training:TRAINING",
-    evaluations=("evaluation:evaluate_attention",),
 )

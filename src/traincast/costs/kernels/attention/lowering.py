@@ -1,18 +1,94 @@
-"""Fused attention, forward and backward."""
+"""Attention: the backend that PyTorch chooses, its fused kernels, or GEMMs and a softmax where nothing is fused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.attention.backends import backend
-from traincast.costs.kernels.attention.portable import portable_attention
-from traincast.costs.kernels.operands import compute_of, required
+from traincast.costs.kernels.gemm import GEMM
+from traincast.costs.kernels.operands import compute_of, gemm_compute, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
+from traincast.costs.kernels.rowwise import SOFTMAX
 from traincast.costs.kernels.streaming.launches import elementwise, layout_copy, reduction
+from traincast.hardware.device import ADA, AMPERE, VOLTA
 from traincast.ir.ops import Signature, TensorSpec
 
+_HALF = ("float16", "bfloat16")
+_FLASH_WIDEST = 256  # elements of a head
+# consumer Ampere, Ada and graphics Blackwell lack the shared memory for the backward of heads in this range
+_GRAPHICS = ((8.6, ADA), (12.0, 12.9))
+_TOO_WIDE_FOR_GRAPHICS = (192, 224)
+_WIDENS = (2, 5)  # since this version of PyTorch half precision is widened to fp32
 _ALIGNED = 8  # elements that the heads of flash attention are multiples of
+
+
+def choose_backend(
+    query: TensorSpec, key: TensorSpec, *, masked: bool, causal: bool, heads: int, context: LoweringContext
+) -> str:
+    """ "flash", "efficient" or "math"; `heads` is the dimension that counts heads."""
+    if context.capability and context.capability < VOLTA - 2:
+        return "math"
+    same_heads = query.shape[heads] == key.shape[heads]
+    if not masked and _flash_takes(query, key, causal, 3 - heads, context):
+        return "flash"
+    return "efficient" if same_heads and _efficient_takes(query, context) else "math"
+
+
+def _flash_takes(query: TensorSpec, key: TensorSpec, causal: bool, positions: int, context: LoweringContext) -> bool:
+    width, capability = query.shape[-1], context.capability
+    if query.dtype not in _HALF or width > _FLASH_WIDEST or 0 < capability < AMPERE:
+        return False
+    low, high = _TOO_WIDE_FOR_GRAPHICS
+    if low < width <= high and any(first <= capability <= last for first, last in _GRAPHICS):
+        return False
+    return not causal or query.shape[positions] == key.shape[positions]
+
+
+def _efficient_takes(query: TensorSpec, context: LoweringContext) -> bool:
+    old = 0 < context.capability < AMPERE
+    if query.dtype == "bfloat16":
+        return not old and query.shape[-1] % 8 == 0
+    if query.dtype == "float16":
+        return query.shape[-1] % 8 == 0
+    return query.dtype == "float32" and (old or query.shape[-1] % 4 == 0)
+
+
+def _dense(shape: tuple[int, ...], dtype: str, device: str) -> TensorSpec:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return TensorSpec(shape, tuple(reversed(strides)), dtype, device)
+
+
+def lower_portable_attention(
+    kind: str, query: TensorSpec, key: TensorSpec, *, heads: int, masked: bool, dropout: bool, context: LoweringContext
+) -> tuple[Item, ...]:
+    """Kernels of the forward or backward pass, `heads` being the dimension that counts heads."""
+    batch, positions = query.shape[0] * query.shape[heads], 3 - heads
+    rows, columns, width = query.shape[positions], key.shape[positions], query.shape[-1]
+    wide = query.itemsize < 4 and context.framework_version >= _WIDENS
+    dtype = "float32" if wide else query.dtype
+    small, scores = (_dense((batch, rows, size), dtype, query.device) for size in (width, columns))
+    repeated = _dense((batch, columns, width), dtype, query.device)
+    sides = (small, repeated, repeated)
+    casts: list[Item] = [elementwise("copy", (query,), (side,)) for side in sides] if wide else []
+    if query.shape[heads] != key.shape[heads]:
+        casts += [layout_copy(repeated)] * 2  # every key head once for each of its query heads
+    compute = gemm_compute(small, tf32=context.tf32)
+
+    def product(m: int, n: int, k: int) -> Item:
+        return GEMM.call("bmm", compute, batch=batch, m=m, n=n, k=k, trans_a=0, trans_b=0, bias=0)
+
+    softmax = SOFTMAX.call(kind, compute_of(scores), rows=batch * rows, cols=columns)
+    scale: list[Item] = [elementwise("mul", (side,), (side,)) for side in (small, repeated)]
+    mask: list[Item] = [elementwise("add", (scores, scores), (scores,))] if masked and kind == "forward" else []
+    drop: list[Item] = [elementwise("dropout", (scores,), (scores, scores))] if dropout else []
+    if kind == "forward":
+        outer = (product(rows, columns, width), *mask, softmax, *drop, product(rows, width, columns))
+        return (*casts, *scale, *outer)
+    values = (product(columns, width, rows), product(rows, columns, width))
+    keys = (product(rows, width, columns), product(columns, width, rows))
+    return (*values, *drop, softmax, *keys, *scale, *casts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +126,9 @@ class _Attention:
         """Which kernel runs it on this device."""
         if len(self.query.shape) != 4:
             return "flash"  # sequences of several lengths laid end to end: only flash has them
-        return backend(self.query, self.key, masked=self.masked, causal=self.causal, heads=self.heads, context=context)
+        return choose_backend(
+            self.query, self.key, masked=self.masked, causal=self.causal, heads=self.heads, context=context
+        )
 
     def fused(self, kind: str) -> Item:
         """The fused kernel."""
@@ -69,7 +147,7 @@ class _Attention:
 
     def portable(self, kind: str, context: LoweringContext) -> tuple[Item, ...]:
         """Products and a softmax instead."""
-        return portable_attention(
+        return lower_portable_attention(
             kind, self.query, self.key, heads=self.heads, masked=self.masked, dropout=self.dropout, context=context
         )
 

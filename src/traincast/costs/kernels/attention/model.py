@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.costs.kernels.attention import ATTENTION
-from traincast.costs.kernels.attention.backward import BACKWARD_KERNEL, backward_features
-from traincast.costs.kernels.attention.parameters import AttentionParameters
 from traincast.costs.kernels.attention.physics import (
+    BACKWARD_KERNEL,
     FEATURES,
     FUSED_TYPES,
-    cache_features,
+    KERNEL_NAMES,
+    backward_features,
     kernel_features,
     kernel_of,
     query_elements,
 )
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import Measurements, ParametricModel
+from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.hardware.device import Device
 from traincast.utils.arrays import FloatArray
 
@@ -37,6 +39,46 @@ _TRITON = 0.73
 _UNMASKED = 0.18  # the same without a causal mask: held-out rows of kernels/attention_encoder, which took no part
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionParameters:
+    """Feature weights per device (those of the cache copy last), pooled ones per kernel, spreads, fitted sizes."""
+
+    chips: Chips
+    weights: FloatArray
+    pooled: FloatArray  # a row for each of `KERNEL_NAMES`
+    sigma: FloatArray
+    unseen_sigma: float
+    limits: FloatArray  # per device: least and largest query length and head dimension, most elements of the query
+    backward: FloatArray  # weights of `BACKWARD_FEATURES` on chips of `BACKWARD_KERNEL`
+    backward_sigma: float
+
+    def state(self) -> State:
+        """As arrays."""
+        return {
+            **self.chips.state(),
+            "weights": self.weights,
+            "pooled": self.pooled,
+            "sigma": self.sigma,
+            "unseen_sigma": np.array([self.unseen_sigma]),
+            "limits": self.limits,
+            "backward": self.backward,
+            "backward_sigma": np.array([self.backward_sigma]),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> AttentionParameters:
+        """Read back from arrays."""
+        names = ("weights", "pooled", "sigma", "limits", "backward")
+        weights, pooled, sigma, limits, backward = (np.asarray(state[name], dtype=np.float64) for name in names)
+        unseen, spread = (float(state[name][0]) for name in ("unseen_sigma", "backward_sigma"))
+        return AttentionParameters(Chips.from_state(state), weights, pooled, sigma, unseen, limits, backward, spread)
+
+    def weights_on(self, device: Device) -> FloatArray:
+        """Weights of the device, of its chip, or of its kernel on other devices."""
+        row = self.chips.find(device)
+        return np.asarray(self.pooled[KERNEL_NAMES.index(kernel_of(device))] if row < 0 else self.weights[row])
+
+
 class AttentionModel(ParametricModel[AttentionParameters]):
     """Flash-style attention. Fitted state: `parameters_`. fp32, and the backward before Blackwell, are
     derived, and say so."""
@@ -44,24 +86,9 @@ class AttentionModel(ParametricModel[AttentionParameters]):
     family: ClassVar[Family] = ATTENTION
     parameters = AttentionParameters
 
-    def fit(self, data: Measurements) -> Self:
-        """From forward device times in half precision, the copy into a server's cache included."""
-        from traincast.costs.kernels.attention.fitting import fit_weights
-
-        self.parameters_ = fit_weights(data)
-        return self
-
-    def with_backward(self, weights: FloatArray, sigma: float) -> Self:
-        """The same model with these weights of `BACKWARD_FEATURES` and their spread."""
-        return type(self)(replace(self.fitted, backward=weights, backward_sigma=sigma))
-
-    def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> Self:
-        """The same model with these spreads."""
-        return type(self)(replace(self.fitted, sigma=sigma, unseen_sigma=unseen_sigma))
-
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        parameters = self.fitted
+        parameters = self.parameters_
         efficient = calls.is_kind("efficient_forward", "efficient_backward")
         fused = calls.is_compute(*[name for name in FUSED_TYPES if name in device.peak_flops]) & ~efficient
         seconds = kernel_features(calls, device) @ parameters.weights_on(device)[: len(FEATURES)]
@@ -90,13 +117,7 @@ class AttentionModel(ParametricModel[AttentionParameters]):
         return Estimate(seconds, spread, measured & ~new_gpu, factor, new_gpu)
 
     def _measured_backward(self, device: Device) -> bool:
-        return kernel_of(device) == BACKWARD_KERNEL and bool(self.fitted.backward.any())
-
-    def predict_served(self, calls: Calls, device: Device) -> Estimate:
-        """As a server times forward calls: with the copy of keys and values into its cache, which training lacks."""
-        estimate = self.predict(calls, device)
-        copy = cache_features(calls, device) @ self.fitted.weights_on(device)[len(FEATURES) :]
-        return replace(estimate, seconds=estimate.seconds + copy)
+        return kernel_of(device) == BACKWARD_KERNEL and bool(self.parameters_.backward.any())
 
 
 def _factor_outside(calls: Calls, limits: FloatArray) -> FloatArray:

@@ -1,8 +1,4 @@
-"""What a fused attention kernel does, in seconds on a device: blocks of queries walk over tiles of keys.
-
-Which tiles, and whether the query heads that share a key head are packed into one block, is a choice of the kernel's
-authors, so it is a table here: from the source where it is open, else the best of a few tried.
-"""
+"""What fused attention asks of a GPU: tiles of GEMMs, exponentials and traffic, forward and backward."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traincast.costs.kernels.call import Calls
+from traincast.costs.kernels.physics import flop_rate, memory_seconds
 from traincast.hardware.device import BLACKWELL, HOPPER, Device
 from traincast.utils.arrays import FloatArray
 
@@ -21,6 +18,13 @@ _BLACKWELL_ULTRA = 10.3  # compute capability
 _CACHE_THREADS = 512.0  # most threads of the block that copies one token's keys and values
 _KEPT = 1.4  # a call of this many times the L2 within reach finds half of its data there
 WARM_SECONDS = 3.5e-3  # seconds at peak rate after which half of the drop of the clock is there
+BACKWARD_FEATURES = ("start", "products", "longest block", "heat", "heads beyond 128")
+BACKWARD_KERNEL = "tensorrt"
+"""The generation whose backward was measured; elsewhere it is a multiple of the forward."""
+_TILE = 128.0  # keys of a block, and queries of a step
+_PRODUCTS = 10.0  # flop for each pair of positions and element of a head: five products, one of them made again
+# of the sustained rate; set by hand, see the record's sigma
+_ATTENTION_SHARE = {"forward": 0.55, "backward": 0.42, "efficient_forward": 0.35, "efficient_backward": 0.25}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,10 @@ KERNELS = {
     "flash3": Kernel((64, 128, 192, 256), (192, 128, 128, 128, 64), (128, 128, 112, 80, 64), (*[True] * 4, False)),
     "tensorrt": Kernel((128,), (256, 128), (128, 128), (False, False)),
 }
+
+
 KERNEL_NAMES = tuple(KERNELS)
+
 
 FEATURES = (
     "start", "waves", "products by waves", "products", "exponentials", "longest block", "memory", "memory beyond L2",
@@ -125,3 +132,35 @@ def _traffic(calls: Calls, device: Device) -> tuple[FloatArray, FloatArray]:
     reach = _KEPT * device.l2_bytes * (0.5 if device.made_for_computing else 1.0)
     ratio = np.square(np.square((query + 2.0 * key) / reach))
     return (query + key) / device.dram_bandwidth, ratio / (1.0 + ratio)
+
+
+def backward_features(calls: Calls, device: Device) -> FloatArray:
+    """Seconds-like columns, in the order of `BACKWARD_FEATURES`."""
+    sms, dim = float(device.num_sms), calls["head_dim"]
+    rate = calls.per_compute({name: device.sustained(name) for name in FUSED_TYPES}, device.sustained("fp16")) / sms
+    turn = _PRODUCTS * _TILE * _TILE * dim / rate
+    most = np.ceil(calls["q_len"] / _TILE)
+    blocks = calls["batch"] * calls["q_heads"] * np.ceil(calls["kv_len"] / _TILE)
+    # a causal mask leaves half of the tiles, and those on the diagonal
+    steps = np.where(calls["causal"] > 0, 0.5 * (most + 1.0), most)
+    total = turn * blocks * steps / sms
+    warm = np.square(total / WARM_SECONDS)
+    columns = [
+        np.full(len(calls), 1e3 / (1e6 * device.effective_clock_mhz)), total, turn * most,
+        total * warm / (1.0 + warm), np.where(dim > 128, total, 0.0),
+    ]  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def attention_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
+    """Two products forward, five backward; a causal mask skips half."""
+    pairs = calls["batch"] * calls["q_heads"] * calls["q_len"] * calls["kv_len"] * (1.0 - 0.5 * calls["causal"])
+    backward = calls.is_kind("backward", "efficient_backward")
+    flops = pairs * calls["head_dim"] * np.where(backward, 10.0, 4.0)
+    share = np.array([_ATTENTION_SHARE[kind] for kind in calls.family.kinds])[calls.kind]
+    queries = calls["batch"] * calls["q_heads"] * calls["q_len"]
+    keys = calls["batch"] * calls["kv_heads"] * calls["kv_len"]
+    nbytes = np.where(backward, 4.0, 2.0) * (queries + keys) * calls["head_dim"] * calls.item_bytes()
+    return np.asarray(
+        2.0 * start + np.maximum(flops / (share * flop_rate(calls, device)), memory_seconds(nbytes, device))
+    )

@@ -17,10 +17,8 @@ CONV = Family(
 RECORD = FamilyRecord(
     family=CONV,
     package=__name__,
-    roofline="roofline:conv_seconds",
+    roofline="physics:conv_seconds",
     roofline_sigma=0.5,  # algorithms differ more than shapes say: median error of 37 %
     model="model:UnsearchedConvModel",
     profile="conv",
-    training="training:TRAINING",
-    evaluations=("evaluation:evaluate_conv",),
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.operands import ints, operand, product, product_compute, reduction_kind, required
+from traincast.costs.kernels.operands import gemm_compute, integer_sizes, operand, reduction_kind, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import iterated, reduction
 from traincast.ir.ops import Signature, TensorSpec
@@ -27,9 +28,9 @@ class _Window:
         """From an op's scalars."""
         groups = signature.scalar("groups", 1)
         window = _Window(
-            stride=ints(signature.scalar("stride"), spatial, 1),
-            padding=ints(signature.scalar("padding"), spatial, 0),
-            dilation=ints(signature.scalar("dilation"), spatial, 1),
+            stride=integer_sizes(signature.scalar("stride"), spatial, 1),
+            padding=integer_sizes(signature.scalar("padding"), spatial, 0),
+            dilation=integer_sizes(signature.scalar("dilation"), spatial, 1),
             groups=groups if isinstance(groups, int) else 1,
             transposed=bool(signature.scalar("transposed", False)) or "transpose" in signature.name,
         )
@@ -39,7 +40,7 @@ class _Window:
 
 
 def _compute(source: TensorSpec, context: LoweringContext) -> str:
-    return product_compute(source, tf32=context.tf32 or context.tf32_convolutions)
+    return gemm_compute(source, tf32=context.tf32 or context.tf32_convolutions)
 
 
 def _convolution(
@@ -53,8 +54,8 @@ def _convolution(
     lift = 2 - len(image.shape[2:])
     pad = (1,) * max(lift, 0)
     cut = max(-lift, 0)
-    depth = product(weight.shape[2 : 2 + cut])
-    planes = product(result.shape[2 : 2 + cut])
+    depth = prod(weight.shape[2 : 2 + cut])
+    planes = prod(result.shape[2 : 2 + cut])
     in_h, in_w = (*pad, *image.shape[2 + cut :])
     kernel_h, kernel_w = (*pad, *weight.shape[2 + cut :])
     stride_h, stride_w = (*pad, *window.stride[cut:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,17 +11,112 @@ import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
 from traincast.costs.kernels.conv import CONV
-from traincast.costs.kernels.conv.parameters import TENSOR_TYPES, ConvParameters, algorithm_seconds
-from traincast.costs.kernels.conv.physics import Geometry, depthwise_seconds
+from traincast.costs.kernels.conv.physics import (
+    Geometry,
+    depthwise_seconds,
+    gemm_features,
+    nonfused_features,
+    winograd_features,
+)
 from traincast.costs.kernels.conv.residual import ConvTrees, own_features, shared_features
-from traincast.costs.kernels.model import KernelModel, Measurements, State
-from traincast.costs.kernels.streaming.memory import START_SECONDS
+from traincast.costs.kernels.model import Chips, KernelModel, State
+from traincast.costs.kernels.streaming.physics import START_SECONDS
 from traincast.hardware.device import AMPERE, Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
-_LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
+TENSOR_TYPES = ("tf32", "fp16", "bf16", "fp8")
+"""Types that tensor cores multiply."""
+FIXED_SECONDS = (8e-6, 14e-6)  # seconds of the small helper kernels and the first loads of either Winograd
+_FIRST_COLUMN_SECONDS = 10e-6  # of the implicit GEMM's first column
+# columns of the weights: implicit GEMM forward, data, filters (3 each); fused (3) and four-kernel Winograd (4)
+GEMM_COLUMNS = {"forward": slice(0, 3), "backward_data": slice(3, 6), "backward_weights": slice(6, 9)}
+FUSED, NONFUSED = slice(9, 12), slice(12, 16)
+LEAST_TENSOR_CHANNELS = 8  # an image's three channels do not fill a matrix instruction; cuDNN takes plain cores
 _PIECE = 8192  # calls at once: their features stay in the CPU's cache
 _FEW_CHANNELS = 64  # up to which the heuristic takes what a search finds
+
+
+@dataclass(frozen=True, slots=True)
+class ConvParameters:
+    """Weights per device (fp32 and tensor cores), pooled ones for other devices, spreads, and the fitted range."""
+
+    chips: Chips
+    plain: FloatArray
+    tensor: FloatArray
+    pooled_plain: FloatArray
+    pooled_tensor: FloatArray
+    sigma: FloatArray
+    unseen_sigma: float
+    limits: FloatArray  # largest batch, channels, filters, height
+
+    def weights(self, device: Device) -> tuple[FloatArray, FloatArray]:
+        """(fp32, tensor core) weights that hold for this device."""
+        row = self.chips.find(device)
+        return (self.pooled_plain, self.pooled_tensor) if row < 0 else (self.plain[row], self.tensor[row])
+
+    def factor_outside(self, g: Geometry) -> FloatArray:
+        """How many times the farthest size of a call is larger than what was fitted; 1 inside."""
+        sizes = np.stack([g.batch, g.channels, g.filters, g.height], axis=1)
+        return np.asarray(np.maximum((sizes / self.limits).max(axis=1), 1.0))
+
+    def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> ConvParameters:
+        """The same weights with these spreads."""
+        return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
+
+    def state(self) -> State:
+        """As arrays."""
+        arrays = ("plain", "tensor", "pooled_plain", "pooled_tensor", "sigma", "limits")
+        return {
+            **self.chips.state(),
+            **{name: getattr(self, name) for name in arrays},
+            "unseen_sigma": np.array([self.unseen_sigma]),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> ConvParameters:
+        """Read back from arrays."""
+        names = ("plain", "tensor", "pooled_plain", "pooled_tensor", "sigma", "limits")
+        arrays = {name: np.asarray(state[name], dtype=np.float64) for name in names}
+        return ConvParameters(chips=Chips.from_state(state), unseen_sigma=float(state["unseen_sigma"][0]), **arrays)
+
+
+def algorithm_seconds(
+    parameters: ConvParameters, calls: Calls, g: Geometry, device: Device, tensor: BoolArray
+) -> FloatArray:
+    """Seconds by each way, [calls, 3]; infinite where a way does not apply."""
+    plain, fast = parameters.weights(device)
+    rate = flop_rates(calls, device, tensor)
+    blocks = way_features(calls, g, device, rate)
+    per_gemm = np.where(tensor[:, None], fast[:9], plain[:9])
+    direct = np.zeros(len(calls))
+    for kind, columns in GEMM_COLUMNS.items():
+        mine = calls.is_kind(kind)
+        direct[mine] = (blocks[0][mine] * per_gemm[mine, columns]).sum(axis=1)
+    fused = np.where(g.winograd & ~g.weights & ~tensor, FIXED_SECONDS[0] + blocks[1] @ plain[FUSED], np.inf)
+    nonfused = np.where((g.winograd | g.winograd5) & ~tensor, FIXED_SECONDS[1] + blocks[2] @ plain[NONFUSED], np.inf)
+    return np.stack([direct, fused, nonfused], axis=1)
+
+
+def flop_rates(calls: Calls, device: Device, tensor: BoolArray) -> FloatArray:
+    """Flop/s of one SM: of its tensor cores in the call's type where `tensor`, of its plain cores elsewhere.
+
+    The filter gradient sums over positions, along which TF32 operands are not contiguous; matrix instructions take
+    such operands in 16-bit types only, so TF32 runs at half rate.
+    """
+    table = {name: device.sustained(name) / device.num_sms for name in device.peak_flops}
+    plain = device.sustained("fp32") / device.num_sms
+    halved = calls.is_compute("tf32") & calls.is_kind("backward_weights")
+    return np.where(tensor, calls.per_compute(table, plain) * np.where(halved, 0.5, 1.0), plain)
+
+
+def way_features(calls: Calls, g: Geometry, device: Device, rate: FloatArray) -> list[FloatArray]:
+    """Seconds-like columns of every way: implicit GEMM, fused and four-kernel Winograd."""
+    gemm = gemm_features(g, device, rate, calls.item_bytes())
+    return [
+        np.concatenate([np.full((len(gemm), 1), _FIRST_COLUMN_SECONDS), gemm], axis=1),
+        winograd_features(g, device, rate),
+        nonfused_features(g, device, rate),
+    ]
 
 
 class ConvModel(KernelModel):
@@ -31,25 +127,15 @@ class ConvModel(KernelModel):
     _DEPTHWISE: ClassVar[float] = 0.6  # log-sigma: assumed, there is no data for it
     _UNSEARCHED: ClassVar[float] = 1.0  # time of a plain implicit GEMM over that of the fastest one
 
-    def __init__(self, parameters: ConvParameters | None = None, residual: ConvTrees | None = None) -> None:
+    def __init__(self, parameters: ConvParameters, residual: ConvTrees | None = None) -> None:
         self.parameters_ = parameters
         self.residual_ = residual
 
-    def fit(self, data: Measurements) -> Self:
-        """From device times of any kinds and compute types."""
-        from traincast.costs.kernels.conv.fitting import fit_trees, fit_weights
-
-        self.parameters_ = fit_weights(data)
-        tensor = data.calls.is_compute(*TENSOR_TYPES) & (data.calls["in_channels"] >= _LEAST_TENSOR_CHANNELS)
-        self.residual_ = fit_trees(self.parameters_, data, tensor)
-        return self
-
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        assert self.parameters_ is not None, "the model has not been fitted"
         g = Geometry.of(calls)
         tensor = calls.is_compute(*[name for name in TENSOR_TYPES if name in device.peak_flops])
-        tensor &= g.channels >= _LEAST_TENSOR_CHANNELS
+        tensor &= g.channels >= LEAST_TENSOR_CHANNELS
         by_algorithm = algorithm_seconds(self.parameters_, calls, g, device, tensor)
         seconds = by_algorithm.min(axis=1)
         row = self.parameters_.chips.find(device)
@@ -88,7 +174,7 @@ class ConvModel(KernelModel):
 
     def state(self) -> State:
         """Coefficients and trees."""
-        assert self.parameters_ is not None and self.residual_ is not None, "the model has not been fitted"
+        assert self.residual_ is not None, "a model without trees is not kept"
         return {**self.parameters_.state(), **self.residual_.state()}
 
     @classmethod

@@ -1,10 +1,4 @@
-"""What a convolution costs by each way of computing it: seconds-like features for the fit to weigh.
-
-Implicit GEMM computes output tiles directly. Winograd F(2x2, 3x3) in one kernel needs 16/36 of the products, Winograd
-F(4x4, 3x3) in four kernels 36/144 but moves the transformed tiles through memory. Both only serve 3x3 filters of
-stride 1, the second also 5x5 (as F(2x2, 5x5): 36/100). Tiles do not fit sizes exactly and blocks do not fill waves
-exactly: both are rounded up as on the device.
-"""
+"""What a convolution asks of a GPU: the ways to compute one, their tiles and traffic."""
 
 from __future__ import annotations
 
@@ -14,6 +8,7 @@ import numpy as np
 
 from traincast.costs.kernels.call import Calls
 from traincast.costs.kernels.conv import CONV
+from traincast.costs.kernels.physics import flop_rate, gemm_arithmetic_seconds, memory_seconds
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
@@ -34,7 +29,8 @@ _FORWARD_TILES = ((128, 32), (128, 64), (128, 128), (64, 64))
 _FORWARD_BATCHED_TILES = ((128, 128), (128, 64), (64, 64), (32, 128), (128, 32))
 _WHOLE_WAVES = 0.6  # share of wave rounding that shows: blocks of a wave do not end at one time
 _FILL = 0.4  # blocks that an SM needs before it runs at full rate, and after
-ALGORITHMS = ("gemm", "winograd", "winograd_nonfused")
+_WINOGRAD = 1.5  # fewer multiplications of 3x3 windows at stride 1, after the cost of its transforms
+_CONV_SHARE = 0.85  # of a plain product of the same size
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +223,29 @@ def _waves(blocks: FloatArray, device: Device) -> FloatArray:
 def _tile(rows: int, cols: int, depth: FloatArray, efficiency: float, rate: FloatArray) -> FloatArray:
     """Seconds of one block on one SM of this rate in flop/s."""
     return np.asarray(2.0 * rows * cols * 8.0 * np.ceil(depth / 8.0) / (efficiency * rate))
+
+
+def output_positions(calls: Calls) -> FloatArray:
+    """Positions of the output image of every (not transposed) convolution."""
+    out = np.ones(len(calls))
+    for side in ("h", "w"):
+        reach = calls[f"dilation_{side}"] * (calls[f"kernel_{side}"] - 1.0) + 1.0
+        out = out * (np.floor((calls[f"in_{side}"] + 2 * calls[f"pad_{side}"] - reach) / calls[f"stride_{side}"]) + 1.0)
+    return out
+
+
+def conv_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
+    """Implicit matrix product over output positions (data: input positions; weights: their gradients)."""
+    groups, batch = calls["groups"], calls["batch"]
+    channels, filters = calls["in_channels"] / groups, calls["out_channels"] / groups
+    window = calls["kernel_h"] * calls["kernel_w"]
+    positions, pixels = batch * output_positions(calls), batch * calls["in_h"] * calls["in_w"]
+    data, weights = calls.is_kind("backward_data"), calls.is_kind("backward_weights")
+    m = np.where(weights, filters, np.where(data, pixels, positions))
+    n = np.where(weights, channels * window, np.where(data, channels, filters))
+    k = np.where(weights, positions, np.where(data, filters * window * positions / pixels, channels * window))
+    square = (window == 9) & (calls["stride_h"] * calls["stride_w"] == 1) & (groups == 1) & calls.is_compute("fp32")
+    gain = np.where(square & ~weights, _WINOGRAD, 1.0) * _CONV_SHARE
+    arithmetic = gemm_arithmetic_seconds(groups, m, n, np.maximum(k, 1.0), flop_rate(calls, device), device) / gain
+    sizes = pixels * channels * groups + positions * filters * groups + channels * filters * window * groups
+    return np.asarray(start + np.maximum(arithmetic, memory_seconds(sizes * calls.item_bytes(), device)))

@@ -1,7 +1,8 @@
-"""What the physics leaves over, learned by trees.
+"""What trees have learned of the time of convolutions beyond physics.
 
-3x3 forward convolutions in fp32 have been measured by the thousand on some chips: each of those has trees of its own.
-Everything else has been measured at some ninety shapes on several cards, and shares one set of trees.
+Boosted symmetric trees, small enough to keep as arrays and fast enough to ask a million times: every node of one level
+tests the same feature against the same threshold, so that a row's leaf is a number made of a few comparisons. Beyond
+the data a tree is constant: what it corrects keeps the trend of the physics below it.
 """
 
 from __future__ import annotations
@@ -14,20 +15,65 @@ import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls
-from traincast.costs.kernels.chips import Chips
-from traincast.costs.kernels.conv.boosting import Boosting
 from traincast.costs.kernels.conv.physics import (
     Geometry,
     gemm_tile_seconds,
     nonfused_tile_seconds,
     winograd_tile_seconds,
 )
-from traincast.costs.kernels.model import State
+from traincast.costs.kernels.model import Chips, State
 from traincast.hardware.device import ADA, AMPERE, PASCAL, TURING, VOLTA, Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
+SingleArray = npt.NDArray[np.float32]
+_CHUNK = 8192  # rows at once: their features stay in the CPU's cache
 _GENERATIONS = (PASCAL, VOLTA, TURING, AMPERE, ADA)  # compute capabilities at which a generation of kernels begins
 _MOST_RATIO = 100.0  # of a way that hardly applies
+
+
+@dataclass(frozen=True, slots=True)
+class Boosting:
+    """Trees as arrays: `feature` and `threshold` are [trees, depth], `leaf` is [trees, 2**depth]."""
+
+    feature: npt.NDArray[np.int64]
+    threshold: SingleArray
+    leaf: FloatArray
+
+    def predict(self, features: FloatArray) -> FloatArray:
+        """The sum of all trees for every row, in pieces that stay in cache and buffers that are used again."""
+        total = np.zeros(len(features))
+        for start in range(0, len(features), _CHUNK):
+            columns = list(np.ascontiguousarray(features[start : start + _CHUNK].T, dtype=np.float32))
+            part = total[start : start + _CHUNK]
+            above = np.empty(len(part), dtype=np.bool_)
+            leaf = np.empty(len(part), dtype=np.uint8)  # depth is at most 8
+            index, gained = np.empty(len(part), dtype=np.intp), np.empty(len(part))
+            for features_of, thresholds, leaves in zip(self.feature.tolist(), self.threshold, self.leaf, strict=True):
+                leaf[:] = 0
+                for column, threshold in zip(features_of, thresholds, strict=True):
+                    np.add(leaf, leaf, out=leaf)
+                    np.greater(columns[column], threshold, out=above)
+                    np.add(leaf, above.view(np.uint8), out=leaf)
+                np.copyto(index, leaf)
+                part += leaves.take(index, out=gained, mode="clip")  # without `mode`, take copies its buffer
+        return total
+
+    def state(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
+        """As arrays, single precision: leaves are corrections of a few percent."""
+        return {
+            f"{prefix}_feature": self.feature.astype(np.int16),
+            f"{prefix}_threshold": self.threshold,
+            f"{prefix}_leaf": self.leaf.astype(np.float32),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]], prefix: str) -> Boosting:
+        """Read back from arrays."""
+        return Boosting(
+            state[f"{prefix}_feature"].astype(np.int64),
+            state[f"{prefix}_threshold"].astype(np.float32),
+            state[f"{prefix}_leaf"].astype(np.float64),
+        )
 
 
 @dataclass(frozen=True, slots=True)

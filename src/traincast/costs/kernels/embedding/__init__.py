@@ -26,10 +26,8 @@ EMBEDDING = Family(
 RECORD = FamilyRecord(
     family=EMBEDDING,
     package=__name__,
-    lowering=tuple(f"lowering.{name}" for name in ("lookups", "tbe", "inputs", "interaction", "tensorflow", "hugectr")),
-    roofline="traffic:sheet_seconds",
+    lowering=tuple(f"lowering.{name}" for name in ("lookups", "tbe", "inputs")),
+    roofline="physics:sheet_seconds",
     model="model:EmbeddingModel",
     profile="embedding",
-    training="training:TRAINING",
-    evaluations=("evaluation:evaluate_embedding",),
 )

@@ -1,4 +1,4 @@
-"""Matrix products: `torch.mm`, linear layers, batched products."""
+"""GEMMs: `torch.mm`, linear layers, batched GEMMs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from traincast.costs.kernels.record import FamilyRecord
 
 GEMM = Family(
     "gemm",
-    # accumulate: onto a gradient kept in fp32; looped: `batch` products of their own sizes' mean, launched one after
+    # accumulate: onto a gradient kept in fp32; looped: `batch` GEMMs of their own sizes' mean, launched one after
     # the other (experts, one by one); grouped: the same in one kernel
     ("mm", "linear", "bmm", "accumulate", "looped", "looped_accumulate", "grouped"),
     # C[m,n] = A[m,k] B[k,n], `batch` times; trans_* 1 when the operand is read transposed; bias 1 when added
@@ -16,15 +16,7 @@ GEMM = Family(
 RECORD = FamilyRecord(
     family=GEMM,
     package=__name__,
-    roofline="roofline:gemm_seconds",
+    roofline="physics:gemm_seconds",
     model="model:GemmModel",
     profile="gemm",
-    training="training:fit_gemm",
-    evaluations=(
-        "evaluation:evaluate_gemm",
-        "timeline:evaluate_gemm_timeline",
-        "experts:evaluate_experts",
-        "trained:evaluate_gemm_training",
-        "xla:evaluate_gemm_xla",
-    ),
 )

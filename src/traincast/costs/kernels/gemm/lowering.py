@@ -1,10 +1,12 @@
-"""Matrix products. A bias vector is added in the product's epilogue (`addmm` since PyTorch 1.12, `linear` since 2.0);
+"""GEMMs. A bias vector is added in the GEMM's epilogue (`addmm` since PyTorch 1.12, `linear` since 2.0);
 before, it is copied into the result first."""
 
 from __future__ import annotations
 
+from math import prod
+
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.operands import operand, product, product_compute, required
+from traincast.costs.kernels.operands import gemm_compute, operand, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import device_copy, iterated, layout_copy, reduction
 from traincast.ir.ops import Signature, TensorSpec
@@ -21,17 +23,17 @@ def _order(spec: TensorSpec) -> tuple[int, bool]:
     return 0, False
 
 
-def _product(
+def _gemm_call(
     left: TensorSpec, right: TensorSpec, context: LoweringContext, *, kind: str = "mm", bias: int = 0
 ) -> tuple[Item, ...]:
-    """The product of two (stacks of) matrices, with copies of operands that the BLAS cannot read in place."""
+    """The GEMM of two (stacks of) matrices, with copies of operands that the BLAS cannot read in place."""
     trans_a, left_fits = _order(left)
     trans_b, right_fits = _order(right)
     copies = tuple(layout_copy(spec) for spec, fits in ((left, left_fits), (right, right_fits)) if not fits)
     call = GEMM.call(
         kind,
-        product_compute(left, tf32=context.tf32),
-        batch=product(left.shape[:-2]),
+        gemm_compute(left, tf32=context.tf32),
+        batch=prod(left.shape[:-2]),
         m=left.shape[-2],
         n=right.shape[-1],
         k=left.shape[-1],
@@ -48,45 +50,45 @@ def _column(vector: TensorSpec) -> TensorSpec:
 
 
 def _adds_in_epilogue(bias: TensorSpec, right: TensorSpec, scaled: bool, context: LoweringContext) -> bool:
-    """cuBLASLt's bias epilogue takes a vector, unscaled, for products with more than one column and depth."""
+    """cuBLASLt's bias epilogue takes a vector, unscaled, for GEMMs with more than one column and depth."""
     vector = len(bias.shape) == 1 or (len(bias.shape) == 2 and bias.shape[0] == 1)
     return context.framework_version >= (1, 12) and vector and not scaled and min(right.shape) > 1
 
 
 @lowers("aten::mm", "aten::_int_mm")
 def mm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One product."""
-    return _product(required(signature, "self", 0), required(signature, "mat2", 1), context)
+    """One GEMM."""
+    return _gemm_call(required(signature, "self", 0), required(signature, "mat2", 1), context)
 
 
 @lowers("aten::bmm")
 def bmm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """A stack of products."""
-    return _product(required(signature, "self", 0), required(signature, "mat2", 1), context, kind="bmm")
+    """A stack of GEMMs."""
+    return _gemm_call(required(signature, "self", 0), required(signature, "mat2", 1), context, kind="bmm")
 
 
 @lowers("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
 def addmm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """A product plus a matrix or a bias vector; an activation of `_addmm_activation` rides in the epilogue."""
+    """A GEMM plus a matrix or a bias vector; an activation of `_addmm_activation` rides in the epilogue."""
     bias = required(signature, "self", 0)
     left, right = required(signature, "mat1", 1), required(signature, "mat2", 2)
     scaled = signature.scalar("beta", 1) != 1 or signature.scalar("alpha", 1) != 1
     if _adds_in_epilogue(bias, right, scaled, context):
-        return _product(left, right, context, kind="linear", bias=1)
-    return (*_accumulator(signature, bias, in_place=signature.name.endswith("_")), *_product(left, right, context))
+        return _gemm_call(left, right, context, kind="linear", bias=1)
+    return (*_accumulator(signature, bias, in_place=signature.name.endswith("_")), *_gemm_call(left, right, context))
 
 
 @lowers("aten::baddbmm", "aten::baddbmm_")
 def baddbmm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """A stack of products plus a matrix: the matrix is copied into the result, which accumulates."""
+    """A stack of GEMMs plus a matrix: the matrix is copied into the result, which accumulates."""
     bias = required(signature, "self", 0)
     left, right = required(signature, "batch1", 1), required(signature, "batch2", 2)
     before = _accumulator(signature, bias, in_place=signature.name.endswith("_"))
-    return (*before, *_product(left, right, context, kind="bmm"))
+    return (*before, *_gemm_call(left, right, context, kind="bmm"))
 
 
 def _accumulator(signature: Signature, bias: TensorSpec, *, in_place: bool) -> tuple[Item, ...]:
-    """The copy that puts the added matrix into the result before the product accumulates onto it."""
+    """The copy that puts the added matrix into the result before the GEMM accumulates onto it."""
     if in_place or signature.scalar("beta", 1) == 0:
         return ()
     result = signature.outputs[0]
@@ -100,16 +102,16 @@ def linear(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """A linear layer over the last dimension of any number of leading ones."""
     source, weight = required(signature, "input", 0), required(signature, "weight", 1)
     has_bias = len(signature.tensors("bias")) > 0 if signature.groups else len(signature.inputs) > 2
-    rows, depth = product(source.shape[:-1]), source.shape[-1]
+    rows, depth = prod(source.shape[:-1]), source.shape[-1]
     left = TensorSpec((rows, depth), (depth, 1), source.dtype, source.device)
     right = TensorSpec((depth, weight.shape[0]), weight.stride[::-1], weight.dtype, weight.device)
     before = () if source.is_contiguous else (layout_copy(source),)
     if has_bias and context.framework_version < (2, 0):
         bias = signature.inputs[2]
         copied = iterated("copy", (bias,), signature.outputs)
-        return (*before, copied, *_product(left, right, context))
+        return (*before, copied, *_gemm_call(left, right, context))
     kind = "linear" if has_bias else "mm"
-    return (*before, *_product(left, right, context, kind=kind, bias=int(has_bias)))
+    return (*before, *_gemm_call(left, right, context, kind=kind, bias=int(has_bias)))
 
 
 @lowers("aten::mv", "aten::addmv", "aten::addmv_")
@@ -119,20 +121,20 @@ def mv(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     before: tuple[Item, ...] = ()
     if signature.name == "aten::addmv":
         before = _accumulator(signature, signature.inputs[0], in_place=False)
-    return (*before, *_product(matrix, _column(vector), context))
+    return (*before, *_gemm_call(matrix, _column(vector), context))
 
 
 @lowers("aten::_scaled_mm")
 def scaled_mm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """A product of fp8 operands with their scales; a bias rides in the epilogue."""
+    """A GEMM of fp8 operands with their scales; a bias rides in the epilogue."""
     bias = operand(signature, "bias", 4)
     kind, added = ("linear", 1) if bias is not None else ("mm", 0)
-    return _product(required(signature, "self", 0), required(signature, "mat2", 1), context, kind=kind, bias=added)
+    return _gemm_call(required(signature, "self", 0), required(signature, "mat2", 1), context, kind=kind, bias=added)
 
 
 @lowers("aten::_grouped_mm", "aten::_scaled_grouped_mm")
 def grouped_mm(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
-    """One product per group (expert) in one kernel. Rows, columns or the depth are divided among the groups, whose
+    """One GEMM per group (expert) in one kernel. Rows, columns or the depth are divided among the groups, whose
     sizes only the device knows: they are taken to be equal."""
     left, right = required(signature, "self", 0), required(signature, "mat2", 1)
     result = signature.outputs[0]
@@ -147,7 +149,7 @@ def grouped_mm(signature: Signature, context: LoweringContext) -> tuple[Item, ..
         depth = -(-depth // groups)
     return (
         GEMM.call(
-            "grouped", product_compute(left, tf32=context.tf32), batch=groups, m=rows, n=columns, k=depth,
+            "grouped", gemm_compute(left, tf32=context.tf32), batch=groups, m=rows, n=columns, k=depth,
             trans_a=_order(left)[0], trans_b=_order(right)[0], bias=0,
         ),
     )  # fmt: skip

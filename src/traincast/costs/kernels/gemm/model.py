@@ -1,24 +1,45 @@
-"""Matrix products: physics of tiles and traffic, corrected by one small network per kind of arithmetic unit."""
+"""GEMMs: physics of tiles and traffic, corrected by one small network per kind of arithmetic unit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from traincast.costs.kernels.call import COMPUTE_TYPES, Calls, Estimate, Family
+from traincast.costs.kernels.call import COMPUTE_BYTES, COMPUTE_TYPES, Calls, Estimate, Family
 from traincast.costs.kernels.gemm import GEMM
-from traincast.costs.kernels.gemm.engine import ENGINES, engine_of
-from traincast.costs.kernels.gemm.parameters import SIGMA_EDGES, EngineFit, clock_spread, engine_seconds, spread_class
-from traincast.costs.kernels.gemm.stopwatch import Stopwatch
-from traincast.costs.kernels.gemm.variants import combined, plain
-from traincast.costs.kernels.model import KernelModel, Measurements, State
-from traincast.costs.kernels.record import Progress, silent
-from traincast.hardware.device import Device
-from traincast.utils.arrays import BoolArray, FloatArray
+from traincast.costs.kernels.gemm.physics import DRAM_SHARE, ENGINES, Engine, Problem, describe, engine_of
+from traincast.costs.kernels.gemm.residual_net import Float32Array, ResidualNet
+from traincast.costs.kernels.model import Chips, KernelModel, State
+from traincast.hardware.device import AMPERE, VOLTA, Device
+from traincast.hardware.sheet import ARCHITECTURES
+from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 
+SIGMA_EDGES = np.array([1e-5, 3e-5, 1e-4, 1e-3, 1e-2])
+"""Seconds at which the spread is tabulated anew."""
+OLD_ARCHS = tuple(arch for arch, (vendor, since) in ARCHITECTURES.items() if vendor == "nvidia" and since < VOLTA)
+"""Before Volta, the library had other kernels and the SMs issued two instructions at once."""
+_UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a chip that was never measured
+# Volta's tensor cores take rows that start at multiples of 16 bytes; cuBLAS has other half-precision GEMMs done by
+# the cores, in tiles of 32 x 32 of one block of four warps each, and does not split their contraction
+_SMALL_TILE = 32.0
+# Share of an SM's rate that such a block reaches alone: one warp a scheduler, which waits for its own loads. Set with
+# the DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/programs.md
+_LONE_BLOCK = 0.4
+_VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
+_UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
+# Half precision falls back to kernels written for Turing (cutlass_75, s1688), which load element by element: bytes that
+# an SM moves in a cycle, for each element that divides the rows. From one H100 trace (rows of 5,185), tried on another
+_NARROW_BYTES, _HALF_BYTES = 4.0, 2.0
+ACCUMULATING = ("accumulate", "looped_accumulate")
+LOOPED = ("looped", "looped_accumulate")
+_GRADIENT_BYTES = 8.0  # of an element that is read and written in fp32
+_HIDDEN = 0.6  # share of the shorter of GEMM and gradient traffic that hides: B200, see docs/evidence/gemm.md
+_VARIANT_SIGMA = 0.12  # log-sigma of these rules, from the rows of kernels/b200_efficiency that set them
 _CHUNK = 4096  # calls at once: features stay in the CPU's cache
 _BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
 _BORROWED = 0.2  # log-sigma where a batch or a compute type borrows the correction of another
@@ -29,23 +50,150 @@ _FITTED_TYPES = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """What one engine learned; the corrections of `nets` are averaged. `sigma` (chip, class, duration) ends with two
+    rows for chips never measured, old and newer; `box` holds the least and most of batch, m, n, k measured, for single
+    and for batched GEMMs; `ceiling` (chip) is the share of the engine's rate that the fastest long linear layers
+    reach. The networks were trained on the first `trained` chips; those behind have only a code of their own."""
+
+    nets: tuple[ResidualNet, ...]
+    chips: Chips
+    sigma: FloatArray
+    box: FloatArray
+    ceiling: FloatArray
+    trained: int
+
+    def correction(self, features: Float32Array, row: int, device: Device) -> Float32Array:
+        """Log of measured over physical time. A chip never measured has the mean code of its side of Volta."""
+        archs = self.chips.archs[: self.trained]
+        alike = [i for i, arch in enumerate(archs) if (arch in OLD_ARCHS) == device.before(VOLTA)]
+        chosen = [row] if row >= 0 else alike or slice(self.trained)
+        total = sum(net.correction(features, net.codes[chosen].mean(axis=0)) for net in self.nets)
+        return np.asarray(total / np.float32(len(self.nets)))
+
+    def unseen_sigma(self, device: Device) -> FloatArray:
+        """Spreads (class, duration) of a chip never measured: at least those of the middle measured chip."""
+        spreads = self.sigma[-2 if device.before(VOLTA) else -1]
+        return np.asarray(np.maximum(spreads, np.median(self.sigma[: self.trained], axis=0)))
+
+    def state(self, name: str) -> State:
+        """Arrays whose names start with the engine's."""
+        arrays: State = {f"{name}_sigma": self.sigma, f"{name}_box": self.box, f"{name}_ceiling": self.ceiling}
+        arrays[f"{name}_trained"] = np.array([self.trained])
+        chips = {f"{name}_{key}": value for key, value in self.chips.state().items()}
+        nets = {key: value for i, net in enumerate(self.nets) for key, value in net.state(f"{name}_net{i}").items()}
+        return {**arrays, **chips, **nets}
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]], name: str) -> EngineFit:
+        """What `state` wrote."""
+        chips = {key: state[f"{name}_{key}"] for key in ("chip_key", "chip_arch", "chip_numbers")}
+        sigma, box, ceiling = (state[f"{name}_{part}"] for part in ("sigma", "box", "ceiling"))
+        count = sum(key.startswith(f"{name}_net") and key.endswith("_mean") for key in state)
+        nets = tuple(ResidualNet.from_state(state, f"{name}_net{i}") for i in range(count))
+        trained = int(state[f"{name}_trained"][0])
+        return EngineFit(nets, Chips.from_state(chips), sigma, box, ceiling, trained)
+
+
+def engine_seconds(engine: Engine, fit: EngineFit, calls: Calls, device: Device, compute: str) -> FloatArray:
+    """Device time of calls that all run on `engine`."""
+    problem = Problem.of(calls, device, compute, float(COMPUTE_BYTES[compute]))
+    physical, features = describe(engine, problem)
+    row = fit.chips.find(device)
+    trust = 1.0 if row >= 0 else _UNSEEN_TRUST
+    factor = np.exp(trust * fit.correction(features, row, device))
+    corrected = (physical - engine.least_seconds) * factor
+    if row >= 0:  # no linear layer runs faster than the fastest measured ones, however well its sizes divide
+        fastest = problem.flop / (fit.ceiling[row] * problem.rate)
+        corrected = np.where(spread_class(calls) == 0, np.maximum(corrected, fastest), corrected)
+    if engine.vector_loads:
+        starved = np.clip(_UNALIGNED * problem.flop / (problem.rate * problem.traffic), 1.0, _UNALIGNED)
+        odd = has_unaligned_rows(calls, problem.item_bytes)
+        corrected = np.where(odd, starved * corrected, corrected)
+        if device.since(AMPERE) and problem.item_bytes == _HALF_BYTES:
+            corrected = np.where(odd, np.maximum(corrected, _narrow_seconds(calls, problem)), corrected)
+        if device.compute_capability == VOLTA:
+            corrected = np.where(odd, np.maximum(corrected, _unsplit_seconds(problem)), corrected)
+    return np.asarray(engine.least_seconds + corrected)
+
+
+def _unsplit_seconds(problem: Problem) -> FloatArray:
+    """Seconds of a few blocks on the cores, each of which goes through the whole contraction; 0 where blocks abound."""
+    blocks = problem.batch * np.ceil(problem.m / _SMALL_TILE) * np.ceil(problem.n / _SMALL_TILE)
+    rate = _LONE_BLOCK * problem.device.sustained("fp32") / problem.device.num_sms
+    return np.asarray(np.where(blocks < problem.device.num_sms, 2.0 * _SMALL_TILE**2 * problem.k / rate, 0.0))
+
+
+def _narrow_seconds(calls: Calls, problem: Problem) -> FloatArray:
+    """Seconds of moving all matrices by loads as wide as the rows allow."""
+    widest = _VECTOR_BYTES / problem.item_bytes
+    rows = [np.where(stored > 1, stored, widest) for stored in _stored_rows(calls)]  # vectors do not matter
+    together = np.gcd.reduce([side.astype(np.int64) for side in (*rows, np.full(len(calls), widest))])
+    rate = _NARROW_BYTES * together * problem.device.num_sms * 1e6 * problem.device.effective_clock_mhz
+    moved = problem.m * problem.k + problem.k * problem.n + problem.m * problem.n
+    return np.asarray(problem.batch * moved * problem.item_bytes / rate)
+
+
+def _stored_rows(calls: Calls) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Elements of a row of each matrix as it is stored."""
+    left = np.where(calls["trans_a"] == 1, calls["m"], calls["k"])
+    return left, np.where(calls["trans_b"] == 1, calls["k"], calls["n"]), calls["n"]
+
+
+def has_unaligned_rows(calls: Calls, item_bytes: float) -> BoolArray:
+    """GEMMs with a matrix whose rows, as stored, do not start at multiples of 16 bytes; vectors do not matter."""
+    odd = [(stored > 1) & ((item_bytes * stored) % _VECTOR_BYTES != 0) for stored in _stored_rows(calls)]
+    return np.asarray(np.logical_or.reduce(odd))
+
+
+def clock_spread(device: Device) -> float:
+    """Log-sigma of a clock that floats anywhere between the sustained one and boost; 0 when it is locked."""
+    return 0.0 if device.clock_mhz else math.log(device.boost_clock_mhz / device.sustained_clock_mhz) / math.sqrt(12)
+
+
+def spread_class(calls: Calls) -> IntArray:
+    """0: single GEMMs with both operands contiguous in k (a linear layer), 1: other single ones, 2: batched."""
+    contiguous = (calls["trans_a"] == 0) & (calls["trans_b"] == 1)
+    return np.where(calls["batch"] > 1.0, 2, np.where(contiguous, 0, 1))
+
+
+def split_variants(calls: Calls) -> Calls:
+    """The GEMMs that the calls are made of: of a loop, one turn."""
+    looped = calls.is_kind(*LOOPED)
+    if not looped.any():
+        return calls
+    values = calls.values.copy()
+    values[looped, calls.family.fields.index("batch")] = 1.0
+    return replace(calls, values=values)
+
+
+def join_variants(calls: Calls, gemms: Estimate, device: Device) -> Estimate:
+    """The estimate of the calls from that of their `split_variants` GEMMs."""
+    variant = calls.kind >= calls.family.kinds.index("accumulate")
+    if not variant.any():
+        return gemms
+    seconds = gemms.seconds * np.where(calls.is_kind(*LOOPED), np.maximum(calls["batch"], 1.0), 1.0)
+    seconds = np.where(calls.is_kind(*ACCUMULATING), _onto_gradient(calls, seconds, device), seconds)
+    sigma = np.where(variant, np.hypot(gemms.sigma, _VARIANT_SIGMA), gemms.sigma)
+    in_domain = gemms.in_domain & ~calls.is_kind("grouped")
+    return replace(gemms, seconds=seconds, sigma=sigma, in_domain=in_domain)
+
+
+def _onto_gradient(calls: Calls, seconds: FloatArray, device: Device) -> FloatArray:
+    """GEMMs whose results are added to a gradient in fp32, which is read and written."""
+    elements = np.maximum(calls["batch"], 1.0) * calls["m"] * calls["n"]
+    traffic = _GRADIENT_BYTES * elements / (DRAM_SHARE * device.dram_bandwidth)
+    return np.asarray(np.maximum(seconds, traffic) + (1.0 - _HIDDEN) * np.minimum(seconds, traffic))
+
+
 class GemmModel(KernelModel):
     """GEMM, linear and batched GEMM in every compute type. Fitted state: `engines_`, by engine name."""
 
     family: ClassVar[Family] = GEMM
 
-    def __init__(self, engines: Mapping[str, EngineFit] | None = None) -> None:
-        self.engines_ = dict(engines or {})
-        self.stopwatch_ = Stopwatch.none(0)
-
-    def fit(self, data: Measurements, watch: Stopwatch | None = None, progress: Progress = silent) -> Self:
-        """Learns from times as `watch` shows them, device times without one, and keeps that stopwatch as fitted beside
-        the engines (`stopwatch_`). Engines without measurements stay as they are."""
-        from traincast.costs.kernels.gemm.fitting import fit_engines
-
-        fits, self.stopwatch_ = fit_engines(data, watch or Stopwatch.none(len(data.seconds)), progress)
-        self.engines_.update(fits)
-        return self
+    def __init__(self, engines: Mapping[str, EngineFit]) -> None:
+        self.engines_ = dict(engines)
 
     def state(self) -> State:
         """All engines as named arrays."""
@@ -58,9 +206,9 @@ class GemmModel(KernelModel):
 
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        return combined(calls, self._predict_products(plain(calls), device), device)
+        return join_variants(calls, self._predict_gemms(split_variants(calls), device), device)
 
-    def _predict_products(self, calls: Calls, device: Device) -> Estimate:
+    def _predict_gemms(self, calls: Calls, device: Device) -> Estimate:
         whole = Estimate.zeros(len(calls))
         for code in np.unique(calls.compute):
             compute = COMPUTE_TYPES[code]

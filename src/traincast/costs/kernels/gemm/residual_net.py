@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from traincast.costs.kernels.model import State
+
 Float32Array = npt.NDArray[np.float32]
-State = dict[str, npt.NDArray[Any]]
 
 _VECTORS = ("mean", "scale", "least", "most", "codes")
 _COLDEST = np.float32(-80.0)  # exp(80) still fits in 32 bits

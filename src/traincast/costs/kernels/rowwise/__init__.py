@@ -19,19 +19,15 @@ RECORDS = (
     FamilyRecord(
         family=SOFTMAX,
         package=__name__,
-        roofline="roofline:softmax_seconds",
+        roofline="physics:softmax_seconds",
         model="model:SoftmaxModel",
         profile="softmax",
-        training="training:SOFTMAX_TRAINING",
-        evaluations=("evaluation:evaluate_softmax",),
     ),
     FamilyRecord(
         family=NORM,
         package=__name__,
-        roofline="roofline:norm_seconds",
+        roofline="physics:norm_seconds",
         model="model:NormModel",
         profile="norm",
-        training="training:NORM_TRAINING",
-        evaluations=("evaluation:evaluate_norm",),
     ),
 )

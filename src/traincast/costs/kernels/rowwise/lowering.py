@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import compute_of, product, required
+from traincast.costs.kernels.operands import compute_of, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
 from traincast.costs.kernels.streaming import REDUCTION
@@ -67,7 +69,7 @@ def masked_softmax(signature: Signature, context: LoweringContext) -> tuple[Item
 def _layer_shape(signature: Signature, spec: TensorSpec) -> tuple[int, int]:
     shape = signature.scalar("normalized_shape")
     dims = len(shape) if isinstance(shape, tuple) else 1
-    cols = product(spec.shape[len(spec.shape) - dims :])
+    cols = prod(spec.shape[len(spec.shape) - dims :])
     return spec.numel // max(1, cols), cols
 
 
@@ -150,7 +152,7 @@ def group_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ..
     """Moments of every group, scale and shift of every channel, then one element-wise pass."""
     spec = signature.inputs[0]
     statistics = signature.outputs[1:]
-    channels = product(spec.shape[:2])
+    channels = prod(spec.shape[:2])
     return (
         reduction("inner", spec, statistics),
         small_kernel("mul", elements=channels, compute=compute_of(spec)),
@@ -162,7 +164,7 @@ def group_norm(signature: Signature, context: LoweringContext) -> tuple[Item, ..
 def group_norm_backward(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Two sums per channel, their combination, the input's gradient, and the weight's and bias's."""
     grad, source = signature.inputs[:2]
-    channels = product(grad.shape[:2])
+    channels = prod(grad.shape[:2])
     sums = TensorSpec((2, channels), (channels, 1), "float32", grad.device)
     return (
         reduction("inner", grad, (sums,), extra_read=source.nbytes),

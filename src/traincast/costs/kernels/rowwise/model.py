@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import KernelModel, Measurements, ParametricModel, State
+from traincast.costs.kernels.model import Chips, KernelModel, ParametricModel, State
 from traincast.costs.kernels.rowwise import NORM, SOFTMAX
-from traincast.costs.kernels.rowwise.features import layer_norm_features, softmax_features
-from traincast.costs.kernels.rowwise.parameters import RowParameters
-from traincast.costs.kernels.streaming.memory import START_SECONDS, START_SPREAD
-from traincast.costs.kernels.streaming.parameters import DeviceView, StreamParameters
+from traincast.costs.kernels.rowwise.physics import Features, layer_norm_features, softmax_features, stream_seconds
+from traincast.costs.kernels.streaming.model import DeviceView, StreamParameters
+from traincast.costs.kernels.streaming.physics import START_SECONDS, START_SPREAD
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
+ROW_STEP, COL_STEP = 1.0, 0.5  # of the residual map, in octaves
+ROW_KNOTS, COL_KNOTS = 23, 29  # up to 2**22 rows and 2**14 columns, what was measured
+LEAST_TRAFFIC = 1.8  # one read and one write, on a card that does better than its kind
 _DERIVED_SPREAD = 0.2  # log-sigma added to kernels derived from a measured relative, and outside the measured widths
 _WARP_COLS, _VECTOR_BYTES = 1024, 16.0  # shorter rows are kept by one warp; loads of longer ones are so wide
 _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
@@ -28,6 +31,75 @@ _SECOND_PASS = 1.2e-6  # batch norm reads again what it has just summed
 _OWN_BLOCK = {"nvidia": 0.5 * 0.5, "amd": 0.5 * 0.5 * 4.0}
 
 
+@dataclass(frozen=True, slots=True)
+class RowParameters:
+    """Fitted state: feature coefficients and a residual map per device, pooled coefficients, spreads, limits.
+
+    `maps[d, i, j]` is the log of measured over modelled time near 2**i rows and 2**(j/2) columns.
+    """
+
+    chips: Chips
+    coefficients: FloatArray
+    pooled: FloatArray
+    maps: FloatArray
+    sigma: FloatArray
+    unseen_sigma: float
+    cols_range: tuple[float, float]
+
+    def seconds(
+        self, features: Features, device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray
+    ) -> tuple[FloatArray, bool, float]:
+        """Device seconds, whether the chip was measured, and the spread that goes with it."""
+        row = self.chips.find(device)
+        weights = self.pooled if row < 0 else self.coefficients[row]
+        seconds = START_SECONDS + LEAST_TRAFFIC * stream_seconds(device, rows, cols, item)
+        seconds = seconds + features(device, rows, cols, item) @ weights
+        if row < 0:
+            return seconds, False, self.unseen_sigma
+        return seconds * np.exp(_interpolate(self.maps[row], rows, cols)), True, float(self.sigma[row])
+
+    def with_spread(self, sigma: FloatArray, unseen_sigma: float) -> RowParameters:
+        """The same parameters with these spreads."""
+        return replace(self, sigma=sigma, unseen_sigma=unseen_sigma)
+
+    def state(self) -> State:
+        """As arrays; the maps in half the room, they are corrections of a few percent."""
+        return {
+            **self.chips.state(),
+            "coefficients": self.coefficients,
+            "pooled": self.pooled,
+            "maps": self.maps.astype(np.float32),
+            "sigma": self.sigma,
+            "scalars": np.array([self.unseen_sigma, *self.cols_range]),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> RowParameters:
+        """Read back from arrays."""
+        unseen, low, high = (float(value) for value in state["scalars"])
+        arrays = {
+            name: np.asarray(state[name], dtype=np.float64) for name in ("coefficients", "pooled", "maps", "sigma")
+        }
+        return RowParameters(chips=Chips.from_state(state), unseen_sigma=unseen, cols_range=(low, high), **arrays)
+
+
+def knot_weights(values: FloatArray, step: float, knots: int) -> tuple[npt.NDArray[np.int64], FloatArray]:
+    """The knot below each value, `step` octaves apart, and how far towards the next one the value lies."""
+    place = np.clip(np.log2(np.maximum(values, 1.0)) / step, 0.0, knots - 1.001)
+    low = place.astype(np.int64)
+    return low, place - low
+
+
+def _interpolate(table: FloatArray, rows: FloatArray, cols: FloatArray) -> FloatArray:
+    i, u = knot_weights(rows, ROW_STEP, ROW_KNOTS)
+    j, v = knot_weights(cols, COL_STEP, COL_KNOTS)
+    flat, stride = table.ravel(), table.shape[1]
+    corner = i * stride + j
+    lower = flat[corner] * (1 - v) + flat[corner + 1] * v
+    upper = flat[corner + stride] * (1 - v) + flat[corner + stride + 1] * v
+    return np.asarray(lower * (1 - u) + upper * u)
+
+
 class SoftmaxModel(ParametricModel[RowParameters]):
     """Softmax and log-softmax over the last dimension. The backward reads two tensors where the forward reads one."""
 
@@ -35,21 +107,14 @@ class SoftmaxModel(ParametricModel[RowParameters]):
     parameters = RowParameters
     _BACKWARD_TRAFFIC: ClassVar[float] = 1.5  # three tensors through memory where the forward has two
 
-    def fit(self, data: Measurements) -> Self:
-        """From device times of the forward kernel."""
-        from traincast.costs.kernels.rowwise.fitting import fit_rows
-
-        self.parameters_ = fit_rows(data, softmax_features, passes=3.0)
-        return self
-
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
         rows, cols = calls["rows"], calls["cols"]
-        seconds, known, sigma = self.fitted.seconds(softmax_features, device, rows, cols, _softmax_bytes(calls))
+        seconds, known, sigma = self.parameters_.seconds(softmax_features, device, rows, cols, _softmax_bytes(calls))
         backward = calls.is_kind("backward", "log_backward")
         seconds = np.where(backward, self._BACKWARD_TRAFFIC, 1.0) * seconds
         derived = ~(calls.is_kind("forward", "log_forward") & calls.is_compute("fp32"))
-        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.fitted), known=known)
+        return _estimate(seconds, sigma, derived, _factor_outside(cols, self.parameters_), known=known)
 
 
 def _softmax_bytes(calls: Calls) -> FloatArray:
@@ -70,20 +135,12 @@ class NormModel(KernelModel):
     _LAYER_BACKWARD: ClassVar[float] = 1.6  # two inputs where the forward has one, both read twice
     _WEIGHT_START: ClassVar[float] = 6e-6  # column sums meet through global memory
 
-    def __init__(self, parameters: RowParameters | None = None, streams: StreamParameters | None = None) -> None:
+    def __init__(self, parameters: RowParameters, streams: StreamParameters) -> None:
         self.parameters_ = parameters
         self.streams_ = streams
 
-    def fit(self, data: Measurements) -> Self:
-        """From device times of the layer norm forward kernel; `streams_` must be set first for batch norm."""
-        from traincast.costs.kernels.rowwise.fitting import fit_rows
-
-        self.parameters_ = fit_rows(data, layer_norm_features, passes=2.0)
-        return self
-
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        assert self.parameters_ is not None and self.streams_ is not None, "the model has not been fitted"
         rows, cols, item = calls["rows"], calls["cols"], calls.item_bytes()
         layer, known, sigma = self.parameters_.seconds(layer_norm_features, device, rows, cols, item)
         view = self.streams_.view(device)
@@ -105,7 +162,6 @@ class NormModel(KernelModel):
 
     def state(self) -> State:
         """The fitted parameters of layer norm and of the memory system."""
-        assert self.parameters_ is not None and self.streams_ is not None, "the model has not been fitted"
         return {**self.parameters_.state(), **{f"stream_{name}": a for name, a in self.streams_.state().items()}}
 
     @classmethod

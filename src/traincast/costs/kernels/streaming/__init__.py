@@ -43,33 +43,24 @@ MEMCPY = Family(
 )
 
 
-def _record(
-    family: Family, lowering: tuple[str, ...], training: str = "", evaluations: tuple[str, ...] = ()
-) -> FamilyRecord:
+def _record(family: Family, *lowering: str) -> FamilyRecord:
     """A family whose fitted state is the memory system that all of them share."""
     name = family.name
     return FamilyRecord(
         family=family,
         package=__name__,
         lowering=tuple(f"lowering.{module}" for module in lowering),
-        roofline=f"roofline:{name}_seconds",
+        roofline=f"physics:{name}_seconds",
         model=f"model:{name.capitalize()}Model",
         profile="elementwise",
-        training=training,
-        evaluations=evaluations,
     )
 
 
 RECORDS = (
-    _record(
-        ELEMENTWISE,
-        ("elementwise", "loss", "optimizer", "fused"),
-        training="training:TRAINING",
-        evaluations=("evaluation:evaluate_elementwise",),
-    ),
-    _record(COPY, ("copy", "fully_shard")),
-    _record(REDUCTION, ("reduction",)),
-    _record(POOL, ("pool",)),
-    _record(INDEX, ("index",)),
-    _record(MEMCPY, ()),
+    _record(ELEMENTWISE, "elementwise", "optimizer"),
+    _record(COPY, "copy"),
+    _record(REDUCTION, "reduction"),
+    _record(POOL, "reduction"),
+    _record(INDEX, "index"),
+    _record(MEMCPY),
 )

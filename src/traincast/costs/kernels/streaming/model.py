@@ -1,22 +1,29 @@
 """Kernels that stream memory: element-wise, copies, reductions, pooling, indexing, transfers.
 
-All of them share one memory system (`memory.py`), whose shares of the sheet's DRAM rate are fitted to element-wise
-measurements. A family only says how many bytes and lane cycles a call costs.
+All of them share one memory system, whose shares of the sheet's DRAM rate are fitted to element-wise measurements. A
+family only says how many bytes and lane cycles a call costs.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from traincast.costs.kernels.call import Calls, Estimate, Family
-from traincast.costs.kernels.model import Measurements, ParametricModel
+from traincast.costs.kernels.model import Chips, ParametricModel, State
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, INDEX, MEMCPY, POOL, REDUCTION
-from traincast.costs.kernels.streaming.memory import START_SECONDS, START_SPREAD, MemorySystem, lane_seconds, overlapped
-from traincast.costs.kernels.streaming.parameters import StreamParameters
+from traincast.costs.kernels.streaming.physics import (
+    START_SECONDS,
+    START_SPREAD,
+    MemorySystem,
+    lane_seconds,
+    overlap_seconds,
+)
 from traincast.hardware.device import Device
 from traincast.utils.arrays import BoolArray, FloatArray
 
@@ -39,6 +46,64 @@ _BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rat
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceView:
+    """The parameters that hold for one device. `known` when it, or a card with its chip, was measured."""
+
+    memory: MemorySystem
+    pow_cycles: float
+    sigma: float
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamParameters:
+    """Fitted state: per device read share, write share, cycles of `pow`, log-sigma; and what all devices share.
+
+    `pooled` holds (read share, write share) for GDDR and for stacked memory, then the cycles of `pow` for NVIDIA
+    and AMD; `unseen_sigma` is the spread of a device known from its sheet only.
+    """
+
+    chips: Chips
+    devices: FloatArray
+    pooled: FloatArray
+    l2: FloatArray  # bytes per clock and SM; share of the L2
+    unseen_sigma: float
+    most_bytes: float
+
+    def view(self, device: Device) -> DeviceView:
+        """What holds for this device."""
+        row = self.chips.find(device)
+        stacked = int(device.made_for_computing)
+        read, write = self.pooled[2 * stacked : 2 * stacked + 2]
+        cycles, sigma = self.pooled[4 + (device.vendor == "amd")], self.unseen_sigma
+        if row >= 0:
+            read, write, cycles, sigma = self.devices[row]
+        memory = MemorySystem.of(device, float(read), float(write), float(self.l2[0]), float(self.l2[1]))
+        return DeviceView(memory, float(cycles), float(sigma), row >= 0)
+
+    def state(self) -> State:
+        """As arrays."""
+        return {
+            **self.chips.state(),
+            "devices": self.devices,
+            "pooled": self.pooled,
+            "l2": self.l2,
+            "scalars": np.array([self.unseen_sigma, self.most_bytes]),
+        }
+
+    @staticmethod
+    def from_state(state: Mapping[str, npt.NDArray[Any]]) -> StreamParameters:
+        """Read back from arrays."""
+        return StreamParameters(
+            Chips.from_state(state),
+            np.asarray(state["devices"], dtype=np.float64),
+            np.asarray(state["pooled"], dtype=np.float64),
+            np.asarray(state["l2"], dtype=np.float64),
+            *(float(value) for value in state["scalars"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What calls ask of the device: bytes through memory, lane cycles, seconds before anything moves."""
 
@@ -54,20 +119,13 @@ class StreamingModel(ParametricModel[StreamParameters]):
 
     parameters = StreamParameters
 
-    def fit(self, data: Measurements) -> Self:
-        """Fits the memory system to element-wise device times."""
-        from traincast.costs.kernels.streaming.fitting import fit_streams
-
-        self.parameters_ = fit_streams(data)
-        return self
-
     def predict(self, calls: Calls, device: Device) -> Estimate:
         """Device time of every call."""
-        parameters = self.fitted
+        parameters = self.parameters_
         view = parameters.view(device)
         work = self.work(calls, device, view.pow_cycles)
         memory = view.memory.seconds(work.bytes_read, work.bytes_written)
-        seconds = work.start_seconds + overlapped(memory, lane_seconds(device, work.lane_cycles))
+        seconds = work.start_seconds + overlap_seconds(memory, lane_seconds(device, work.lane_cycles))
         fitted = work.measured & calls.is_compute("fp32")
         spread = np.where(fitted, view.sigma, np.hypot(view.sigma, _UNMEASURED))
         factor = np.maximum((work.bytes_read + work.bytes_written) / parameters.most_bytes, 1.0)
@@ -78,7 +136,7 @@ class StreamingModel(ParametricModel[StreamParameters]):
 
     def memory(self, device: Device) -> MemorySystem:
         """The memory system of this device as fitted."""
-        return self.fitted.view(device).memory
+        return self.parameters_.view(device).memory
 
     @abstractmethod
     def work(self, calls: Calls, device: Device, pow_cycles: float) -> Work:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from traincast.ir.collectives import COLLECTIVES
 from traincast.ir.variants import EXPOSED, UNIFORM, VARIANT
-from traincast.models.layers.tape import Communicator, Ref, Scalars, Tape
+from traincast.models.layers.builder import Communicator, Ref, Scalars, StepBuilder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Region:
 
 
 def write_collective(
-    tape: Tape,
+    builder: StepBuilder,
     kind: str,
     group: Communicator,
     nbytes: float,
@@ -65,13 +65,15 @@ def write_collective(
         ("collective", kind), ("group", group.ranks), ("communicator", group.number), ("bytes", int(nbytes)),
         (VARIANT, f"{UNIFORM} {EXPOSED}" if exposed else UNIFORM),
     ]  # fmt: skip
-    tape.op(f"c10d::{record.ops[0]}", [("tensors", ref)], [ref], scalars, stream=stream, module=module)
+    builder.op(f"c10d::{record.ops[0]}", [("tensors", ref)], [ref], scalars, stream=stream, module=module)
 
 
-def begin_collective(tape: Tape, kind: str, group: Communicator, nbytes: float, ref: Ref, *, module: str = "") -> int:
+def begin_collective(
+    builder: StepBuilder, kind: str, group: Communicator, nbytes: float, ref: Ref, *, module: str = ""
+) -> int:
     """A collective on its communicator's stream (numbered as the communicator), after what the compute stream has so
     far; gives the event of its end."""
     stream = group.number
-    tape.wait(tape.record(0), stream)
-    write_collective(tape, kind, group, nbytes, ref, stream=stream, module=module)
-    return tape.record(stream)
+    builder.wait(builder.record(0), stream)
+    write_collective(builder, kind, group, nbytes, ref, stream=stream, module=module)
+    return builder.record(stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.variants import GROUPED, GROUPED_NARROW
-from traincast.models.layers.tape import Ref
+from traincast.models.layers.builder import Ref
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.program.graph import Gradients, Graph
 from traincast.models.transformers.program.parts import add, gated, pointwise
@@ -141,24 +141,26 @@ def _resorted(graph: Graph, x: Ref) -> Ref:
 
 def _grouped(graph: Graph, x: Ref, groups: int, fan_out: int) -> Ref:
     """Each group of rows times the matrix of its expert: one grouped product, and two backward."""
-    (total, fan_in), tape = x.shape, graph.tape
+    (total, fan_in), builder = x.shape, graph.builder
     rows, grouped = total // groups, graph.variant(GROUPED_NARROW if graph.style.precision == "fp8" else GROUPED)
     weight = graph.weight(groups, fan_in, fan_out)
     graph.scope("aten::_grouped_mm")
     result = graph.new(total, fan_out)
-    stacked, output = tape.view(x, (groups, rows, fan_in)), tape.view(result, (groups, rows, fan_out))
+    stacked, output = builder.view(x, (groups, rows, fan_in)), builder.view(result, (groups, rows, fan_out))
     graph.op("aten::bmm", [("self", stacked), ("mat2", weight)], [output], grouped)
 
     def backward(grads: Gradients) -> Gradients:
         (grad,) = grads
         assert grad is not None
-        outer = tape.view(grad, (groups, rows, fan_out))
+        outer = builder.view(grad, (groups, rows, fan_out))
         below = graph.new(total, fan_in)
-        turned = tape.view(weight, (groups, fan_out, fan_in), (fan_in * fan_out, 1, fan_out))
-        graph.op("aten::bmm", [("self", outer), ("mat2", turned)], [tape.view(below, (groups, rows, fan_in))], grouped)
+        turned = builder.view(weight, (groups, fan_out, fan_in), (fan_in * fan_out, 1, fan_out))
+        graph.op(
+            "aten::bmm", [("self", outer), ("mat2", turned)], [builder.view(below, (groups, rows, fan_in))], grouped
+        )
         if graph.wants(weight):
             update = graph.new(groups, fan_in, fan_out)
-            flipped = tape.view(x, (groups, fan_in, rows), (rows * fan_in, 1, fan_in))
+            flipped = builder.view(x, (groups, fan_in, rows), (rows * fan_in, 1, fan_in))
             graph.op("aten::bmm", [("self", flipped), ("mat2", outer)], [update], grouped)
             graph.accumulate(weight, update)
         return [below]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.variants import COUNTS_SCOPE, MODULE_SCOPE, VARIANT
-from traincast.models.layers.tape import Arguments, Communicator, Ref, Scalars, Tape
+from traincast.models.layers.builder import Arguments, Communicator, Ref, Scalars, StepBuilder
 from traincast.models.transformers.program.communication import (
     LayerGroups,
     Region,
@@ -33,18 +33,24 @@ class _Node:
 
 
 class Graph:
-    """Writes ops onto a tape. Storages go when neither the caller nor a node's backward still wants them.
+    """Writes ops with a `StepBuilder`. Storages go when neither the caller nor a node's backward still wants them.
 
     `weights` and `gradients` are parallel: parameters in order of use and what the optimizer reads; `saved_bytes` is
     what the nodes so far keep for the backward pass.
     """
 
     def __init__(
-        self, tape: Tape, style: Style, *, training: bool = True, groups: LayerGroups = ALONE, split: bool = False
+        self,
+        builder: StepBuilder,
+        style: Style,
+        *,
+        training: bool = True,
+        groups: LayerGroups = ALONE,
+        split: bool = False,
     ) -> None:
         """`groups` are those that layers communicate in; `split`: gradients of weights come after all others, as
         zero-bubble schedules want them."""
-        self.tape, self.style, self.training, self.groups = tape, style, training, groups
+        self.builder, self.style, self.training, self.groups = builder, style, training, groups
         self.module = ""
         self.regions: dict[int, Region] = {}
         self.split = split
@@ -66,22 +72,22 @@ class Graph:
 
     def weight(self, *shape: int, dtype: str = "", adapter: bool = False) -> Ref:
         """A parameter, there before the step, with its gradient (unless it is frozen; an `adapter` never is)."""
-        ref = self.tape.resident(shape, StorageKind.PARAMETER, dtype or self.style.element)
+        ref = self.builder.resident(shape, StorageKind.PARAMETER, dtype or self.style.element)
         if self.training and (adapter or not self.style.frozen):
             self.weights.append(ref)
             kind = "float32" if self.style.accumulate == "epilogue" and self.style.exact_gradients else ref.spec.dtype
-            gradient = self.tape.resident(shape, StorageKind.GRADIENT, kind)
+            gradient = self.builder.resident(shape, StorageKind.GRADIENT, kind)
             self.gradients.append(gradient)
             self._gradient_of[ref.storage] = gradient
         return ref
 
     def given(self, *shape: int, dtype: str = "") -> Ref:
         """An activation that comes from elsewhere."""
-        return self.tape.resident(shape, StorageKind.ACTIVATION, dtype or self.style.element)
+        return self.builder.resident(shape, StorageKind.ACTIVATION, dtype or self.style.element)
 
     def new(self, *shape: int, dtype: str = "", stride: Sequence[int] | None = None) -> Ref:
         """A tensor that the next op makes."""
-        ref = self.tape.new(shape, dtype or self.style.element, stride=stride)
+        ref = self.builder.new(shape, dtype or self.style.element, stride=stride)
         self._users[ref.storage] = 1
         self._bytes[ref.storage] = ref.spec.nbytes
         return ref
@@ -92,7 +98,7 @@ class Graph:
             if ref.storage in self._users:
                 self._users[ref.storage] -= 1
                 if not self._users[ref.storage]:
-                    self.tape.free(ref)
+                    self.builder.free(ref)
 
     def scope(self, name: str, phase: Phase = Phase.FORWARD) -> None:
         """Opens a host op; where a compiler or graph launches kernels together, only one per pass."""
@@ -102,23 +108,23 @@ class Graph:
                 return
             self._scoped = name
         else:
-            self.tape.scope(MODULE_SCOPE, phase)
-        self.tape.scope(name, phase)
+            self.builder.scope(MODULE_SCOPE, phase)
+        self.builder.scope(name, phase)
 
     def op(
         self, name: str, arguments: Arguments, outputs: Sequence[Ref], scalars: Scalars = (), *, overload: str = ""
     ) -> None:
         """An op of the open scope."""
-        self.tape.op(name, arguments, outputs, scalars, overload=overload, module=self.module)
+        self.builder.op(name, arguments, outputs, scalars, overload=overload, module=self.module)
 
     def collective(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
         """A collective in the open scope that the kernels after it wait for."""
         self.settle()
-        write_collective(self.tape, kind, group, nbytes, ref, exposed=True, module=self.module)
+        write_collective(self.builder, kind, group, nbytes, ref, exposed=True, module=self.module)
 
     def begin(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> int:
         """A collective beside the kernels that follow; gives the event of its end."""
-        return begin_collective(self.tape, kind, group, nbytes, ref, module=self.module)
+        return begin_collective(self.builder, kind, group, nbytes, ref, module=self.module)
 
     def begin_until_next(self, kind: str, group: Communicator, nbytes: float, ref: Ref) -> None:
         """A collective beside the kernels until the next one that kernels wait for, or the end of the pass."""
@@ -131,7 +137,7 @@ class Graph:
         not wait for either before the next collective that they wait for."""
         write = self.begin_until_next if beside else self.collective
         write(forward[0], group, forward[1], x)
-        result = self.tape.view(x, x.shape, x.spec.stride)
+        result = self.builder.view(x, x.shape, x.spec.stride)
 
         def undo(grads: Gradients) -> Gradients:
             (grad,) = grads
@@ -144,15 +150,15 @@ class Graph:
 
     def wait_for_counts(self) -> None:
         """The host waits for the compute stream, and then decides the sizes of what follows."""
-        self.tape.scope("cudaStreamSynchronize")
-        self.tape.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
-        self.tape.scope(COUNTS_SCOPE)
+        self.builder.scope("cudaStreamSynchronize")
+        self.builder.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
+        self.builder.scope(COUNTS_SCOPE)
         self._scoped = ""
 
     def settle(self) -> None:
         """The compute stream waits for all that was begun until now."""
         for event in self._pending:
-            self.tape.wait(event)
+            self.builder.wait(event)
         self._pending.clear()
 
     def defer(self, write: Callable[[], None], refs: Sequence[Ref], region: Region | None) -> None:
@@ -175,7 +181,7 @@ class Graph:
 
     def write_late(self) -> int:
         """Writes the gradients of weights that were put off; gives the op they begin at."""
-        first = self.tape.builder.num_ops
+        first = self.builder.target.num_ops
         if self._late:
             self.scope("WeightGradients", Phase.BACKWARD)
         for write in self._late:
@@ -190,7 +196,7 @@ class Graph:
 
     def fused(self, reads: Sequence[Ref], writes: Sequence[Ref]) -> None:
         """One kernel that streams what it reads and writes."""
-        self.tape.op("inductor::fused", [("inputs", reads)], writes, module=self.module)
+        self.builder.op("inductor::fused", [("inputs", reads)], writes, module=self.module)
 
     def node(
         self,
@@ -249,7 +255,7 @@ class Graph:
         self.drop(grad)
 
     def _as_half(self, target: Ref) -> Ref:
-        return self.tape.seen_as(target, target.shape, target.spec.stride, "bfloat16")
+        return self.builder.seen_as(target, target.shape, target.spec.stride, "bfloat16")
 
     def wants(self, weight: Ref) -> bool:
         """Whether this weight gets a gradient."""

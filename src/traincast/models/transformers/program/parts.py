@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.ops import StorageKind
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.graph import Gradients, Graph
 
 _BUFFER = StorageKind.BUFFER
@@ -153,7 +153,7 @@ def rotary(graph: Graph, x: Ref, width: int) -> Ref:
     rows, whole = x.shape
     if graph.style.fused:
         return _streamed(graph, x, "RotaryBackward")
-    table = graph.tape.resident((rows, width // 2), _BUFFER, "complex64")
+    table = graph.builder.resident((rows, width // 2), _BUFFER, "complex64")
 
     def turned(source: Ref) -> Ref:
         wide, spun = graph.new(rows, whole, dtype="float32"), graph.new(rows, whole // 2, dtype="complex64")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincast.ir.variants import ROWWISE, TUNED
-from traincast.models.layers.tape import Ref, Scalars
+from traincast.models.layers.builder import Ref, Scalars
 from traincast.models.transformers.program.communication import Region
 from traincast.models.transformers.program.graph import Gradients, Graph
 
@@ -24,7 +24,7 @@ def linear(
     graph.scope("aten::linear")
     _cast_weight(graph, weight, narrow=narrow)
     result = graph.new(rows, fan_out)
-    turned = graph.tape.view(weight, (fan_in, fan_out), (1, fan_in))
+    turned = graph.builder.view(weight, (fan_in, fan_out), (1, fan_in))
     if added is None:
         _product(graph, x, turned, result, narrow=narrow)
     else:
@@ -39,7 +39,7 @@ def linear(
         below = graph.new(rows, fan_in)
         if region is not None and region.regather is not None:
             region.regather()
-        _product(graph, grad, graph.tape.view(weight, (fan_out, fan_in)), below, narrow=narrow)
+        _product(graph, grad, graph.builder.view(weight, (fan_out, fan_in)), below, narrow=narrow)
         _weight_gradient(graph, weight, grad, kept, narrow=narrow and not graph.style.wide_gradients, region=region)
         if added is not None and graph.wants(added):
             total = graph.new(1, fan_out)
@@ -61,8 +61,8 @@ def _with_adapter(graph: Graph, x: Ref, result: Ref) -> Ref:
     down, up = graph.weight(rank, fan_in, adapter=True), graph.weight(fan_out, rank, adapter=True)
     low, wide, total = graph.new(rows, rank), graph.new(rows, fan_out), graph.new(rows, fan_out)
     graph.scope("aten::linear")
-    _product(graph, x, graph.tape.view(down, (fan_in, rank), (1, fan_in)), low, narrow=False)
-    _product(graph, low, graph.tape.view(up, (rank, fan_out), (1, rank)), wide, narrow=False)
+    _product(graph, x, graph.builder.view(down, (fan_in, rank), (1, fan_in)), low, narrow=False)
+    _product(graph, low, graph.builder.view(up, (rank, fan_out), (1, rank)), wide, narrow=False)
     graph.scope("aten::add")
     graph.fused([result, wide], [total])
 
@@ -98,7 +98,7 @@ def _weight_gradient(
 
 def _write_weight_gradient(graph: Graph, weight: Ref, grad: Ref, x: Ref, *, narrow: bool) -> None:
     (fan_out, fan_in), rows = weight.shape, grad.shape[0]
-    flipped = graph.tape.view(grad, (fan_out, rows), (1, fan_out))
+    flipped = graph.builder.view(grad, (fan_out, rows), (1, fan_out))
     update = graph.new(fan_out, fan_in)
     if narrow and graph.style.precision == "fp8" and graph.style.scaling in _BLOCKS:
         for operand in (grad, x):
@@ -130,7 +130,7 @@ def _narrowed(graph: Graph, ref: Ref) -> Ref:
     if graph.style.precision != "fp8":
         return ref
     spec = ref.spec
-    return graph.tape.seen_as(ref, spec.shape, spec.stride, _NARROW)
+    return graph.builder.seen_as(ref, spec.shape, spec.stride, _NARROW)
 
 
 def _cast_weight(graph: Graph, weight: Ref, *, narrow: bool) -> None:
@@ -157,4 +157,4 @@ def _cast_along_tokens(graph: Graph, operand: Ref) -> None:
 
 
 def _seen_wide(graph: Graph, weight: Ref) -> Ref:
-    return graph.tape.seen_as(weight, weight.shape, weight.spec.stride, "float32")
+    return graph.builder.seen_as(weight, weight.shape, weight.spec.stride, "float32")

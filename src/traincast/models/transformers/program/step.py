@@ -9,8 +9,8 @@ from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
+from traincast.models.layers.builder import Ref, StepBuilder
 from traincast.models.layers.optimizers import step_one_by_one, with_state
-from traincast.models.layers.tape import Ref, Tape
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.block import block, embedding, head
 from traincast.models.transformers.program.communication import LayerGroups
@@ -32,8 +32,8 @@ class Piece:
 
 def inference_workload(model: Transformer, *, batch_size: int, seq_len: int, style: Style) -> Workload:
     """One forward pass on one GPU: every layer written out. Weights are in the style's type."""
-    tape = _tape(batch_size, seq_len)
-    graph = Graph(tape, style, training=False)
+    builder = _builder(batch_size, seq_len)
+    graph = Graph(builder, style, training=False)
     shard = Shard(batch=batch_size, seq_len=seq_len)
     x, table = embedding(graph, model, shard)
     for _ in range(model.encoder_layers):
@@ -44,7 +44,7 @@ def inference_workload(model: Transformer, *, batch_size: int, seq_len: int, sty
             crossed=model.encoder_layers > 0,
         )  # fmt: skip
     head(graph, x, model, shard, table=table if model.tied else None)
-    return Workload(name=model.name, programs=(tape.build(),), mode="inference", meta={"optimizer": ""})
+    return Workload(name=model.name, programs=(builder.build(),), mode="inference", meta={"optimizer": ""})
 
 
 @lru_cache(maxsize=256)
@@ -53,7 +53,7 @@ def layer_piece(
     groups: LayerGroups = ALONE, split: bool = False,
 ) -> Piece:  # fmt: skip
     """One layer with its backward, as one rank runs it; `groups` and `split` as `Graph` takes them."""
-    graph = Graph(_tape(shard.batch, shard.seq_len), style, groups=groups, split=split)
+    graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     x = graph.given(shard.rows, model.hidden)
     result = block(
         graph, x, model, shard, experts=experts, window=window, causal=not encoder,
@@ -67,7 +67,7 @@ def embedding_piece(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> Piece:
     """What stands before the first layer."""
-    graph = Graph(_tape(shard.batch, shard.seq_len), style, groups=groups, split=split)
+    graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     result, _ = embedding(graph, model, shard)
     return _finished(graph, result)
 
@@ -77,48 +77,48 @@ def head_piece(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> Piece:
     """What stands after the last layer, with the loss."""
-    graph = Graph(_tape(shard.batch, shard.seq_len), style, groups=groups, split=split)
+    graph = Graph(_builder(shard.batch, shard.seq_len), style, groups=groups, split=split)
     return _finished(graph, head(graph, graph.given(shard.rows, model.hidden), model, shard))
 
 
 def optimizer_program(elements: int, tensors: int, *, master: bool, one_by_one: bool = False) -> Program:
     """Adam over this many weights in as many tensors; `master`: from fp32 copies into 16-bit weights. `one_by_one`: by
     ops of their own for each tensor instead of one kernel for all."""
-    tape = _tape(1, 0)
+    builder = _builder(1, 0)
     each = max(1, elements // max(1, tensors))
     dtype = "bfloat16" if master else "float32"
-    weights = [tape.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
-    gradients = [tape.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
+    weights = [builder.resident((each,), StorageKind.PARAMETER, dtype) for _ in range(tensors)]
+    gradients = [builder.resident((each,), StorageKind.GRADIENT, "float32") for _ in range(tensors)]
     if one_by_one:
-        step_one_by_one(tape, "adam", with_state(tape, "adam", weights), gradients)
-        return tape.build()
-    write_adam(tape, weights, gradients)
-    return tape.build()
+        step_one_by_one(builder, "adam", with_state(builder, "adam", weights), gradients)
+        return builder.build()
+    write_adam(builder, weights, gradients)
+    return builder.build()
 
 
-def _tape(batch: int, seq_len: int) -> Tape:
-    return Tape(batch, builder=ProgramBuilder(batch_size=batch, seq_len=seq_len))
+def _builder(batch: int, seq_len: int) -> StepBuilder:
+    return StepBuilder(batch, target=ProgramBuilder(batch_size=batch, seq_len=seq_len))
 
 
 def _finished(graph: Graph, result: Ref) -> Piece:
     graph.settle()
-    saved, backward = graph.saved_bytes, graph.tape.builder.num_ops
+    saved, backward = graph.saved_bytes, graph.builder.target.num_ops
     graph.run_backward(result, graph.given(*result.shape))
     late = graph.write_late()
-    return Piece(graph.tape.build(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late)
+    return Piece(graph.builder.build(), saved, sum(ref.spec.numel for ref in graph.weights), backward, late)
 
 
-def write_adam(tape: Tape, weights: list[Ref], gradients: list[Ref]) -> None:
+def write_adam(builder: StepBuilder, weights: list[Ref], gradients: list[Ref]) -> None:
     """One fused Adam over all weights; 16-bit ones are written from the fp32 copies that it updates."""
     state = StorageKind.OPTIMIZER_STATE
     exact = [
-        ref if ref.spec.dtype == "float32" else tape.resident(ref.shape, state) for ref in weights
+        ref if ref.spec.dtype == "float32" else builder.resident(ref.shape, state) for ref in weights
     ]  # fmt: skip
-    moments = [[tape.resident(ref.shape, state) for ref in weights] for _ in range(2)]
-    tape.scope("Optimizer.step#AdamW.step", Phase.OPTIMIZER)
+    moments = [[builder.resident(ref.shape, state) for ref in weights] for _ in range(2)]
+    builder.scope("Optimizer.step#AdamW.step", Phase.OPTIMIZER)
     lists = [("self", exact), ("grads", gradients), ("exp_avgs", moments[0]), ("exp_avg_sqs", moments[1])]
-    tape.op("aten::_fused_adamw_", lists, [])
+    builder.op("aten::_fused_adamw_", lists, [])
     rounded = [(narrow, wide) for narrow, wide in zip(weights, exact, strict=True) if narrow is not wide]
     if rounded:
         narrow, wide = [pair[0] for pair in rounded], [pair[1] for pair in rounded]
-        tape.op("aten::_foreach_copy_", [("self", narrow), ("src", wide)], [])
+        builder.op("aten::_foreach_copy_", [("self", narrow), ("src", wide)], [])

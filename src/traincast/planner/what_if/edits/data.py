@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from traincast.hardware.links import with_links
 from traincast.hardware.platform import Platform
 from traincast.planner.what_if.edits.registry import Value, edit
 from traincast.planner.what_if.edits.sizes import batch_of
-from traincast.planner.what_if.scene import Scene
-from traincast.simulator.scenario.programs import PROGRAMS, TORCHREC
+from traincast.simulator.scenario.predict import loader_of
+from traincast.simulator.scenario.programs import TORCHREC
+from traincast.simulator.scenario.resolved import Resolved
+from traincast.simulator.scenario.scenario import ProgramName
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -26,48 +27,41 @@ _SEARCH_SECONDS = 20.0
 
 @edit("input-pipeline", "batches are there when the step wants them, in pinned memory", advised=("",),
       risk="more loader workers")  # fmt: skip
-def input_pipeline(scene: Scene, value: Value) -> Scene:
+def input_pipeline(resolved: Resolved, value: Value) -> Resolved:
     """A loader that keeps up."""
-    if scene.question.loader is None:
+    if loader_of(resolved.scenario) is None:
         raise TraincastError("the step has no data loader that could hold it up; say how batches come (`loader_ms`)")
-    return scene.asked(loader=None)
+    return resolved.changed(loader_ms=None, workers=None, pageable=False)
 
 
-@edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(PROGRAMS),
+@edit("program", "the program that trains a DLRM on several GPUs", takes="|".join(get_args(ProgramName)),
       risk="another code base", advised=("torchrec-pipelined",))  # fmt: skip
-def program(scene: Scene, value: Value) -> Scene:
+def program(resolved: Resolved, value: Value) -> Resolved:
     """Another program."""
-    choice = value.choice(PROGRAMS)
-    asked = scene.asked(program=choice)
-    same = choice == (scene.question.program or (TORCHREC if scene.gpus > 1 else None))
-    return asked if same else replace(asked, software=(*scene.software, f"program={choice}"))
+    choice = value.choice(get_args(ProgramName))
+    asked = resolved.changed(program=choice)
+    same = choice == (resolved.scenario.program or (TORCHREC if resolved.gpus > 1 else None))
+    return asked if same else replace(asked, software=(*resolved.software, f"program={choice}"))
 
 
 @edit("plan", "another sharding plan: a file, or the best that is found", takes=f"FILE|{SEARCH}", advised=(SEARCH,),
       risk="tables must be moved")  # fmt: skip
-def plan(scene: Scene, value: Value) -> Scene:
+def plan(resolved: Resolved, value: Value) -> Resolved:
     """Tables elsewhere."""
-    from traincast.models.placement.plan_file import load_plans  # only this edit needs them
-    from traincast.models.sharded_dlrm.config import Dense
+    from traincast.models.sharded_dlrm.config import Dense  # only this edit needs them
     from traincast.simulator.scenario.recommenders import AUTOCAST
 
-    config = scene.of_dlrm()
-    if scene.gpus == 1:
+    config = resolved.of_dlrm()
+    if resolved.gpus == 1:
         raise TraincastError("on one GPU there is no plan to choose; give `gpus` of 2 or more")
-    if scene.question.variant.mode == "inference":
+    if resolved.scenario.mode == "inference":
         raise TraincastError("GPUs that only infer share no tables here, each has them all; leave out `mode`")
     if value.text == SEARCH:
-        dense = replace(Dense.of(config), half=AUTOCAST[scene.question.variant.dtype])
-        return replace(scene, plan=_found(config, dense, scene.gpus, batch_of(scene), _Held(scene.platform)))
-    plans = load_plans(Path(value.text))
-    if len(plans) > 1:
-        raise TraincastError(f"{value.text} holds {len(plans)} plans; give a file with one")
-    (only,) = plans.values()
-    if only.world_size != scene.gpus:
-        raise TraincastError(
-            f"the plan is for {only.world_size} ranks and the step on {scene.gpus} GPUs; give its number"
+        dense = replace(Dense.of(config), half=AUTOCAST[resolved.scenario.dtype])
+        return replace(
+            resolved, plan=_found(config, dense, resolved.gpus, batch_of(resolved), _Held(resolved.platform))
         )
-    return replace(scene, plan=only)
+    return resolved.changed(plan=value.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.scene import Scene
-from traincast.simulator.scenario.variant import EMBEDDINGS
+from traincast.simulator.scenario.resolved import Resolved
+from traincast.simulator.scenario.scenario import Embedding
 from traincast.utils.errors import TraincastError
+
+EMBEDDINGS = get_args(Embedding)
 
 
 @edit("embedding", "the operator that looks tables up", takes="|".join(EMBEDDINGS), excludes=("fuse-embedding-bags",))
-def embedding(scene: Scene, value: Value) -> Scene:
+def embedding(resolved: Resolved, value: Value) -> Resolved:
     """Another lookup."""
     choice = value.choice(EMBEDDINGS)
-    if scene.dlrm is not None:
-        return replace(scene, dlrm=replace(scene.dlrm, embedding=choice)).varied(embedding=choice)
-    return scene.varied(embedding=choice)
+    if resolved.dlrm is not None:
+        return replace(resolved, dlrm=replace(resolved.dlrm, embedding=choice)).varied(embedding=choice)
+    return resolved.changed(embedding=choice)
 
 
 @edit("fuse-embedding-bags", "one embedding bag per table becomes one table-batched op", advised=("",),
       risk="the optimizer of the tables runs inside backward")  # fmt: skip
-def fuse_embedding_bags(scene: Scene, value: Value) -> Scene:
+def fuse_embedding_bags(resolved: Resolved, value: Value) -> Resolved:
     """One table-batched lookup instead of one per table."""
-    if scene.source == "dlrm" and scene.gpus == 1:
-        now = scene.question.variant.embedding or scene.of_dlrm().embedding
+    if resolved.source == "dlrm" and resolved.gpus == 1:
+        now = resolved.scenario.embedding or resolved.of_dlrm().embedding
         if now != "bag":
-            raise TraincastError(f"{scene.name} looks all tables up in one op already (embedding {now})")
-        return scene.varied(embedding="batched")
-    if scene.gpus > 1 and scene.source == "dlrm":
-        raise TraincastError(f"the tables of {scene.name} on several GPUs are FBGEMM's table-batched ones already")
+            raise TraincastError(f"{resolved.name} looks all tables up in one op already (embedding {now})")
+        return resolved.changed(embedding="batched")
+    if resolved.gpus > 1 and resolved.source == "dlrm":
+        raise TraincastError(f"the tables of {resolved.name} on several GPUs are FBGEMM's table-batched ones already")
     from traincast.transforms.batching import batched_bags  # a what-if reads the ops of its own edits only
 
-    return scene.edited("fuse-embedding-bags", batched_bags)
+    return resolved.edited("fuse-embedding-bags", batched_bags)

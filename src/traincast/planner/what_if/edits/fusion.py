@@ -5,26 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.scene import Scene
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 
 @edit("fuse-elementwise", "chains of element-wise ops as one kernel each", advised=("",), excludes=("compile",),
       risk="somebody must write the kernels")  # fmt: skip
-def fuse_elementwise(scene: Scene, value: Value) -> Scene:
+def fuse_elementwise(resolved: Resolved, value: Value) -> Resolved:
     """Fused chains; every other op stays as it is."""
-    if scene.question.variant.compiled:
+    if resolved.scenario.is_compiled:
         raise TraincastError("a compiled step has its chains fused already; leave out `compiled`")
-    from traincast.transforms.fusing import fused  # only this edit needs it
+    from traincast.transforms.fusion import fused  # only this edit needs it
 
-    return scene.edited("fuse-elementwise", fused)
+    return resolved.edited("fuse-elementwise", fused)
 
 
-@edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes")
-def compile_step(scene: Scene, value: Value) -> Scene:
+@edit("compile", "the step as torch.compile would run it", advised=("",), risk="compilation takes minutes",
+      excludes=("kernels",))  # fmt: skip
+def compile_step(resolved: Resolved, value: Value) -> Resolved:
     """A compiled step."""
-    if scene.layout is not None:
-        return scene.laid_out(kernels="compiled")
-    if scene.question.variant.compiled:
-        return scene
-    return replace(scene.varied(compiled=True), software=(*scene.software, "compile"))
+    if resolved.scenario.is_compiled:
+        return resolved
+    return replace(resolved.changed(kernels="compiled"), software=(*resolved.software, "compile"))

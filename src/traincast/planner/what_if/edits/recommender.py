@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from traincast.models.dlrm.config import DlrmConfig
 from traincast.models.embeddings.access import Uniform, access_text
 from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.scene import Scene
 from traincast.simulator.scenario.dlrm_file import MAX_LAYERS, MAX_LOOKUPS, MAX_ROWS, MAX_TABLES, MAX_WIDTH
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError, unknown
 
 if TYPE_CHECKING:
@@ -22,40 +22,40 @@ _MOST_DIM = 1 << 16
 _UNIFORM = access_text(Uniform())
 
 
-def _described(scene: Scene, **changes: Any) -> Scene:
-    """The scene with another description; tables with lookups of their own each say that they want all rows alike."""
-    config = replace(scene.of_dlrm(), **changes)
+def _described(resolved: Resolved, **changes: Any) -> Resolved:
+    """The step with another description; tables with lookups of their own each say that they want all rows alike."""
+    config = replace(resolved.of_dlrm(), **changes)
     if not config.access and len(set(config.lookups_per_table)) > 1:
         config = replace(config, access=(_UNIFORM,) * config.num_tables)
-    return replace(scene, dlrm=config)
+    return replace(resolved, dlrm=config)
 
 
-def _holds_ops(scene: Scene) -> bool:
-    """Whether a scene has ops and no description of tables."""
-    return scene.dlrm is None and scene.source in ("capture", "model")
+def _holds_ops(resolved: Resolved) -> bool:
+    """Whether a step has ops and no description of tables."""
+    return resolved.dlrm is None and resolved.source in ("workload", "model")
 
 
 @edit("embedding-dim", "width of all embedding tables", takes="N", risk="accuracy: another model")
-def embedding_dim(scene: Scene, value: Value) -> Scene:
+def embedding_dim(resolved: Resolved, value: Value) -> Resolved:
     """Tables of another width; where features are multiplied with each other, the bottom MLP ends at it too."""
-    config, dim = scene.of_dlrm(), value.whole(most=_MOST_DIM)
+    config, dim = resolved.of_dlrm(), value.whole(most=_MOST_DIM)
     bottom = config.bottom_mlp
     if bottom[-1] == config.embedding_dim:
         bottom = (*bottom[:-1], dim)
-    return _described(scene, embedding_dim=dim, bottom_mlp=bottom)
+    return _described(resolved, embedding_dim=dim, bottom_mlp=bottom)
 
 
 @edit(
     "pooling", "lookups of a sample: N of every table, or xN times as many", takes="N|xN", risk="accuracy: other data"
 )
-def pooling(scene: Scene, value: Value) -> Scene:
+def pooling(resolved: Resolved, value: Value) -> Resolved:
     """Other numbers of lookups."""
     change = _change(value, MAX_LOOKUPS)
-    if _holds_ops(scene):
+    if _holds_ops(resolved):
         from traincast.transforms.table_edits import with_lookups  # only captures need it
 
-        return scene.edited(f"pooling={value.text}", lambda step: with_lookups(step, change))
-    return _described(scene, lookups_per_table=tuple(map(change, scene.of_dlrm().lookups_per_table)))
+        return resolved.edited(f"pooling={value.text}", lambda step: with_lookups(step, change))
+    return _described(resolved, lookups_per_table=tuple(map(change, resolved.of_dlrm().lookups_per_table)))
 
 
 def _change(value: Value, most: int, *, least: float = 0.01, largest: float = 100.0) -> Callable[[Fraction | int], int]:
@@ -68,15 +68,15 @@ def _change(value: Value, most: int, *, least: float = 0.01, largest: float = 10
 
 
 @edit("tables", "number of tables: the last are dropped, or repeated", takes="N", risk="accuracy: another model")
-def tables(scene: Scene, value: Value) -> Scene:
+def tables(resolved: Resolved, value: Value) -> Resolved:
     """Fewer or more tables; more are copies of the present ones, in turn."""
-    config, number = scene.of_dlrm(), value.whole(most=MAX_TABLES)
+    config, number = resolved.of_dlrm(), value.whole(most=MAX_TABLES)
 
     def cut(entries: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(entries[i % len(entries)] for i in range(number)) if entries else ()
 
     return _described(
-        scene,
+        resolved,
         rows_per_table=cut(config.rows_per_table),
         lookups_per_table=cut(config.lookups_per_table),
         access=cut(config.access),
@@ -85,13 +85,13 @@ def tables(scene: Scene, value: Value) -> Scene:
 
 @edit("drop-table", "tables left out: by number from 0 or name (table3; of captures a module), several with +",
       takes="TABLE[+TABLE...]", excludes=("tables",), risk="accuracy: another model")  # fmt: skip
-def drop_table(scene: Scene, value: Value) -> Scene:
+def drop_table(resolved: Resolved, value: Value) -> Resolved:
     """Chosen tables less."""
-    if _holds_ops(scene):
+    if _holds_ops(resolved):
         from traincast.transforms.table_edits import dropped  # only captures need it
 
-        return scene.edited(f"drop-table={value.text}", lambda step: dropped(step, value.text.split("+")))
-    config = scene.of_dlrm()
+        return resolved.edited(f"drop-table={value.text}", lambda step: dropped(step, value.text.split("+")))
+    config = resolved.of_dlrm()
     gone = {_table_number(text, config) for text in value.text.split("+")}
     kept = [number for number in range(config.num_tables) if number not in gone]
     if not kept:
@@ -101,7 +101,7 @@ def drop_table(scene: Scene, value: Value) -> Scene:
         return tuple(entries[number] for number in kept) if entries else ()
 
     return _described(
-        scene,
+        resolved,
         rows_per_table=left(config.rows_per_table),
         lookups_per_table=left(config.lookups_per_table),
         access=left(config.access),
@@ -123,18 +123,18 @@ def _table_number(text: str, config: DlrmConfig) -> int:
 
 @edit("add-table", "one more table: its rows, and x its lookups of a sample", takes="ROWS[xLOOKUPS]",
       excludes=("tables",), risk="accuracy: another model")  # fmt: skip
-def add_table(scene: Scene, value: Value) -> Scene:
+def add_table(resolved: Resolved, value: Value) -> Resolved:
     """A table more, behind the others, as wide as they are; without LOOKUPS one of a sample."""
     first, _, second = value.text.partition("x")
     height = Value(text=first, edit=value.edit).whole(most=MAX_ROWS)
     lookups = Value(text=second or "1", edit=value.edit).whole(most=MAX_LOOKUPS)
-    if _holds_ops(scene):
+    if _holds_ops(resolved):
         from traincast.transforms.table_edits import added  # only captures need it
 
-        return scene.edited(f"add-table={value.text}", lambda step: added(step, height, lookups))
-    config = scene.of_dlrm()
+        return resolved.edited(f"add-table={value.text}", lambda step: added(step, height, lookups))
+    config = resolved.of_dlrm()
     return _described(
-        scene,
+        resolved,
         rows_per_table=(*config.rows_per_table, height),
         lookups_per_table=(*config.lookups_per_table, lookups),
         access=(*config.access, _UNIFORM) if config.access else (),
@@ -142,32 +142,32 @@ def add_table(scene: Scene, value: Value) -> Scene:
 
 
 @edit("rows", "rows of every table: N, or xN times as many", takes="N|xN", risk="accuracy: another hashing")
-def rows(scene: Scene, value: Value) -> Scene:
+def rows(resolved: Resolved, value: Value) -> Resolved:
     """Other heights of tables."""
     change = _change(value, MAX_ROWS, least=1e-6, largest=1e6)
-    if _holds_ops(scene):
+    if _holds_ops(resolved):
         from traincast.transforms.table_edits import with_heights  # only captures need it
 
-        return scene.edited(f"rows={value.text}", lambda step: with_heights(step, change))
-    config = scene.of_dlrm()
+        return resolved.edited(f"rows={value.text}", lambda step: with_heights(step, change))
+    config = resolved.of_dlrm()
     heights = tuple(map(change, config.rows_per_table))
     if set(config.access) - {_UNIFORM} and heights != config.rows_per_table:
         raise TraincastError(f"{config.name} says which rows are wanted; describe other rows in its file")
-    return _described(scene, rows_per_table=heights)
+    return _described(resolved, rows_per_table=heights)
 
 
 @edit("mlp-width", "hidden layers of both MLPs N times as wide", takes="N", risk="accuracy: another model",
       excludes=("bottom-mlp", "top-mlp"))  # fmt: skip
-def mlp_width(scene: Scene, value: Value) -> Scene:
+def mlp_width(resolved: Resolved, value: Value) -> Resolved:
     """Hidden widths scaled to multiples of eight; features, output and the width of embeddings stay."""
-    config, factor = scene.of_dlrm(), value.factor()
+    config, factor = resolved.of_dlrm(), value.factor()
 
     def scaled(width: int) -> int:
         return width if factor == 1 else min(MAX_WIDTH, max(8, round(width * factor / 8) * 8))
 
     bottom = config.bottom_mlp
     return _described(
-        scene,
+        resolved,
         bottom_mlp=(bottom[0], *map(scaled, bottom[1:-1]), bottom[-1]),
         top_mlp=(*map(scaled, config.top_mlp[:-1]), config.top_mlp[-1]),
     )
@@ -176,22 +176,22 @@ def mlp_width(scene: Scene, value: Value) -> Scene:
 @edit(
     "bottom-mlp", "widths of the bottom MLP, from features to output", takes="N-N-...", risk="accuracy: another model"
 )
-def bottom_mlp(scene: Scene, value: Value) -> Scene:
+def bottom_mlp(resolved: Resolved, value: Value) -> Resolved:
     """Another bottom MLP."""
-    config, widths = scene.of_dlrm(), _widths(value)
+    config, widths = resolved.of_dlrm(), _widths(value)
     if len(widths) < 2 or widths[0] != config.bottom_mlp[0]:
         first = config.bottom_mlp[0]
         raise TraincastError(f"{config.name} has {first} dense features; write {first}-...-{config.bottom_mlp[-1]}")
-    return _described(scene, bottom_mlp=widths)
+    return _described(resolved, bottom_mlp=widths)
 
 
 @edit("top-mlp", "widths of the top MLP after the interaction", takes="N-N-...-1", risk="accuracy: another model")
-def top_mlp(scene: Scene, value: Value) -> Scene:
+def top_mlp(resolved: Resolved, value: Value) -> Resolved:
     """Another top MLP."""
     widths = _widths(value)
     if widths[-1] != 1:
         raise TraincastError(f"the top MLP ends in 1 (one click probability), not {widths[-1]}; write ...-1")
-    return _described(scene, top_mlp=widths)
+    return _described(resolved, top_mlp=widths)
 
 
 def _widths(value: Value) -> tuple[int, ...]:

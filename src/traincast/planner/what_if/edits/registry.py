@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 
-from traincast.planner.what_if.scene import Scene
+from traincast.simulator.scenario.fields import FieldInfo, scenario_fields
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError, unknown
 
 _FAMILIES = (
     "hardware", "speed", "recommender", "transformer", "sizes", "precision", "embedding", "fusion", "gradients",
     "launching", "data",
 )  # fmt: skip
+_FIELDS_AFTER = "transformer"  # fields of the scenario are set before sizes and ops are edited
+_ADVISED = {"attention": ("sdpa",)}  # values of plain fields that advice tries
+_RISKS = {"seq_len": "accuracy: other samples", "global_batch": "accuracy: another batch"}
+_NOT_EDITED = ("workload", "compiled")  # another step; the edit `compile`
 MOST_EDITS = 32
 """Of one what-if."""
 
@@ -63,7 +68,7 @@ class Value:
         return self.text
 
 
-Apply = Callable[[Scene, Value], Scene]
+Apply = Callable[[Resolved, Value], Resolved]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +117,29 @@ def edit(
 
 @cache
 def edits() -> dict[str, Edit]:
-    """Every edit by name, in the order in which they are applied: hardware, model, sizes, ops."""
+    """Every edit by name, in the order in which they are applied: hardware, model, plain fields, sizes, ops."""
     for family in _FAMILIES:
         import_module(f"traincast.planner.what_if.edits.{family}")
-    return dict(_EDITS)
+    ordered: dict[str, Edit] = {}
+    for family in _FAMILIES:
+        ordered |= {name: one for name, one in _EDITS.items() if one.apply.__module__.endswith(f".{family}")}
+        if family == _FIELDS_AFTER:
+            plain = (_field_edit(info) for name, info in scenario_fields().items() if name not in _NOT_EDITED)
+            ordered |= {one.name: one for one in plain if one.name not in _EDITS}
+    return ordered
+
+
+def _field_edit(info: FieldInfo) -> Edit:
+    """The edit that sets a field of the scenario and does nothing else."""
+
+    def apply(resolved: Resolved, value: Value) -> Resolved:
+        return resolved.changed(**{info.name: True if info.kind == "flag" else info.parse(value.text)})
+
+    kinds = {"choice": "|".join(map(str, info.choices)), "flag": "", "integer": "N", "number": "N"}
+    return Edit(
+        name=info.option.removeprefix("--"), what=info.help, apply=apply, takes=kinds.get(info.kind, "TEXT"),
+        risk=_RISKS.get(info.name, ""), advised=_ADVISED.get(info.name, ()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,12 +207,12 @@ def parse_edits(texts: Iterable[str]) -> tuple[Wanted, ...]:
     return tuple(sorted(wanted, key=lambda one: order.index(one.edit.name)))
 
 
-def applied(scene: Scene, wanted: Iterable[Wanted]) -> Scene:
-    """The scene with all edits; what cannot be applied says why."""
+def applied(resolved: Resolved, wanted: Iterable[Wanted]) -> Resolved:
+    """The step with all edits; what cannot be applied says why."""
     for one in wanted:
         try:
-            scene = one.edit.apply(scene, one.value)
+            resolved = one.edit.apply(resolved, one.value)
         except TraincastError as error:
             named = str(error).startswith(one.edit.name)
             raise TraincastError(str(error) if named else f"edit {one.text}: {error}") from None
-    return scene
+    return resolved

@@ -1,50 +1,43 @@
-"""Batch size and sequence length."""
+"""Batch size."""
 
 from __future__ import annotations
 
-from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
+from traincast.ir.workload import MAX_BATCH
 from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.scene import Scene
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 
-@edit("batch-size", "samples per GPU (of a micro-batch in a layout)", takes="N", risk="accuracy: another batch",
+@edit("batch-size", "samples per GPU (of a micro-batch where a Transformer is laid out over GPUs)", takes="N",
+      risk="accuracy: another batch",
       advised=("x2", "x4"))  # fmt: skip
-def batch_size(scene: Scene, value: Value) -> Scene:
+def batch_size(resolved: Resolved, value: Value) -> Resolved:
     """Another batch size per GPU; `x2` is twice what it is."""
     if value.text.startswith("x"):
-        number = round(batch_of(scene) * value.factor())
-        return batch_size(scene, Value(text=str(max(1, number)), edit=value.edit))
+        number = round(batch_of(resolved) * value.factor())
+        return batch_size(resolved, Value(text=str(max(1, number)), edit=value.edit))
     number = value.whole(most=MAX_BATCH)
-    if scene.layout is None:
-        return scene.varied(batch_size=number)
-    layout = scene.layout
-    batch = layout.global_batch
-    if batch:
+    scenario, layout = resolved.scenario, resolved.layout
+    if layout is None:
+        return resolved.changed(batch_size=number)
+    sizes = {"batch_size" if scenario.micro_batch is None else "micro_batch": number}
+    if scenario.global_batch is not None:
         share = number * layout.dp
-        batch = max(share, batch // share * share)
-    return scene.laid_out(micro_batch=number, global_batch=batch)
+        sizes["global_batch"] = max(share, scenario.global_batch // share * share)
+    return resolved.changed(**sizes)
 
 
-@edit("seq-len", "tokens per sample", takes="N", risk="accuracy: other samples")
-def seq_len(scene: Scene, value: Value) -> Scene:
-    """Another sequence length."""
-    number = value.whole(most=MAX_SEQ_LEN)
-    return scene.varied(seq_len=number) if scene.layout is None else scene.laid_out(seq_len=number)
+def batch_of(resolved: Resolved) -> int:
+    """Samples per GPU of a step as it is."""
+    from traincast.simulator.scenario.workloads import load  # only factors need it
 
-
-def batch_of(scene: Scene) -> int:
-    """Samples per GPU of a scene as it is."""
-    from traincast.ir.workload import Workload
-    from traincast.simulator.scenario.workloads import load
-
-    if scene.layout is not None:
-        return scene.layout.micro_batch
-    variant, source = scene.question.variant, scene.question.workload
-    if variant.batch_size is not None:
-        return variant.batch_size
-    if scene.dlrm is not None or scene.source == "dlrm":
-        return scene.of_dlrm().batch_size
-    if scene.source == "published":
-        raise TraincastError(f"{scene.name} has a batch for all its GPUs; give a number instead of a factor")
-    return source.batch_size if isinstance(source, Workload) else load(source, variant).batch_size
+    scenario = resolved.scenario
+    if resolved.source == "transformer":
+        return scenario.micro_batch or scenario.batch_size or 1
+    if scenario.batch_size is not None:
+        return scenario.batch_size
+    if resolved.dlrm is not None or resolved.source == "dlrm":
+        return resolved.of_dlrm().batch_size
+    if resolved.source == "program":
+        raise TraincastError(f"{resolved.name} has a batch for all its GPUs; give a number instead of a factor")
+    return load(scenario, resolved.source).batch_size

@@ -8,7 +8,7 @@ from traincast.costs.kernels.families import RECORDS
 from traincast.hardware.links import with_links
 from traincast.ir.workload import Workload
 from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.scene import Scene
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError, unknown
 
 COLLECTIVE = "collective"
@@ -23,27 +23,27 @@ def families() -> tuple[str, ...]:
     "speed", "kernels of a family (gemm, embedding, ...) or of an op (aten::mm) N times as fast", takes="N",
     target="FAMILY|OP", risk="somebody must write the kernel",
 )  # fmt: skip
-def faster_kernels(scene: Scene, value: Value) -> Scene:
-    """The scene with faster kernels. Collectives are made of links: theirs get faster, latency stays."""
+def faster_kernels(resolved: Resolved, value: Value) -> Resolved:
+    """The step with faster kernels. Collectives are made of links: theirs get faster, latency stays."""
     factor, target = value.factor(), value.target
     if "::" in target:
-        return _op(scene, target, factor)
+        return _op(resolved, target, factor)
     if target not in families():
         raise unknown("kernel family", target, families(), "Name one, or an op such as aten::mm.")
     if target == COLLECTIVE:
-        topology = with_links(scene.platform).topology
+        topology = with_links(resolved.platform).topology
         assert topology is not None
-        return scene.with_topology(
+        return resolved.with_topology(
             link_speed=topology.link_speed * factor,
             network_speed=topology.network_speed * factor,
             adapter_bandwidth=topology.adapter_bandwidth * factor,
         )
-    corrections = dict(scene.platform.device.corrections)
+    corrections = dict(resolved.platform.device.corrections)
     corrections[target] = corrections.get(target, 1.0) / factor
-    return scene.with_device(corrections=corrections)
+    return resolved.with_device(corrections=corrections)
 
 
-def _op(scene: Scene, name: str, factor: float) -> Scene:
+def _op(resolved: Resolved, name: str, factor: float) -> Resolved:
     if name.startswith("c10d::"):
         raise TraincastError(f"{name} is as fast as the links; give speed:{COLLECTIVE}, link-speed or nic-speed")
 
@@ -54,6 +54,6 @@ def _op(scene: Scene, name: str, factor: float) -> Scene:
             raise unknown("op", name, names, "Name one of the step's ops.")
         return step, ""
 
-    speeds = dict(scene.op_speed)
+    speeds = dict(resolved.op_speed)
     speeds[name] = speeds.get(name, 1.0) * factor
-    return replace(scene.edited(f"speed:{name}", known, across=True), op_speed=speeds)
+    return replace(resolved.edited(f"speed:{name}", known, across=True), op_speed=speeds)

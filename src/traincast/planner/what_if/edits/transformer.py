@@ -3,84 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from traincast.planner.what_if.edits.registry import Value, edit
-from traincast.planner.what_if.scene import Scene
-from traincast.simulator.parallelism.layout import CHECKPOINTS, LAUNCHES, SHARDINGS
-from traincast.utils.errors import TraincastError
+from traincast.simulator.scenario.layouts import SHARDING
+from traincast.simulator.scenario.resolved import Resolved
+from traincast.simulator.scenario.scenario import Checkpoint
 
 _MOST_LAYERS, _MOST_WIDTH = 10_000, 1 << 20
 
 
-def _described(scene: Scene, **changes: Any) -> Scene:
-    return replace(scene, transformer=replace(scene.of_transformer(), **changes))
-
-
-def _laid(scene: Scene, **changes: Any) -> Scene:
-    if scene.layout is None:
-        raise TraincastError(
-            f"{scene.name} is not laid over GPUs by a layout; predict it with one, such as `tp` or `fsdp`"
-        )
-    return scene.laid_out(**changes)
+def _described(resolved: Resolved, **changes: Any) -> Resolved:
+    return replace(resolved, transformer=replace(resolved.of_transformer(), **changes))
 
 
 @edit("layers", "number of layers of a described Transformer", takes="N", risk="accuracy: another model")
-def layers(scene: Scene, value: Value) -> Scene:
+def layers(resolved: Resolved, value: Value) -> Resolved:
     """More or fewer layers."""
-    return _described(scene, layers=value.whole(most=_MOST_LAYERS))
+    return _described(resolved, layers=value.whole(most=_MOST_LAYERS))
 
 
 @edit("ffn", "width of the feed-forward layers of a described Transformer", takes="N", risk="accuracy: another model")
-def ffn(scene: Scene, value: Value) -> Scene:
+def ffn(resolved: Resolved, value: Value) -> Resolved:
     """Other feed-forward layers."""
-    return _described(scene, ffn=value.whole(most=_MOST_WIDTH))
+    return _described(resolved, ffn=value.whole(most=_MOST_WIDTH))
 
 
 @edit("vocab", "words that a described Transformer knows", takes="N", risk="accuracy: another tokenizer")
-def vocab(scene: Scene, value: Value) -> Scene:
+def vocab(resolved: Resolved, value: Value) -> Resolved:
     """Another vocabulary."""
-    return _described(scene, vocab=value.whole(most=1 << 24))
+    return _described(resolved, vocab=value.whole(most=1 << 24))
 
 
-@edit("tp", "tensor-parallel ranks", takes="N")
-def tensor_parallel(scene: Scene, value: Value) -> Scene:
-    """Another tensor parallelism; the rest of the GPUs is data parallel."""
-    return _laid(scene, tp=value.whole(most=1 << 16))
-
-
-@edit("pp", "pipeline stages", takes="N")
-def pipeline_parallel(scene: Scene, value: Value) -> Scene:
-    """Another number of stages."""
-    return _laid(scene, pp=value.whole(most=1 << 16))
-
-
-@edit("cp", "ranks that share the tokens of a sample", takes="N")
-def context_parallel(scene: Scene, value: Value) -> Scene:
-    """Another context parallelism."""
-    return _laid(scene, cp=value.whole(most=1 << 16))
-
-
-@edit("sharding", "what data-parallel ranks share", takes="|".join(SHARDINGS))
-def sharding(scene: Scene, value: Value) -> Scene:
+@edit("sharding", "what data-parallel ranks share", takes="|".join(("none", *SHARDING.values())))
+def sharding(resolved: Resolved, value: Value) -> Resolved:
     """Another sharding of optimizer, gradients, parameters."""
-    return _laid(scene, sharding=value.choice(SHARDINGS))
+    names = {"none": None, **{name: number for number, name in SHARDING.items()}}
+    number = names[value.choice(list(names))]
+    return resolved.changed(zero=number, fsdp=None, **({} if resolved.layout else {"tp": 1}))
 
 
-@edit("kernels", "who launches kernels", takes="|".join(LAUNCHES), excludes=("cuda-graph", "compile"))
-def kernels(scene: Scene, value: Value) -> Scene:
-    """Another way to launch."""
-    choice = value.choice(LAUNCHES)
-    return _laid(scene, kernels=choice)
-
-
-@edit("global-batch", "samples of a step, all GPUs together", takes="N", risk="accuracy: another batch")
-def global_batch(scene: Scene, value: Value) -> Scene:
-    """Another global batch."""
-    return _laid(scene, global_batch=value.whole(most=1 << 30))
-
-
-@edit("recompute", "what backward computes again in a layout", takes="|".join(CHECKPOINTS))
-def recompute(scene: Scene, value: Value) -> Scene:
+@edit("recompute", "what backward computes again in a described Transformer", takes="|".join(get_args(Checkpoint)),
+      excludes=("checkpoint",))  # fmt: skip
+def recompute(resolved: Resolved, value: Value) -> Resolved:
     """Another selective recomputation."""
-    return _laid(scene, checkpoint=value.choice(CHECKPOINTS))
+    return resolved.changed(checkpoint=value.choice(get_args(Checkpoint)))

@@ -6,26 +6,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from traincast.planner.what_if.edits.registry import parse_edits
+from traincast.simulator.scenario.fields import scenario_fields
 from traincast.utils.errors import TraincastError, shown, unknown
-from traincast.utils.files.reading import read_document
 
 MOST_POINTS = 1_000_000
 MOST_VALUES = 100_000
 APPLY, NONE = "apply", "none"
 """The axis of edits without values, and its value for none of them; `a+b` are two together."""
 _MOST_DIGITS = 16
-_OPTIONS: dict[tuple[type, ...], tuple[str, ...]] = {
-    (int,): ("batch_size", "seq_len", "gpus"),
-    (float, int): ("clock_mhz",),
-    (str,): ("dtype", "mode", "optimizer", "attention", "embedding", "host", "program", "costs"),
-    (bool,): ("compiled", "cuda_graph", "roofline_only"),
-}
-"""Options that a file may have, by their kind; layouts and loaders are given on the command line."""
-_FIELDS = ("workload", "on", "price", "vary", "options")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,23 +117,29 @@ def _range(name: str, pieces: Sequence[str]) -> list[str]:
     return [str(value) for value in range(first, last + 1, step)]
 
 
-def read_sweep(path: Path) -> dict[str, Any]:
-    """The fields of a sweep's file: `workload`, `on`, `vary` (edit: values), `price` (or those by platform), `options`
-    (those of predict, with underscores)."""
-    content = read_document(path)
-    if not isinstance(content, dict) or not isinstance(content.get("vary"), dict):
-        raise TraincastError(f"{path}: a sweep has 'workload', 'on' and 'vary' with values by edit")
-    for key in content:
-        if key not in _FIELDS:
-            raise TraincastError(f"{path}: unknown field {shown(key)}; known are {', '.join(_FIELDS)}")
-    for key in ("workload", "on"):
-        if not isinstance(content.get(key, ""), str):
-            raise TraincastError(f"{path}: '{key}' must be a name or a file, not {shown(content[key])}")
-    vary = {name: _listed(path, name, values) for name, values in content["vary"].items()}
-    return {**content, "vary": vary, "options": _options(path, content.get("options") or {})}
+def varied_values(vary: Any, where: str) -> dict[str, list[str]]:
+    """The axes of a sweep's file: values by edit, each as a text."""
+    if vary is None:
+        return {}
+    if not isinstance(vary, Mapping):
+        raise TraincastError(f"{where}: 'vary' has values by edit, such as `batch-size: [512, 1024]`")
+    return {str(name): _listed(where, str(name), values) for name, values in vary.items()}
 
 
-def _listed(path: Path, name: str, values: Any) -> list[str]:
+def checked_options(options: Any) -> dict[str, Any]:
+    """Fields of the scenario that stand under `options` in a sweep's file."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise TraincastError("'options' are fields of the scenario by name, such as dtype: tf32")
+    known = scenario_fields()
+    for name in options:
+        if name not in known:
+            raise unknown("option", str(name), known, f"'options' may have {', '.join(known)}.")
+    return dict(options)
+
+
+def _listed(path: str, name: str, values: Any) -> list[str]:
     listed = values if isinstance(values, list) else [values]
     for value in listed:
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -157,18 +154,3 @@ def value_text(value: str | int | float) -> str:
     ('1000', '0.5', 'x2')
     """
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _options(path: Path, options: Any) -> dict[str, Any]:
-    """Options of a file, each of the kind that it must have."""
-    if not isinstance(options, dict):
-        raise TraincastError(f"{path}: 'options' are keywords of predict by name, such as dtype: tf32")
-    for name, value in options.items():
-        kinds = next((kinds for kinds, names in _OPTIONS.items() if name in names), None)
-        if kinds is None:
-            known = [name for names in _OPTIONS.values() for name in names]
-            raise unknown("option", name, known, f"{path} may have {', '.join(known)}.")
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            kind = {str: "text", bool: "true or false", int: "a whole number"}.get(kinds[0], "a number")
-            raise TraincastError(f"{path}: option '{name}' must be {kind}, not {shown(value)}")
-    return options

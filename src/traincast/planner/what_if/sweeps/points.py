@@ -9,12 +9,12 @@ from typing import Any
 
 from traincast.planner.what_if.edits.registry import applied, parse_edits
 from traincast.planner.what_if.money import Cost, Prices, cost_of
-from traincast.planner.what_if.predict import Answer, predicted, step_of
 from traincast.planner.what_if.result import fits, memory_bytes
-from traincast.planner.what_if.scene import Scene
 from traincast.planner.what_if.sweeps.grid import edits_at
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.prediction.sizes import SizeAnswer, predict_sizes
+from traincast.simulator.scenario.predict import load_step, loader_of, predict
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 
 FIGURES = (
@@ -23,7 +23,7 @@ FIGURES = (
 )  # fmt: skip
 """What is known of a point that could be predicted; the rows of the others have an `error`."""
 _SIZES = ("batch-size", "seq-len")
-_MOST_SCENES = 64
+_MOST_VARIANTS = 64
 _MOST_TOGETHER = 16
 _FAILURES = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError, MemoryError)
 
@@ -32,17 +32,17 @@ _FAILURES = (ArithmeticError, AssertionError, LookupError, TypeError, ValueError
 class Sweep:
     """The step that is varied, along which axes, at which price by platform ("": every other one)."""
 
-    scene: Scene
+    resolved: Resolved
     names: tuple[str, ...]
     prices: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
 class Prepared:
-    """What a worker keeps between points: scenes with all edits but those of sizes."""
+    """What a worker keeps between points: steps with all edits but those of sizes."""
 
     sweep: Sweep
-    scenes: dict[tuple[str, ...], Scene] = field(default_factory=dict)
+    variants: dict[tuple[str, ...], Resolved] = field(default_factory=dict)
 
 
 def prepared(sweep: Sweep) -> Prepared:
@@ -75,14 +75,14 @@ def group_rows(worker: Prepared, group: Group) -> list[dict[str, Any]]:
 
 
 def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
-    scenes = [_scene(worker, edits_at(worker.sweep.names, values)) for values in group]
-    first = scenes[0]
-    if first.layout is not None or first.gpus > 1 or first.question.loader is not None:
+    variants = [_resolved(worker, edits_at(worker.sweep.names, values)) for values in group]
+    first = variants[0]
+    if first.kind == "parallel" or first.gpus > 1 or loader_of(first.scenario) is not None:
         raise TraincastError("only steps of one GPU are predicted together")
     price = _prices(worker.sweep.prices, first)
     limit = first.platform.device.memory_bytes
     rows = []
-    for answer, samples in _predicted(scenes):
+    for answer, samples in _predicted(variants):
         cost = Cost(
             gpus=1, seconds=answer.iteration, samples=samples, tokens=0, price=price.per_gpu_hour, watts=None,
             run_steps=None,
@@ -93,17 +93,17 @@ def _together(worker: Prepared, group: Group) -> list[dict[str, Any]]:
     return rows
 
 
-def _predicted(scenes: Sequence[Scene]) -> list[tuple[SizeAnswer, int]]:
-    """What `predicted` says of scenes that differ in batch size or sequence length only, all of one GPU and without a
+def _predicted(variants: Sequence[Resolved]) -> list[tuple[SizeAnswer, int]]:
+    """What `predicted` says of steps that differ in batch size or sequence length only, all of one GPU and without a
     data loader, and the samples of each step."""
-    steps = [step_of(scene)[0] for scene in scenes]
-    first = scenes[0]
+    steps = [load_step(resolved)[0] for resolved in variants]
+    first = variants[0]
     answers = predict_sizes(
         steps,
         first.platform,
-        tf32=first.question.variant.dtype == "tf32",
-        host=first.question.host_profile(),
-        roofline_only=first.question.roofline_only,
+        tf32=first.scenario.dtype == "tf32",
+        host=first.host,
+        roofline_only=first.scenario.roofline_only,
         op_speed=first.op_speed,
     )
     return [(answer, step.samples) for answer, step in zip(answers, steps, strict=True)]
@@ -113,40 +113,39 @@ def point_row(worker: Prepared, values: tuple[str, ...]) -> dict[str, Any]:
     """The row of a point: its figures, or an error."""
     try:
         texts = edits_at(worker.sweep.names, values)
-        scene = _scene(worker, texts)
-        return figures(scene, predicted(scene), worker.sweep.prices)
+        resolved = _resolved(worker, texts)
+        return figures(resolved, predict(resolved), worker.sweep.prices)
     except TraincastError as error:
         return {"error": str(error)}
     except _FAILURES as error:
         return {"error": f"internal error, please report it: {type(error).__name__}: {error}"}
 
 
-def _scene(worker: Prepared, texts: tuple[str, ...]) -> Scene:
-    """The scene of a point; what all batch sizes have in common is edited once."""
+def _resolved(worker: Prepared, texts: tuple[str, ...]) -> Resolved:
+    """The step of a point; what all batch sizes have in common is edited once."""
     sizes = tuple(text for text in texts if text.partition("=")[0] in _SIZES)
     others = tuple(text for text in texts if text not in sizes)
-    if others not in worker.scenes:
-        if len(worker.scenes) >= _MOST_SCENES:
-            worker.scenes.pop(next(iter(worker.scenes)))
+    if others not in worker.variants:
+        if len(worker.variants) >= _MOST_VARIANTS:
+            worker.variants.pop(next(iter(worker.variants)))
         parse_edits(texts)
-        worker.scenes[others] = applied(worker.sweep.scene, parse_edits(others))
-    return applied(worker.scenes[others], parse_edits(sizes))
+        worker.variants[others] = applied(worker.sweep.resolved, parse_edits(others))
+    return applied(worker.variants[others], parse_edits(sizes))
 
 
-def _prices(prices: dict[str, float], scene: Scene) -> Prices:
+def _prices(prices: dict[str, float], resolved: Resolved) -> Prices:
     """The price of a point; where others have one, a point without would be ranked by another measure."""
-    key = scene.platform.key
+    key = resolved.platform.key
     if prices and key not in prices and "" not in prices:
         raise TraincastError(f"`price` has none for {key}; give one for every platform of the sweep")
     return Prices(per_gpu_hour=prices.get(key, prices.get("")))
 
 
-def figures(scene: Scene, answer: Answer, prices: dict[str, float]) -> dict[str, Any]:
+def figures(resolved: Resolved, answer: Prediction, prices: dict[str, float]) -> dict[str, Any]:
     """The figures of a predicted point."""
-    cost = cost_of(answer, _prices(prices, scene))
-    comm = answer.exposed_comm if isinstance(answer, Prediction) else sum(answer.parts.exposed.values())
+    cost = cost_of(answer, _prices(prices, resolved))
     idle = max(0.0, answer.iteration - answer.device_active)
-    parts = (answer.device_active, idle, comm)
+    parts = (answer.device_active, idle, answer.exposed_comm)
     return _row(cost, answer.interval, parts, memory_bytes(answer), fits=fits(answer))
 
 

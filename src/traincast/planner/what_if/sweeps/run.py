@@ -1,4 +1,4 @@
-"""A sweep run: what is left of it in processes or on Ray, every point noted as it is done, the table at the end."""
+"""A sweep run: what is left of it in processes, every point noted as it is done, the table at the end."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from time import monotonic
 from typing import Any
 
 from traincast.ir.workload import Workload
-from traincast.planner.what_if.scene import Scene
 from traincast.planner.what_if.sweeps.grid import Grid
 from traincast.planner.what_if.sweeps.journal import Journal, digest
 from traincast.planner.what_if.sweeps.picture import picture
 from traincast.planner.what_if.sweeps.points import FIGURES, Sweep, group_rows, grouped, prepared
 from traincast.planner.what_if.sweeps.result import SweepResult
+from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import file_digest
 from traincast.utils.files.writing import check_output, write_bytes
@@ -28,24 +28,22 @@ SUFFIXES = (".csv", ".parquet")
 
 
 def sweep(
-    scene: Scene,
+    resolved: Resolved,
     grid: Grid,
     *,
     out: Path | None = None,
     image: Path | None = None,
     prices: dict[str, float] | None = None,
     workers: int | None = None,
-    ray: str | None = None,
     progress: Callable[[float], None] = lambda _: None,
 ) -> SweepResult:
     """Predicts every point of a grid. `out` (.csv, .parquet) receives the rows, and beside it, while the sweep runs, a
     journal from which it goes on after an interruption; `image` a picture (.svg)."""
     _check_files(out, image)
-    where = Workers(processes=workers, ray=ray)
+    where = Workers(processes=workers)
     began = monotonic()
-    scene.source  # noqa: B018 - reads what such steps are described with, once for all workers that are forked
     points = list(grid)
-    settled = Sweep(scene=scene, names=grid.names, prices=prices or {})
+    settled = Sweep(resolved=resolved, names=grid.names, prices=prices or {})
     journal = None if out is None else Journal(out, _identity(settled, grid), len(points))
     done = {} if journal is None else journal.done
     resumed = len(done)
@@ -72,7 +70,7 @@ def sweep(
         raise
     rows = [{**dict(zip(grid.names, point, strict=True)), **done[n]} for n, point in enumerate(points)]
     answer = SweepResult(
-        name=scene.name, grid=grid, rows=rows, resumed=resumed, workers=where.told(len(tasks)),
+        name=resolved.name, grid=grid, rows=rows, resumed=resumed, workers=where.told(len(tasks)),
         seconds=monotonic() - began,
     )  # fmt: skip
     _write(answer, out, image)
@@ -97,15 +95,14 @@ def _check_files(out: Path | None, image: Path | None) -> None:
 def _identity(settled: Sweep, grid: Grid) -> str:
     """What makes a sweep the same one: the step, the platform, all options, the axes, the files that they name, and
     the version that predicts."""
-    question = settled.scene.question
-    files = [str(question.workload)] if not isinstance(question.workload, Workload) else []
+    resolved, workload = settled.resolved, settled.resolved.scenario.workload
+    files = [str(workload)] if isinstance(workload, str) else []
     files += [value for name, values in grid.axes if name in ("on", "plan") for value in values]
     described = {
         "version": __version__,
-        "workload": _content(question.workload) if isinstance(question.workload, Workload) else str(question.workload),
+        "workload": _content(workload) if isinstance(workload, Workload) else str(workload),
         "files": {name: file_digest(name) for name in files},
-        "scene": repr((settled.scene.platform, question.variant, question.gpus, question.program, question.cuda_graph,
-                       question.loader, question.costs, question.roofline_only, settled.scene.layout, question.host)),
+        "scenario": repr((resolved.platform, resolved.scenario.replace(workload=""), resolved.costs, resolved.host)),
         "axes": [[name, list(values)] for name, values in grid.axes], "prices": settled.prices,
     }  # fmt: skip
     return digest(described)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.costs.kernels.embedding.tables import fill_call
-from traincast.costs.kernels.operands import compute_of, required, whole
+from traincast.costs.kernels.operands import compute_of, integer_argument, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import INDEX, REDUCTION
 from traincast.costs.kernels.streaming.launches import small_kernel
@@ -107,8 +107,8 @@ def _compare_tags(rows: int, ways: int) -> KernelCall:
 def cache_populate(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """Distinct rows, which of them the cache lacks, a sort by set, and the rows themselves: both ways over PCIe."""
     indices = required(signature, "linear_cache_indices", 1)
-    nbytes, distinct = (whole(signature, name) for name in ("fetched_bytes", "unique_rows"))
-    bits = index_bits(whole(signature, "total_rows") or required(signature, "weights", 0).numel)
+    nbytes, distinct = (integer_argument(signature, name) for name in ("fetched_bytes", "unique_rows"))
+    bits = index_bits(integer_argument(signature, "total_rows") or required(signature, "weights", 0).numel)
     return populate_items(indices, bits, distinct, nbytes)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from traincast.costs.kernels.embedding.tables import Tables, pooled_tables, uniform_tables
-from traincast.costs.kernels.operands import compute_of, product, required, whole
+from traincast.costs.kernels.operands import compute_of, integer_argument, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming.launches import fill, small_kernel
 from traincast.costs.kernels.streaming.lowering.index import index_bits, index_call, radix_sort
@@ -111,7 +112,7 @@ def coalesce(signature: Signature, context: LoweringContext) -> tuple[Item, ...]
     indices, values = signature.inputs[:2]
     stored = indices.shape[-1]
     add = index_call(
-        "gather", values.numel, product(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values)
+        "gather", values.numel, prod(values.shape[1:]), values.itemsize, indices.nbytes, compute_of(values)
     )
     return (*_sorted_segments(stored, stored, indices.itemsize, _LARGEST_INDEX), add)
 
@@ -124,21 +125,21 @@ def sparse_mask(signature: Signature, context: LoweringContext) -> tuple[Item, .
     return (index_call("gather", values.numel, run, values.itemsize, indices.nbytes, compute_of(values)),)
 
 
-def whole_numbers(value: Scalar) -> tuple[int, ...]:
-    """The whole numbers of a list argument."""
+def read_integers(value: Scalar) -> tuple[int, ...]:
+    """The integers of a list argument."""
     return tuple(item for item in value if isinstance(item, int)) if isinstance(value, tuple) else ()
 
 
 def _study_tables(signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int) -> Tables:
     """Tables of the table-batched kernel. The DLRM code that it comes with draws every bag sorted."""
     if signature.scalar("load") is not None:
-        return described_tables(signature, weights, indices, batch, False)
-    tables = len(whole_numbers(signature.scalar("rows"))) or tables  # of a result some columns may be constants
+        return read_described_tables(signature, weights, indices, batch, False)
+    tables = len(read_integers(signature.scalar("rows"))) or tables  # of a result some columns may be constants
     several = indices.numel > batch * tables
-    return replace(batched_tables(signature, weights, indices, batch, tables, False), ascending=several)
+    return replace(read_batched_tables(signature, weights, indices, batch, tables, False), ascending=several)
 
 
-def batched_tables(
+def read_batched_tables(
     signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, tables: int, weighted: bool
 ) -> Tables:
     """Tables from the scalars `rows` and `dims`; equal tables share the weights where those are not given.
@@ -146,11 +147,11 @@ def batched_tables(
     `pooling` (lookups per sample) and `access` say how tables differ; without, they share the lookups evenly and rows
     are wanted alike.
     """
-    dims = whole_numbers(signature.scalar("dims")) or (weights.shape[-1],) * tables
-    rows = whole_numbers(signature.scalar("rows"))
+    dims = read_integers(signature.scalar("dims")) or (weights.shape[-1],) * tables
+    rows = read_integers(signature.scalar("rows"))
     if len(rows) != tables:
         rows = (max(1, round(weights.numel / (sum(dims) / len(dims)) / tables)),) * tables
-    pooling, access = whole_numbers(signature.scalar("pooling")), _texts(signature.scalar("access"))
+    pooling, access = read_integers(signature.scalar("pooling")), _texts(signature.scalar("access"))
     return pooled_tables(
         batch=batch,
         pooling=pooling if len(pooling) == tables else (indices.numel / max(1, batch * tables),) * tables,
@@ -167,12 +168,12 @@ def _texts(value: Scalar) -> tuple[str, ...]:
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, tuple) else ()
 
 
-def described_tables(
+def read_described_tables(
     signature: Signature, weights: TensorSpec, indices: TensorSpec, batch: int, weighted: bool
 ) -> Tables:
     """Tables whose load the op itself says."""
-    longest, rows, host = (whole(signature, name) for name in ("longest_bag", "total_rows", "host"))
-    load = tuple(float(value) for value in whole_numbers(signature.scalar("load")))
+    longest, rows, host = (integer_argument(signature, name) for name in ("longest_bag", "total_rows", "host"))
+    load = tuple(float(value) for value in read_integers(signature.scalar("load")))
     _check_load(load)
     return Tables(
         batch=batch,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.embedding.lowering.lookups import batched_tables, described_tables, whole_numbers
+from traincast.costs.kernels.embedding.lowering.lookups import read_batched_tables, read_described_tables, read_integers
 from traincast.costs.kernels.embedding.tables import Tables, unknown_longest_bag
 from traincast.costs.kernels.operands import compute_of, operand, required
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
@@ -57,14 +57,14 @@ def _tbe_tables(signature: Signature, samples: Sequence[int], weighted: bool) ->
     indices, offsets = required(signature, "indices", 0), required(signature, "offsets", 0)
     batch = samples[0]
     if signature.scalar("load") is not None:
-        return described_tables(signature, _tbe_weights(signature), indices, batch, weighted)
+        return read_described_tables(signature, _tbe_weights(signature), indices, batch, weighted)
     tables = max(1, (offsets.numel - 1) // max(1, batch))
-    if not whole_numbers(signature.scalar("dims")):
+    if not read_integers(signature.scalar("dims")):
         dims = (samples[-1] // tables,) * tables
         signature = Signature(
             signature.name, signature.inputs, signature.outputs, (*signature.scalars, ("dims", dims)), signature.groups
         )
-    batched = batched_tables(signature, _tbe_weights(signature), indices, batch, tables, weighted)
+    batched = read_batched_tables(signature, _tbe_weights(signature), indices, batch, tables, weighted)
     if signature.scalar("pooling") is not None:
         return batched
     return replace(batched, longest_bag=unknown_longest_bag(batch, tables, indices.numel))
@@ -114,7 +114,7 @@ def tbe_preparation(tables: Tables) -> tuple[Item, ...]:
 
 
 def _pass_over(count: int, *, read_bytes: int, written_bytes: int) -> KernelCall:
-    """Run-length encoding, a prefix sum, or the search for long runs: one walk along the sorted indices."""
+    """Run-length encoding, a prefix sum, or the search for long runs: one pass over the sorted indices."""
     return REDUCTION.call(
         "inner",
         "int32",

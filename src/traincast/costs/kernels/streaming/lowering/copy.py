@@ -1,14 +1,14 @@
-"""Copies: casts, host-device transfers, re-ordering, concatenation, padding, and gradients of views."""
+"""Copies: between layouts, types and devices, concatenation, padding, and packing for sharded data parallelism."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from traincast.costs.kernels.operands import (
     compute_of,
     is_dense,
     on_device,
-    product,
     read_operands,
     required,
     total_bytes,
@@ -20,6 +20,12 @@ from traincast.ir.ops import Signature, TensorSpec
 
 _CAT_TENSORS = 128  # tensors one launch of ATen's concatenation kernel takes
 _STAGED_BYTES = 64 << 10  # up to here an asynchronous copy from pageable memory returns before the device is reached
+# The tensors that each op moves, once read and once written; its other tensor is the buffer on the other side.
+_MOVED = {
+    "fsdp::all_gather_copy_in": "all_gather_inputs",
+    "fsdp::split_with_sizes_copy": "out",
+    "fsdp::chunk_cat": "tensors",
+}
 
 
 @lowers(
@@ -158,7 +164,21 @@ def view_scatter(signature: Signature, context: LoweringContext) -> tuple[Item, 
 
 def _into_part(part: TensorSpec, whole: TensorSpec, dim: object) -> tuple[Item, ...]:
     """A copy into a slice: one piece of memory where everything before the sliced dimension has size 1."""
-    outermost = isinstance(dim, int) and product(whole.shape[: dim % max(len(whole.shape), 1)]) == 1
+    outermost = isinstance(dim, int) and prod(whole.shape[: dim % max(len(whole.shape), 1)]) == 1
     if part.is_contiguous and (outermost or part.numel == whole.numel):
         return (memcpy("d2d", part.nbytes),)
     return (layout_copy(part),)
+
+
+@lowers(*_MOVED)
+def pack(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
+    """One kernel for all parameters of a layer."""
+    moved = [spec for spec in signature.tensors(_MOVED[signature.name]) if spec.numel]
+    if not moved:
+        return ()
+    nbytes = total_bytes(moved)
+    elements = sum(spec.numel for spec in moved)
+    call = COPY.call(
+        "cat", compute_of(moved[0]), elements=elements, bytes_read=nbytes, bytes_written=nbytes, tensors=len(moved)
+    )
+    return (call,)

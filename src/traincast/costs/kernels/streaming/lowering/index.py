@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from traincast.costs.kernels.call import KernelCall
-from traincast.costs.kernels.operands import compute_of, on_device, product, real_bytes
+from traincast.costs.kernels.operands import compute_of, on_device, real_bytes
 from traincast.costs.kernels.registry import Item, LoweringContext, lowers
 from traincast.costs.kernels.streaming import INDEX, REDUCTION
 from traincast.costs.kernels.streaming.launches import (
@@ -108,7 +109,7 @@ def _run(signature: Signature, source: TensorSpec, indices: Sequence[TensorSpec]
     """Elements that stay together: the dimensions behind the last indexed one."""
     which = signature.scalar("indices_given")
     indexed = [i for i, is_given in enumerate(which) if is_given] if isinstance(which, tuple) else range(len(indices))
-    return product(source.shape[max(indexed, default=-1) + 1 :])
+    return prod(source.shape[max(indexed, default=-1) + 1 :])
 
 
 @lowers("aten::index", "aten::_unsafe_index")
@@ -131,7 +132,7 @@ def index(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
 def gather(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     """One gather; `index_select` along the first dimension takes whole rows."""
     source, result = signature.inputs[0], signature.outputs[0]
-    run = product(source.shape[1:]) if signature.name == "aten::index_select" and signature.scalar("dim", 0) == 0 else 1
+    run = prod(source.shape[1:]) if signature.name == "aten::index_select" and signature.scalar("dim", 0) == 0 else 1
     index_bytes = sum(real_bytes(spec) for spec in _index_specs(signature))
     return (index_call("gather", result.numel, run, result.itemsize, index_bytes, compute_of(result)),)
 
@@ -170,7 +171,7 @@ def scatter(signature: Signature, context: LoweringContext) -> tuple[Item, ...]:
     target, values = signature.inputs[0], signature.inputs[-1]
     copied = () if signature.name.endswith("_") else device_copy(target, signature.outputs[0])
     rows = signature.name.startswith("aten::index_") and signature.scalar("dim", 0) == 0
-    run = product(target.shape[1:]) if rows else 1
+    run = prod(target.shape[1:]) if rows else 1
     index_bytes = sum(real_bytes(spec) for spec in _index_specs(signature))
     return (*copied, index_call("scatter", values.numel, run, target.itemsize, index_bytes, compute_of(target)))
 

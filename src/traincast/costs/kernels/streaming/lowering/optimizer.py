@@ -44,7 +44,7 @@ class _Launch:
     tensors: int
 
 
-def launches(sizes: Sequence[int], depth: int) -> Iterator[_Launch]:
+def split_launches(sizes: Sequence[int], depth: int) -> Iterator[_Launch]:
     """How `multi_tensor_apply` cuts a list of tensors (of these numbers of elements) into launches."""
     most = _MAX_TENSORS[min(depth, 5)]
     if sum(sizes) > _MOST_LAUNCHES * _MAX_BLOCKS * _CHUNK:
@@ -124,7 +124,7 @@ def multi_tensor(kind: str, reads: Lists, writes: Lists, depth: int) -> tuple[It
             bytes_written=launch.elements * written,
             tensors=launch.tensors * depth,
         )
-        for launch in launches([spec.numel for spec in writes[0]], depth)
+        for launch in split_launches([spec.numel for spec in writes[0]], depth)
     )
 
 
@@ -180,6 +180,6 @@ def foreach_norm(signature: Signature, context: LoweringContext) -> tuple[Item, 
             bytes_written=4 * -(-launch.elements // _CHUNK),
             tensors=launch.tensors,
         )
-        for launch in launches([spec.numel for spec in tensors], 1)
+        for launch in split_launches([spec.numel for spec in tensors], 1)
     )
     return (partial, *sums, small_kernel("add", elements=len(tensors) * max(1, chunks), compute="fp32"))

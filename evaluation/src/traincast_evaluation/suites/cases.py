@@ -1,0 +1,177 @@
+"""Measured steps, how to predict them, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.predict import predict
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.timeline import Timeline
+from traincast.utils.errors import TraincastError
+from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.suites.training_question import TrainingQuestion, predict_training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """A step that runs so many `times` before the one that is asked for (gradients are added up); what was measured is
+    one of `per` equal parts of all of them."""
+
+    question: Scenario
+    times: int
+    per: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One measured step: how to predict it, what was measured, and what others predicted (signed error in %).
+
+    `stops_at` is the top-level op before which the measurement's clock stopped ("": it ran to the end of the step).
+    `fitted` says that shared constants may have been fitted on it.
+    `note` says why predicted and measured must differ, where they must.
+    `spread_percent` is how far repeated measurements of it lie apart (a robust standard deviation), where known.
+    `repeated` are the steps without an update that come before it.
+    """
+
+    name: str
+    group: str
+    question: Scenario | TrainingQuestion
+    measured_ms: float
+    measured_active_ms: float | None = None
+    measured_memory_gb: float | None = None
+    others: dict[str, float] = field(default_factory=dict)
+    stops_at: str = ""
+    fitted: bool = False
+    note: str = ""
+    spread_percent: float | None = None
+    repeated: Repeated | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """A measured step that cannot be predicted, and why in one line. `group` is "" where the row does not tell it."""
+
+    name: str
+    reason: str
+    group: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A case with its prediction, in milliseconds."""
+
+    case: Case
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    active_ms: float
+    memory_gb: float = 0.0
+    exposed_comm_ms: float = 0.0
+
+    @property
+    def covered(self) -> bool:
+        """Whether the measured step lies inside the predicted 90 % interval."""
+        return self.low_ms <= self.case.measured_ms <= self.high_ms
+
+    @property
+    def error_percent(self) -> float:
+        """Signed error of the step time."""
+        return 100 * (self.predicted_ms / self.case.measured_ms - 1)
+
+    @property
+    def active_error_percent(self) -> float | None:
+        """Signed error of the device's active time, where it was measured."""
+        measured = self.case.measured_active_ms
+        return None if measured is None else 100 * (self.active_ms / measured - 1)
+
+
+def run_cases(
+    cases: Sequence[Case | LeftOut], *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
+) -> list[Outcome | LeftOut]:
+    """Predicts every case that can be predicted, the others keep their reason; `progress` hears the fraction done."""
+    outcomes: list[Outcome | LeftOut] = []
+    for done, case in enumerate(cases):
+        outcomes.append(case if isinstance(case, LeftOut) else _outcome(case, roofline_only=roofline_only))
+        progress((done + 1) / len(cases))
+    return outcomes
+
+
+def _outcome(case: Case, *, roofline_only: bool) -> Outcome | LeftOut:
+    try:
+        if isinstance(case.question, TrainingQuestion):
+            return _training_outcome(case, predict_training(replace(case.question, roofline_only=roofline_only)))
+        answer = predict(case.question.replace(roofline_only=roofline_only))
+        before = case.repeated and predict(case.repeated.question.replace(roofline_only=roofline_only))
+    except TraincastError as error:
+        return LeftOut(name=case.name, group=case.group, reason=str(error))
+    timed = _reached(answer.timeline, case.stops_at) if case.stops_at else answer.iteration
+    active = answer.device_active
+    if case.repeated and before:
+        timed = (timed + case.repeated.times * before.iteration) / case.repeated.per
+        active = (active + case.repeated.times * before.device_active) / case.repeated.per
+    scale = 1e3 * timed / answer.iteration
+    return Outcome(
+        case=case,
+        predicted_ms=1e3 * timed,
+        low_ms=scale * answer.interval[0],
+        high_ms=scale * answer.interval[1],
+        active_ms=1e3 * active,
+        exposed_comm_ms=1e3 * answer.exposed_comm,
+    )
+
+
+def _training_outcome(case: Case, answer: Prediction) -> Outcome:
+    low, high = answer.interval
+    return Outcome(
+        case=case,
+        predicted_ms=1e3 * answer.iteration,
+        low_ms=1e3 * low,
+        high_ms=1e3 * high,
+        active_ms=1e3 * answer.device_active,
+        memory_gb=answer.memory.peak_bytes / 1e9,
+    )
+
+
+def _reached(timeline: Timeline, name: str) -> float:
+    """Seconds from the start of the step until the host begins the top-level op of this name."""
+    program = timeline.program
+    (scope, *_) = [scope.index for scope in program.scopes if scope.name == name]
+    first = int(np.searchsorted(timeline.schedule.scope, scope))
+    return float(timeline.times.host_after[first - 1]) - timeline.origin
+
+
+def summarise(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
+    """Step and active time over all cases, then step time per device, each beside what others score."""
+    rows = [outcomes_row(suite, "all: step", outcomes)]
+    active = [o for o in outcomes if o.case.measured_active_ms]
+    if active:
+        predicted = [o.active_ms for o in active]
+        measured = [o.case.measured_active_ms or 0.0 for o in active]
+        rows.append(error_row(suite, "all: device active", predicted, measured, [o.case.name for o in active]))
+    groups = sorted({o.case.group for o in outcomes})
+    if len(groups) > 1:
+        rows += [outcomes_row(suite, group, [o for o in outcomes if o.case.group == group]) for group in groups]
+    return rows
+
+
+def outcomes_row(suite: str, group: str, outcomes: Sequence[Outcome]) -> ErrorRow:
+    """One line for these cases, beside what others score on them."""
+    others: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for name, error in outcome.case.others.items():
+            others.setdefault(name, []).append(abs(error))
+    reference = ", ".join(f"{name.strip('|')} {sum(errors) / len(errors):.1f}" for name, errors in others.items())
+    return error_row(
+        suite,
+        group,
+        [o.predicted_ms for o in outcomes],
+        [o.case.measured_ms for o in outcomes],
+        [o.case.name for o in outcomes],
+        reference=f"MAPE: {reference}" if reference else "",
+        inside=np.array([o.covered for o in outcomes], dtype=np.bool_),
+    )

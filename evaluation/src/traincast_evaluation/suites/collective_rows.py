@@ -1,0 +1,71 @@
+"""Rows of the tables on collectives: points grouped, predicted, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from traincast.costs.collectives.calls import COLLECTIVE
+from traincast.costs.collectives.curve import SMALL_BYTES
+from traincast.costs.collectives.model import CollectiveModel
+from traincast.costs.kernels.call import Calls, Estimate
+from traincast.hardware.platform import load_topology
+from traincast.hardware.topology import Topology
+from traincast.utils.metrics import ErrorRow, error_row, within
+from traincast_evaluation.fitting.collectives_data import Points
+
+SUITE = "collectives"
+
+
+def predict_sets(model: CollectiveModel, points: Points, node: str) -> Estimate:
+    """Predictions, each point with the curves of its own library version."""
+    whole = Estimate.zeros(len(points))
+    for name in np.unique(points.set.astype(str)):
+        rows = points.set == name
+        part = predict(model, points.take(rows), replace(load_topology(node), curves=str(name)))
+        whole.put(rows, part)
+    return whole
+
+
+def predict(model: CollectiveModel, points: Points, topology: Topology) -> Estimate:
+    """Predictions on one topology."""
+    compute = ["int8" if dtype == "int" else "fp16" for dtype in points.dtype]
+    values = np.stack([points.bytes, points.ranks, points.nodes], axis=1)
+    kinds = [str(kind) for kind in points.kind]
+    return model.predict(Calls.from_columns(COLLECTIVE, kinds, compute, values), topology)
+
+
+def times(estimate: Estimate, factor: npt.NDArray[Any]) -> Estimate:
+    """The estimate with every time multiplied by its own factor."""
+    return replace(estimate, seconds=estimate.seconds * factor)
+
+
+def groups(points: Points) -> Iterator[tuple[str, str, Points]]:
+    """By machine and collective."""
+    machines: npt.NDArray[Any] = np.array([str(name).split("@")[0] for name in points.set])
+    for machine in np.unique(machines):
+        of_machine = points.take(machines == machine)
+        for kind in np.unique(of_machine.kind.astype(str)):
+            yield str(machine), str(kind), of_machine.take(of_machine.kind == kind)
+
+
+def bands(label: str, points: Points, estimate: Estimate, reference: str = "") -> list[ErrorRow]:
+    """A row for messages up to 64 KiB and one for those above."""
+    rows = []
+    for band, inside in (("up to 64 KiB", points.bytes <= SMALL_BYTES), ("above 64 KiB", points.bytes > SMALL_BYTES)):
+        if inside.any():
+            part = estimate.take(inside)
+            rows.append(row_of(f"{label}, {band}", points.take(inside), part, reference))
+    return rows
+
+
+def row_of(label: str, points: Points, estimate: Estimate, reference: str = "") -> ErrorRow:
+    """One row of the table; a model without spreads (sigma 0) has no interval."""
+    columns = zip(points.set, points.bytes, points.ranks, points.nodes, points.pair, strict=True)
+    names = [f"{name} {size:.0f} B {n:.0f}x{nodes:.0f} {pair}".rstrip() for name, size, n, nodes, pair in columns]
+    inside = within(estimate.seconds, points.seconds, estimate.sigma) if estimate.sigma.any() else None
+    return error_row(SUITE, label, estimate.seconds, points.seconds, names, reference, inside)

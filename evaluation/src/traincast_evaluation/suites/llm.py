@@ -1,0 +1,108 @@
+"""Training steps of large Transformers, predicted from their configurations against published measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.suites.cases import Case, LeftOut, Outcome, outcomes_row
+from traincast_evaluation.suites.llm_presets import with_presets
+from traincast_evaluation.suites.llm_rows import is_fitted, question_of, vtrain_question
+from traincast_evaluation.suites.published import Row, cases_of, rows_of
+
+_FITTED, _HELD = "half that constants were fitted on", "held-out half"
+_MIXTURES = ("DeepSeek", "GPT OSS", "Kimi", "Qwen3", "Nemotron", "deepseek")
+
+
+def llm_cases(data: Path) -> list[Case | LeftOut]:
+    """Every step of both tables, in their order."""
+    folder = data / "iterations"
+    published = folder / "llm_training.csv"
+    filled = with_presets(rows_of(published))
+    return [
+        *cases_of(published, lambda row: _case(row, filled[row.number])),
+        *cases_of(folder / "gpt_megatron_a100.csv", _vtrain_case),
+    ]
+
+
+def _case(row: Row, filled: Row) -> Case:
+    """The case of a row; `filled` has the settings of another release where it leaves them out."""
+    kind = ""
+    if row["set"] == "megatron_bridge_perf":
+        kind = " mixtures" if any(word in row["model"] for word in _MIXTURES) else " dense"
+    measured = row.positive("iteration_ms")
+    others = {}
+    if row["peer_predicted_ms"]:
+        others["SimuMax"] = 100 * (row.positive("peer_predicted_ms") / measured - 1)
+    return Case(
+        name=_name(row),
+        group=f"{row['set']}{kind}, tier {row['tier']}",
+        question=question_of(filled),
+        measured_ms=measured,
+        measured_memory_gb=float(row["memory_gb"]) if row["memory_gb"] else None,
+        fitted=is_fitted(row),
+        others=others,
+    )
+
+
+def _name(row: Row) -> str:
+    degrees = " ".join(f"{name}{row[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if row[name] not in ("", "1"))
+    size = f"{row['gpus']} x {row.label('device')}, micro-batch {row['micro_batch']} of {row['global_batch']}"
+    return f"{row.label('model')} {row['seq_len']} {row.label('precision')[:12]} on {size} {degrees}".rstrip()
+
+
+def _vtrain_case(row: Row) -> Case:
+    sizes = f"{row['num_layers']} x {row['hidden_size']}"
+    degrees = f"tp{row['tp']} dp{row['dp']} pp{row['pp']}"
+    return Case(
+        name=f"GPT {sizes} on {row['num_gpus']}, micro-batch {row['micro_batch']} of {row['global_batch']} {degrees}",
+        group="vtrain_one_node, tier A",
+        question=vtrain_question(row),
+        measured_ms=row.positive("iteration_ms"),
+        fitted=is_fitted(row),
+    )
+
+
+def summarise_llm(suite: str, outcomes: Sequence[Outcome], data: Path | None = None) -> list[ErrorRow]:
+    """All steps, both halves, each source (both tiers together and apart, and its halves), then peak memory."""
+    rows = [outcomes_row(suite, "all: step", outcomes)]
+    halves = {name: [o for o in outcomes if o.case.fitted == (name == _FITTED)] for name in (_FITTED, _HELD)}
+    rows += [outcomes_row(suite, f"all: {name}", chosen) for name, chosen in halves.items() if chosen]
+    sources = dict.fromkeys(outcome.case.group.partition(",")[0] for outcome in outcomes)
+    for source in sources:
+        chosen = [o for o in outcomes if o.case.group.partition(",")[0] == source]
+        rows.append(outcomes_row(suite, source, chosen))
+        parts = {_FITTED: [o for o in chosen if o.case.fitted], _HELD: [o for o in chosen if not o.case.fitted]}
+        parts |= {
+            group: [o for o in chosen if o.case.group == group] for group in sorted({o.case.group for o in chosen})
+        }
+        names = [name for name, some in parts.items() if some and len(some) < len(chosen)]
+        rows += [outcomes_row(suite, f"{source}: {name.partition(', ')[2] or name}", parts[name]) for name in names]
+    return rows + _memory_rows(suite, outcomes)
+
+
+def _memory_rows(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
+    """Peak memory where a source printed one."""
+    printed = [o for o in outcomes if o.case.measured_memory_gb and o.memory_gb]
+    groups = {"memory: all": printed}
+    groups |= {
+        f"memory: {source}": [o for o in printed if o.case.group.partition(",")[0] == source]
+        for source in sorted({o.case.group.partition(",")[0] for o in printed})
+    }
+    return [
+        error_row(
+            suite, name, [o.memory_gb for o in some], [o.case.measured_memory_gb or 0.0 for o in some],
+            [o.case.name for o in some],
+        )
+        for name, some in groups.items()
+        if some
+    ]  # fmt: skip
+
+
+def llm_notes() -> tuple[str, ...]:
+    """What is assumed, and what is not shown."""
+    return (
+        "what a source leaves out is assumed by one rule for all its rows (docs/evidence/training.md)",
+        "steps of MLPerf are derived from logs and are no verified MLPerf results",
+    )

@@ -1,0 +1,145 @@
+"""The shared constants of training steps fitted anew on half of the published steps: one number after the other."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traincast.costs.in_step import InStep, in_step_from
+from traincast.simulator.parallelism.predict import estimate_seconds
+from traincast.utils.errors import TraincastError
+from traincast_evaluation.suites.cases import Case
+from traincast_evaluation.suites.training_question import TrainingQuestion
+
+_STEPS = (0.16, 0.08, 0.04, 0.02)  # of a number's logarithm: tried up and down until neither helps, then the next
+_LOWEST = {"batched": 0.5}  # a batched product of attention cannot be faster than its scores are written to memory
+_LEAST_GAIN = 1e-5  # of the mean error: less is noise of rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfErrors:
+    """Mean absolute error of steps in percent, of one source: the half that was fitted on and the other, before and
+    after (NaN where a half has no row)."""
+
+    source: str
+    fitted_before: float
+    fitted_after: float
+    held_before: float
+    held_after: float
+
+
+class ConstantsFit:
+    """Numbers moved by turns so that the fitted half errs least. Deterministic: fixed order, fixed steps.
+
+    The error is the mean of absolute logarithms; rows of a source weigh one over the root of their number, so that
+    neither the largest table nor a single row decides. `moved` names what may change, the rest stays.
+    """
+
+    def __init__(self, cases: Sequence[Case], start: InStep, moved: Sequence[str]) -> None:
+        self.cases = [case for case in cases if case.fitted and isinstance(case.question, TrainingQuestion)]
+        self.numbers, self.moved = start.by_name(), tuple(moved)
+        counts = Counter(source_of(case) for case in self.cases)
+        self.weights = np.array([counts[source_of(case)] ** -0.5 for case in self.cases])
+        self.errors = self._errors(range(len(self.cases)), self.numbers)
+        self._touched = {name: self._affected(name) for name in self.moved}
+
+    def run(self, rounds: int = 3, progress: Callable[[str], None] = lambda _: None) -> InStep:
+        """The numbers after so many turns through all of them, or fewer when none moves any more."""
+        for turn in range(rounds):
+            before = dict(self.numbers)
+            for name in self.moved:
+                self._move(name)
+            progress(f"turn {turn + 1}: mean error {100 * self._score(self.errors):.2f} %")
+            if before == self.numbers:
+                break
+        return in_step_from({name: _rounded(value) for name, value in self.numbers.items()})
+
+    def _score(self, errors: np.ndarray) -> float:
+        return float((self.weights * errors).sum() / self.weights.sum())
+
+    def _move(self, name: str) -> None:
+        for step in _STEPS:
+            for sign in (1.0, -1.0):
+                while self._accepts(name, self.numbers[name] * math.exp(sign * step)):
+                    pass
+
+    def _accepts(self, name: str, value: float) -> bool:
+        """Takes the value when the half errs less with it."""
+        if value < _LOWEST.get(name, 0.0):
+            return False
+        trial = {**self.numbers, name: value}
+        errors = self.errors.copy()
+        touched = self._touched[name]
+        errors[touched] = self._errors(touched, trial)
+        if self._score(errors) > self._score(self.errors) - _LEAST_GAIN:
+            return False
+        self.numbers, self.errors = trial, errors
+        return True
+
+    def _affected(self, name: str) -> list[int]:
+        """Cases whose step depends on a number."""
+        everything = range(len(self.cases))
+        changed = self._errors(everything, {**self.numbers, name: 1.3 * self.numbers[name]})
+        return [i for i in everything if changed[i] != self.errors[i]]
+
+    def _errors(self, numbers: Sequence[int], values: Mapping[str, float]) -> np.ndarray:
+        constants = in_step_from(values)
+        return np.array([abs(log_error(self.cases[i], constants)) for i in numbers])
+
+
+def log_error(case: Case, constants: InStep) -> float:
+    """Logarithm of a predicted step over the measured one."""
+    question = case.question
+    assert isinstance(question, TrainingQuestion)
+    seconds, _ = estimate_seconds(question.transformer(), question.platform(), question.layout, in_step=constants)
+    return math.log(1e3 * seconds / case.measured_ms)
+
+
+def source_of(case: Case) -> str:
+    """The table that a case is from."""
+    return case.group.partition(",")[0]
+
+
+def answerable(cases: Sequence[Case], constants: InStep) -> list[Case]:
+    """Cases that have an answer: a layout that cannot be is refused."""
+    kept = []
+    for case in cases:
+        try:
+            log_error(case, constants)
+        except TraincastError:
+            continue
+        kept.append(case)
+    return kept
+
+
+def halves(cases: Sequence[Case], before: InStep, after: InStep) -> list[HalfErrors]:
+    """How wrong both halves of every source are with each set of constants."""
+    rows = []
+    for source in sorted({source_of(case) for case in cases}):
+        some = [case for case in cases if source_of(case) == source]
+        figures = [
+            _mean_percent([case for case in some if case.fitted == fitted], constants)
+            for fitted in (True, False)
+            for constants in (before, after)
+        ]
+        rows.append(
+            HalfErrors(
+                source=source, fitted_before=figures[0], fitted_after=figures[1], held_before=figures[2],
+                held_after=figures[3],
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _mean_percent(cases: Sequence[Case], constants: InStep) -> float:
+    errors = [100 * abs(math.expm1(log_error(case, constants))) for case in cases]
+    return float(np.mean(errors)) if errors else math.nan
+
+
+def _rounded(value: float) -> float:
+    """Three digits: what is beyond them no step tells."""
+    return float(f"{value:.3g}")

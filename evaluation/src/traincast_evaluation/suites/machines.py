@@ -1,0 +1,71 @@
+"""The machine of a published row: its GPU, its node and how many of them, from the row's own words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from traincast.hardware.catalog import device_keys, load_device, node_keys
+from traincast.hardware.platform import Platform, load_platform
+from traincast.utils.errors import TraincastError, unknown
+from traincast_evaluation.suites.published import Row
+
+# words of an accelerator's text -> device, node; the first line of which every word is found. The first round does not
+# say the memory of its A100: it had 40 GB
+_ACCELERATORS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("A100", "PCI", "40GB"), "a100-40gb-pcie", "pcie-a100"),
+    (("A100", "PCI", "80GB"), "a100-80gb-pcie", "pcie-a100"),
+    (("A100", "SXM", "40GB"), "a100-40gb", "dgx-a100"),
+    (("A100", "SXM", "80GB"), "a100-80gb", "dgx-a100"),
+    (("H100", "NVL"), "h100-nvl", "pcie-h100-nvl"),
+    (("H100", "PCI"), "h100-pcie", "pcie-h100-pairs"),
+    (("H100", "SXM", "80GB"), "h100", "dgx-h100"),
+    (("H200", "NVL"), "h200-nvl", "pcie-h200-nvl"),
+    (("H200",), "h200", "hgx-h200"),
+    (("GB200",), "gb200", "gb200-nvl72"),
+    (("GB300",), "gb300", "gb300-nvl72"),
+    (("B200",), "b200", "hgx-b200"),
+    (("B300",), "b300", "hgx-b300"),
+    (("L40S",), "l40s", "pcie-l40s"),
+)
+_EXACT = {"NVIDIA A100": ("a100-40gb", "dgx-a100")}
+_WITHOUT_PEERS = {"pcie-a100": "pcie-a100-no-peer"}
+_NO_PEERS = ("v1.0",)
+"""MLPerf rounds whose PCIe systems did without peer access; set with one of their rows in view, 50 times the others."""
+
+
+def machine_of(row: Row) -> Platform:
+    """The platform of an MLPerf row: the node that its accelerator is sold in, with as many of them as the row says."""
+    device, node = _accelerator(row)
+    if row["mlperf_round"] in _NO_PEERS:
+        node = _WITHOUT_PEERS.get(node, node)
+    gpus, nodes, per_node = (row.count(name) for name in ("num_gpus", "num_nodes", "gpus_per_node"))
+    if gpus != nodes * per_node:
+        raise TraincastError(
+            f"'{row.file}', row {row.number}: {nodes} nodes of {per_node} GPUs are not {gpus} GPUs; correct the row"
+        )
+    return node_of(node, device, per_node)
+
+
+@cache
+def node_of(node: str, device: str, per_node: int) -> Platform:
+    """A built-in node with these GPUs, `per_node` of them behind its links."""
+    platform = load_platform(node)
+    topology = platform.topology
+    assert topology is not None
+    whole = topology.island == topology.gpus_per_node
+    topology = replace(topology, gpus_per_node=per_node, island=per_node if whole else min(topology.island, per_node))
+    return replace(platform, device=load_device(device), topology=topology, gpus_per_node=per_node)
+
+
+def _accelerator(row: Row) -> tuple[str, str]:
+    """Keys of the row's device and node; what is not built in is refused by name."""
+    text = row["accelerator"].upper()
+    found = _EXACT.get(text) or next(
+        ((device, node) for words, device, node in _ACCELERATORS if all(word in text for word in words)), None
+    )
+    if found is None or found[0] not in device_keys() or found[1] not in node_keys():
+        known = [" ".join(words) for words, device, node in _ACCELERATORS if device in device_keys()]
+        place = f"It stands in '{row.file}', row {row.number}; known are {', '.join(known)}."
+        raise unknown("accelerator", row.label("accelerator"), known, place)
+    return found

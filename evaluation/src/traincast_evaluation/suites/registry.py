@@ -1,0 +1,212 @@
+"""Every accuracy table by name, and what evaluating one answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+
+from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.metrics import ErrorRow
+from traincast.utils.results import Records, Result, flat
+from traincast_evaluation.suites.cases import LeftOut, Outcome, run_cases
+
+if TYPE_CHECKING:
+    from traincast.app.pages.page import Page
+    from traincast_evaluation.suites.choices import Choice
+
+
+class Suite(NamedTuple):
+    """Where a suite stands, as `module:function` of this package, imported when it is asked for.
+
+    `cases(data)` gives measured steps, which `summary(suite, outcomes, data)` adds up and `notes()` comments on.
+    Where cases are too many to list, `table(data, progress)` gives error rows and nothing else. `here(folder, options,
+    progress)` measures steps on this machine and needs no data.
+    """
+
+    cases: str = ""
+    summary: str = "cases:summarise"
+    notes: str = ""
+    table: str = ""
+    here: str = ""
+
+
+SUITES = {
+    "captured": Suite("captured:captured_cases", summary="captured:summarise_captured"),
+    "cnn": Suite("single_gpu:cnn_cases"),
+    "collectives": Suite(table="collectives:evaluate_collectives"),
+    "distributed-embeddings": Suite("distributed_embeddings:distributed_embeddings_cases"),
+    "dlrm": Suite("single_gpu:dlrm_cases"),
+    "embedding-access": Suite(table="embedding_access:evaluate_embedding_access"),
+    "here": Suite(here="here:evaluate_here"),
+    "kernels": Suite(table="kernels:evaluate_kernels"),
+    "llm": Suite("llm:llm_cases", summary="llm:summarise_llm", notes="llm:llm_notes"),
+    "multi-gpu": Suite(
+        "multi_gpu:multi_gpu_cases", summary="multi_gpu:summarise_multi_gpu", notes="multi_gpu:multi_gpu_notes"
+    ),
+    "sharding": Suite(here="here:evaluate_sharding"),
+    "traces": Suite(table="traced:evaluate_traces"),
+    "transformers": Suite("single_gpu:transformer_cases"),
+}
+"""Every suite by name, in the order in which they are offered."""
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Evaluation(Result):
+    """Predicted against measured. `summary` has errors in percent, one row per group, the first over all steps;
+    `outcomes` are the cases (milliseconds), where they can be listed; `left_out` are rows that cannot be predicted,
+    with their reasons, and `notes` say what else was left out. `choices` are those between shardings."""
+
+    suite: str
+    summary: tuple[ErrorRow, ...]
+    outcomes: tuple[Outcome, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+    choices: tuple[Choice, ...] = ()
+
+    @property
+    def mape(self) -> float:
+        """Mean absolute error of the first row of the summary, in percent."""
+        return self.summary[0].mape
+
+    def to_dict(self) -> dict[str, Any]:
+        """Summary and cases as plain data; keys say their units."""
+        cases = [_case(outcome) for outcome in self.outcomes]
+        if self.left_out:
+            cases = [{**case, "reason": None} for case in cases] + [_unpredicted(row) for row in self.left_out]
+        made = {"choices": [choice.to_dict() for choice in self.choices]} if self.choices else {}
+        return {"summary": [asdict(row) for row in self.summary], "cases": cases, **made}
+
+    def headline(self) -> str:
+        """The suite and the mean absolute error of its first groups."""
+        groups = [f"{row.group}: MAPE {row.mape:.2f} %, n {row.n}" for row in self.summary]
+        return "\n".join([self.suite, *groups])
+
+    def to_page(self, price: float | None = None) -> Page:
+        """The suite as a page of a report; money plays no part in it."""
+        from traincast_evaluation.page import suite_page
+
+        document = self.to_dict()
+        notes = [f"left out: {row.name}: {row.reason}" for row in self.left_out] + list(self.notes)
+        return suite_page(self.suite, document["summary"], document["cases"], notes)
+
+    def records(self) -> Records:
+        """Tables "summary" (one row per group) and "cases"."""
+        document = self.to_dict()
+        return {"summary": document["summary"], "cases": [flat(case) for case in document["cases"]]}
+
+
+def evaluate(
+    suite: str, data: Path, *, roofline_only: bool = False, progress: Callable[[float], None] = lambda _: None
+) -> Evaluation:
+    """Evaluates a suite on a folder of measurements; `progress` hears the fraction done."""
+    if suite not in SUITES:
+        raise unknown("suite", suite, SUITES, f"Choose from {', '.join(SUITES)}.")
+    parts = SUITES[suite]
+    if measures_here(suite, {}, roofline_only=roofline_only):
+        return evaluate_on_this_machine(suite, data, {}, progress=progress)
+    if parts.table:
+        if roofline_only:
+            raise TraincastError(f"evaluate {suite} compares kernel models one by one; leave out `roofline_only`")
+        return Evaluation(suite=suite, summary=tuple(_function(parts.table)(data, progress)))
+    ran = run_cases(_function(parts.cases)(data), roofline_only=roofline_only, progress=progress)
+    outcomes = tuple(outcome for outcome in ran if isinstance(outcome, Outcome))
+    left_out = tuple(row for row in ran if isinstance(row, LeftOut))
+    if not outcomes:
+        why = f", for the first one: {left_out[0].reason}" if left_out else "; give at least one"
+        raise TraincastError(f"evaluate {suite}: none of {len(left_out)} rows can be predicted{why}")
+    summary = _function(parts.summary)(suite, outcomes, data)
+    notes = _function(parts.notes)() if parts.notes else ()
+    return Evaluation(suite=suite, summary=tuple(summary), outcomes=outcomes, left_out=left_out, notes=notes)
+
+
+class MachineOptions(TypedDict, total=False):
+    """How a suite measures this machine. `on` is its profile ("here", or the file of a fitted one). It stops after
+    `minutes`, and goes on from there when called again; `tasks` random DLRMs are drawn from `seed`. None: the default.
+    """
+
+    on: str | None
+    minutes: float | None
+    tasks: int | None
+    seed: int | None
+
+
+def measures_here(suite: str, options: MachineOptions, *, roofline_only: bool) -> bool:
+    """Whether a suite measures steps on this machine; options that are not for it are refused."""
+    here = suite in SUITES and bool(SUITES[suite].here)
+    if here and roofline_only:
+        raise TraincastError(f"evaluate {suite} predicts from this machine's own profile; leave out `roofline_only`")
+    given = [name for name, value in options.items() if value is not None]
+    if given and suite in SUITES and not here:
+        raise TraincastError(
+            f"`{given[0]}` is for suites that measure this machine; leave it out with evaluate {suite}"
+        )
+    return here
+
+
+def evaluate_on_this_machine(
+    suite: str, folder: Path | None, options: MachineOptions, *, progress: Callable[[float], None] = lambda _: None
+) -> Evaluation:
+    """Evaluates a suite of steps that are measured here; what it keeps is in `folder` (None: where this machine's store
+    is). Needs torch."""
+    from traincast.costs.cpu.machine import home
+    from traincast_evaluation.suites.here import HereOptions
+
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    found = _function(SUITES[suite].here)(folder or home(), HereOptions(**given), progress)
+    return Evaluation(
+        suite=suite,
+        summary=found.summary,
+        outcomes=found.outcomes,
+        left_out=found.left_out,
+        notes=found.notes,
+        choices=found.choices,
+    )
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, name = place.split(":")
+    function: Callable[..., Any] = getattr(import_module(f"traincast_evaluation.suites.{module}"), name)
+    return function
+
+
+def _case(outcome: Outcome) -> dict[str, Any]:
+    case = outcome.case
+    return {
+        "device": case.group,
+        "case": case.name,
+        "measured_ms": case.measured_ms,
+        "predicted_ms": outcome.predicted_ms,
+        "interval_ms": [outcome.low_ms, outcome.high_ms],
+        "covered": outcome.covered,
+        "error_percent": outcome.error_percent,
+        "active_error_percent": outcome.active_error_percent,
+        "others_error_percent": case.others,
+        "spread_percent": case.spread_percent,
+        **_why(outcome),
+    }
+
+
+def _why(outcome: Outcome) -> dict[str, Any]:
+    """Why predicted and measured must differ, and what the predicted step is made of; nothing where they need not."""
+    if not outcome.case.note:
+        return {}
+    exposed, idle = outcome.exposed_comm_ms, max(outcome.predicted_ms - outcome.active_ms, 0.0)
+    made_of = {"kernels": outcome.active_ms - exposed, "exposed_comm": exposed, "idle": idle}
+    return {"note": outcome.case.note, "made_of_ms": made_of}
+
+
+def _unpredicted(row: LeftOut) -> dict[str, Any]:
+    """A row that cannot be predicted: the keys of a case without values, and why."""
+    numbers = ("measured_ms", "predicted_ms", "covered", "error_percent", "active_error_percent", "spread_percent")
+    nothing: dict[str, Any] = dict.fromkeys(numbers)
+    return {
+        "device": row.group,
+        "case": row.name,
+        **nothing,
+        "interval_ms": [],
+        "others_error_percent": {},
+        "reason": row.reason,
+    }

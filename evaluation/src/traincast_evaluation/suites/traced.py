@@ -1,0 +1,241 @@
+"""Traced steps against what was measured: replayed, and predicted with the host's own times or another's profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traincast.costs.host.profile import HostProfile, parse_host_profile
+from traincast.hardware.catalog import device_by_name
+from traincast.hardware.platform import Platform, load_platform
+from traincast.traces.join import join_execution
+from traincast.traces.link import Linked, link
+from traincast.traces.overheads.extraction import Overheads, measure_overheads
+from traincast.traces.ranks import RankTraces, read_ranks
+from traincast.traces.replay.attribution import attribute, choose_profile, host_scale
+from traincast.traces.replay.kernels import KEPT, TracedKernels
+from traincast.traces.replay.steps import rewalk
+from traincast.traces.replay.timeline import timeline_instructions
+from traincast.traces.signatures import SignatureReader
+from traincast.utils.errors import TraincastError
+from traincast.utils.metrics import ErrorRow, error_row
+from traincast_evaluation.fitting.host_profile import build_host_profile
+
+_FOLDER = "traces"
+_SUITE = "traces"
+_UNNAMED = {"kineto_resnet50_v100_papi": "v100-dgxs"}  # its page says what its files do not
+_TOGETHER = ("param_dlrm_8xv100", "triosim_vgg13_h100", "hta_simple_add_pair")  # files of one run
+_ITERATIONS = ("triosim_vgg13_h100",)  # one iteration without a marker
+_LEAST_MS = 0.01  # kernel time of a family in a step that is worth a row
+_LEFT_OUT = ("host left out", "source left out", "kind of GPU left out")
+_OWN_TIMES, _OWN_PROFILE = "own host times", "own host profile"
+_SCALED = ", scaled"  # the profile made slower or faster as the trace's own launch calls say
+_HOSTS = (*(f"{host}{scaled}" for host in _LEFT_OUT for scaled in ("", _SCALED)), _OWN_TIMES, _OWN_PROFILE)
+_GENERATION = re.compile(r"[a-z]+\d+")  # the first part of a device's key: "v100" of "v100-32gb"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Traced:
+    """The steps of one rank in milliseconds: measured, replayed, and predicted with each of `_HOSTS`.
+
+    `steps` says whether it has steps: a trace of one iteration counts, one that begins with the set-up of the device
+    does not. `modelled` says that less than half of its kernel time is kept as measured."""
+
+    folder: str
+    names: list[str]
+    measured: list[float]
+    replayed: list[float]
+    predicted: dict[str, list[float]]
+    device: str
+    kernels: TracedKernels
+    modelled: bool
+    steps: bool
+
+
+def evaluate_traces(data: Path, progress: Callable[[float], None]) -> list[ErrorRow]:
+    """Error rows: replay, then predictions with each host, over all steps and by trace, then kernels by family."""
+    runs = list(_runs(data / _FOLDER))
+    others = _Others([measured for paths in runs for rank in read_ranks(paths) for measured in _overheads(rank)])
+    traced: list[_Traced] = []
+    for done, paths in enumerate(runs):
+        traced += [one for rank in read_ranks(paths) if (one := _rank(rank, others)) is not None]
+        progress((done + 1) / len(runs))
+    if not traced:
+        raise TraincastError(f"'{data / _FOLDER}' has no trace with steps of a device that we know")
+    rows = _steps("replay", [(one, one.replayed) for one in traced])
+    for host in _HOSTS:
+        chosen = [(one, one.predicted[host]) for one in traced if host in one.predicted]
+        rows += _steps(f"predicted, {host}", chosen)
+        modelled = [pair for pair in chosen if pair[0].modelled and pair[0].steps]
+        rows += [_row(f"predicted, {host}, most kernels modelled", modelled)] if modelled else []
+    return [*rows, *_kernel_rows(traced)]
+
+
+def _runs(folder: Path) -> Iterator[list[Path]]:
+    """Files that belong to one run."""
+    if not folder.is_dir():
+        raise TraincastError(f"there is no folder '{folder}'; give the folder that has one called '{_FOLDER}'")
+    for inside in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = sorted(inside.glob("*.json.gz"))
+        if inside.name in _TOGETHER:
+            yield files
+        else:
+            yield from ([file] for file in files)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """The host overheads of one rank, where they come from ("hta" of "hta_compiled_v100") and on which kind of GPU."""
+
+    source: str
+    generation: str
+    overheads: Overheads
+
+
+class _Others:
+    """Host profiles pooled from all traces but those of a source, or of a kind of GPU."""
+
+    def __init__(self, measured: list[_Measured]) -> None:
+        self.measured = measured
+        self._built: dict[tuple[str, str], HostProfile | None] = {}
+
+    def profiles(self, source: str, generation: str) -> dict[str, HostProfile]:
+        """By their names in `_HOSTS`; without those for which no trace is left."""
+        found = {
+            name: self._without(what, value)
+            for name, what, value in zip(_LEFT_OUT[1:], ("source", "generation"), (source, generation), strict=True)
+        }
+        return {name: profile for name, profile in found.items() if profile is not None}
+
+    def _without(self, what: str, value: str) -> HostProfile | None:
+        if (what, value) not in self._built:
+            left = [one.overheads for one in self.measured if getattr(one, what) != value]
+            try:
+                built = parse_host_profile(f"without {value}", build_host_profile(left, {}))
+            except TraincastError:
+                built = None
+            self._built[what, value] = built
+        return self._built[what, value]
+
+
+def _origin(linked: Linked) -> tuple[str, str]:
+    """Source and device of a trace: the first part of its folder's name, and the device's key."""
+    folder = linked.trace.path.parent.name
+    return folder.partition("_")[0], _UNNAMED.get(folder) or device_by_name(linked.trace.device_name).key
+
+
+def _generation(device: str) -> str:
+    found = _GENERATION.match(device)
+    return found[0] if found else device
+
+
+def _overheads(traces: RankTraces) -> Iterator[_Measured]:
+    """What a rank's host took, where its steps are marked and its device is known."""
+    if traces.timeline is None:
+        return
+    linked = link(traces.timeline)
+    try:
+        source, device = _origin(linked)
+    except TraincastError:
+        return
+    if linked.marked and len(linked.device):
+        yield _Measured(source, _generation(device), measure_overheads(linked))
+
+
+def _rank(traces: RankTraces, others: _Others) -> _Traced | None:
+    """One rank, or nothing where it has no kernels, no timeline or a device that we do not know."""
+    if traces.timeline is None:
+        return None
+    linked = link(traces.timeline)
+    folder = linked.trace.path.parent.name
+    try:
+        source, device = _origin(linked)
+    except TraincastError:
+        return None
+    if not len(linked.device):
+        return None
+    instructions = timeline_instructions(linked)
+    replayed = rewalk(linked, instructions).steps
+    node = join_execution(linked, traces.execution) if traces.execution else None
+    reader = SignatureReader(linked, traces.execution, node)
+    platform = load_platform(device)
+    overheads = measure_overheads(linked)
+    predicted: dict[str, list[float]] = {}
+    profiles = _profiles(platform, linked, overheads) | others.profiles(source, _generation(device))
+    for host, profile in profiles.items():
+        scale = host_scale(overheads, profile) if host in _LEFT_OUT else 1.0
+        made = attribute(linked, instructions, reader, platform, profile, scale, own_host=host == _OWN_TIMES)
+        predicted[host] = [1e3 * step.unscaled for step in made.steps]
+        if host in _LEFT_OUT:
+            predicted[f"{host}{_SCALED}"] = [1e3 * step.full for step in made.steps]
+        kernels = made.kernels  # whatever the host
+    name = f"{folder}/{linked.trace.path.name.partition('.')[0]}"
+    kept = float(kernels.measured[np.isin(kernels.known, KEPT)].sum())
+    return _Traced(
+        folder=folder,
+        names=[f"{name} step {step.number}" for step in replayed],
+        measured=[1e3 * step.measured for step in replayed],
+        replayed=[1e3 * step.walked for step in replayed],
+        predicted=predicted,
+        device=device,
+        kernels=kernels,
+        steps=linked.marked or folder in _ITERATIONS,
+        modelled=kept < 0.5 * float(kernels.measured.sum()),
+    )
+
+
+def _profiles(platform: Platform, linked: Linked, overheads: Overheads) -> dict[str, HostProfile]:
+    """The host profiles of a prediction by their names in `_HOSTS`; a trace without launches has none of its own."""
+    other = choose_profile(platform, linked)
+    profiles = {_LEFT_OUT[0]: other, _OWN_TIMES: other}
+    try:
+        built = build_host_profile([overheads], {})
+    except TraincastError:
+        return profiles
+    return profiles | {_OWN_PROFILE: parse_host_profile("of this trace", built)}
+
+
+def _steps(what: str, traced: list[tuple[_Traced, list[float]]]) -> list[ErrorRow]:
+    """All marked steps, whole traces without a marker, then the traces of each folder."""
+    marked = [pair for pair in traced if pair[0].steps]
+    whole = [pair for pair in traced if not pair[0].steps]
+    rows = [_row(f"{what}, all steps", marked)] if marked else []
+    rows += [_row(f"{what}, whole traces without steps", whole)] if whole else []
+    folders = list(dict.fromkeys(one.folder for one, _ in traced))
+    return rows + [
+        _row(f"{what}, {folder}", [pair for pair in traced if pair[0].folder == folder]) for folder in folders
+    ]
+
+
+def _row(group: str, traced: list[tuple[_Traced, list[float]]]) -> ErrorRow:
+    return error_row(
+        _SUITE,
+        group,
+        [ms for _, predicted in traced for ms in predicted],
+        [ms for one, _ in traced for ms in one.measured],
+        [name for one, _ in traced for name in one.names],
+    )
+
+
+def _kernel_rows(traced: list[_Traced]) -> list[ErrorRow]:
+    """Kernel time of a family in each trace whose shapes were recorded, by device and family."""
+    pairs: dict[str, list[tuple[float, float, str]]] = {}
+    for one in traced:
+        known = ~np.isin(one.kernels.known, KEPT)
+        families = np.array(one.kernels.family)
+        for family in sorted(set(families[known].tolist())):
+            chosen = known & (families == family)
+            measured, predicted = (
+                1e3 * float(seconds[chosen].sum()) / len(one.names)
+                for seconds in (one.kernels.measured, one.kernels.predicted)
+            )
+            if measured >= _LEAST_MS:
+                pairs.setdefault(f"kernels, {one.device}, {family}", []).append((predicted, measured, one.names[0]))
+    return [
+        error_row(_SUITE, group, [p for p, _, _ in found], [m for _, m, _ in found], [name for _, _, name in found])
+        for group, found in sorted(pairs.items())
+    ]

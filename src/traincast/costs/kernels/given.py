@@ -1,0 +1,38 @@
+"""Ops whose cost their author gives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from traincast.costs.kernels.call import Calls, Family
+from traincast.costs.kernels.operands import compute_of, on_device
+from traincast.costs.kernels.physics import flop_rate, memory_seconds
+from traincast.costs.kernels.record import FamilyRecord
+from traincast.costs.kernels.registry import Item
+from traincast.hardware.device import Device
+from traincast.ir.given import OpCost
+from traincast.ir.ops import Signature
+from traincast.utils.arrays import FloatArray
+
+GIVEN = Family("given", ("given",), ("seconds", "flops", "bytes"))
+RECORDS = (
+    FamilyRecord(
+        family=GIVEN, package=__name__, lowering=(), roofline=":given_seconds",
+        roofline_sigma=0.2,  # assumed: an author knows an op better than its shapes tell
+    ),
+)  # fmt: skip
+
+
+def lower_given(signature: Signature, cost: OpCost) -> tuple[Item, ...]:
+    """Its kernel, which computes in the type of its first result."""
+    specs = [spec for spec in (*signature.outputs, *signature.inputs) if on_device(spec)]
+    seconds, flops, nbytes = cost.of(signature)
+    compute = compute_of(specs[0]) if specs else "fp32"
+    return (GIVEN.call("given", compute, seconds=seconds, flops=flops, bytes=nbytes),)
+
+
+def given_seconds(calls: Calls, device: Device, start: float) -> FloatArray:
+    """What is given, or the longer of flops at the sustained rate and bytes at the bandwidth; a start on top of the
+    latter two."""
+    work = np.maximum(calls["flops"] / flop_rate(calls, device), memory_seconds(calls["bytes"], device))
+    return np.asarray(np.maximum(calls["seconds"], np.where(work > 0, start + work, 0.0)))

@@ -1,0 +1,156 @@
+"""What a workload is, asked once, and which fields of a scenario a step of each kind uses.
+
+A field that was given and is not used is an error: `check_used` names it and says what it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traincast.ir.workload import Workload
+from traincast.models.catalog import list_models
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.utils.errors import TraincastError, shown, unknown
+from traincast.utils.files.reading import read_document
+
+if TYPE_CHECKING:
+    from traincast.simulator.scenario.scenario import Source
+
+KINDS = {
+    "model": "a captured model",
+    "workload": "a workload of captured ops",
+    "dlrm": "a description of a DLRM",
+    "transformer": "a description of a Transformer, op by op",
+    "parallel": "a description of a Transformer, laid out over its GPUs",
+    "program": "one published program",
+    "tables": "a set of embedding tables",
+    "here": "a step on the machine at hand",
+}
+"""What a step can come from; "parallel" is a Transformer whose fields say how it is laid out."""
+_USERS = {
+    "model": "captured models", "workload": "saved workloads", "dlrm": "DLRMs", "transformer": "described Transformers",
+    "parallel": "described Transformers, such as llama3-8b", "program": "published programs",
+    "tables": "sets of embedding tables", "here": "the machine at hand",
+}  # fmt: skip
+_EVERY = ("workload", "on", "gpus", "batch_size", "dtype", "mode")
+_GPU = ("clock_mhz", "host", "roofline_only")
+_OPS = (
+    "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
+    "costs",
+)  # fmt: skip
+_LAID_OUT = (
+    "micro_batch", "global_batch", "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "tp", "pp", "vp",
+    "cp", "ep", "etp", "fsdp", "zero", "shard_group", "no_reshard", "no_sequence_parallel", "schedule", "stage_layers",
+    "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
+)  # fmt: skip
+USED: Mapping[str, frozenset[str]] = {
+    "model": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention", "embedding", "program")),
+    "workload": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "program")),
+    "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
+    "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")),
+    "parallel": frozenset(
+        (*_EVERY, *_GPU, *_LAID_OUT, "seq_len", "attention", "optimizer", "kernels", "compiled", "cuda_graph")
+    ),
+    "program": frozenset((*_EVERY, *_GPU, *_OPS)) - {"optimizer", "kernels", "compiled"},
+    "tables": frozenset(("workload", "on", "gpus", "clock_mhz", "batch_size", "dtype", "plan", "dense")),
+    "here": frozenset((*_EVERY, "seq_len", "optimizer", "attention", "embedding")),
+}
+"""Fields that a step of each kind uses."""
+TABLE_FILES = (".csv", ".parquet")
+
+
+def source_kind(source: Source) -> str:
+    """The kind of a workload, but "parallel" and "here", which other fields decide."""
+    if isinstance(source, Workload):
+        return "workload"
+    if not isinstance(source, str | Path):
+        return "transformer"
+    path = Path(source)
+    if path.suffix == ".tc":
+        return "workload"
+    if path.suffix in (".yaml", ".yml"):
+        return _described_kind(path)
+    if path.suffix in TABLE_FILES:
+        return "tables"
+    if path.suffix == ".json":
+        return "transformer"
+    return _named_kind(str(source))
+
+
+def _named_kind(name: str) -> str:
+    from traincast.models.dlrm.config import STUDY_DLRMS
+    from traincast.models.dlrm.cross_config import DLRM_V2
+
+    if name == DLRM_V2.name or name in STUDY_DLRMS:
+        return "dlrm"
+    models = [info.name for info in list_models()]
+    if name in models:
+        return "model"
+    from traincast.models.transformers.reading import built_in_names
+
+    if name in built_in_names():
+        return "transformer"
+    from traincast.models.embeddings.builtin import BUILTIN_SETS
+
+    if name in BUILTIN_SETS:
+        return "tables"
+    from traincast.models.published import published_programs
+
+    if name in published_programs():
+        return "program"
+    if ".py" in name:
+        raise TraincastError(
+            f"{shown(name)} is a program to run; capture its step first ('traincast capture'), or ask `on` 'here'"
+        )
+    known = (*models, *published_programs(), *built_in_names(), *BUILTIN_SETS)
+    raise unknown("model", name, known, "`traincast models` lists the built-in models.")
+
+
+def _described_kind(path: Path) -> str:
+    """What a YAML file describes; one that cannot be read is left to the reader of DLRMs, which says why."""
+    content = read_document(path)
+    if isinstance(content, Mapping) and {"layers", "hidden"} <= set(content):
+        return "transformer"
+    return "tables" if isinstance(content, Mapping) and "tables" in content else "dlrm"
+
+
+def is_laid_out(scenario: Scenario) -> bool:
+    """Whether fields say how a Transformer is laid out over GPUs."""
+    named = any(getattr(scenario, name) not in (None, False) for name in _LAID_OUT)
+    return named or (scenario.gpus or 1) > 1 or scenario.dtype == "fp8" or scenario.kernels in ("fused", "graph")
+
+
+def step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
+    """The kind of a step, given that of its workload. A Transformer that trains is laid out over its GPUs, one of them
+    too, unless its ops are looked at one by one: `by_ops` (they are edited), or fields that only such steps use."""
+    if kind != "transformer" or is_laid_out(scenario):
+        return "parallel" if kind == "transformer" else kind
+    alone = USED["transformer"] - USED["parallel"]
+    if by_ops or scenario.mode == "inference" or any(getattr(scenario, name) not in (None, False) for name in alone):
+        return "transformer"
+    return "parallel"
+
+
+def check_used(scenario: Scenario, kind: str) -> None:
+    """Rejects fields that were given and that a step of this kind does not use, and those that need another one."""
+    from traincast.simulator.scenario.fields import scenario_fields
+
+    given = scenario.given()
+    for name in given:
+        if name not in USED[kind]:
+            users = [_USERS[other] for other, used in USED.items() if name in used]
+            raise TraincastError(
+                f"`{name}` is not used here: {_shown_name(scenario)} is {KINDS[kind]}, and `{name}` is for "
+                f"{' or '.join(users[:3])}; leave it out"
+            )
+        needs = scenario_fields()[name].needs
+        if needs and not any(need in given for need in needs):
+            others = " or ".join(f"`{need}`" for need in needs)
+            raise TraincastError(f"`{name}` is used with {others} only; give one, or leave it out")
+
+
+def _shown_name(scenario: Scenario) -> str:
+    source = scenario.workload
+    return source if isinstance(source, str) else f"'{source.name}'" if not isinstance(source, Path) else source.name

@@ -1,0 +1,210 @@
+"""A resolved scenario: names and files loaded once, and everything that decides how long a step takes as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traincast.costs.host.profile import HostProfile, load_host_profile
+from traincast.hardware.links import with_links
+from traincast.hardware.platform import Platform, load_platform
+from traincast.ir.given import OpCost
+from traincast.ir.workload import Workload
+from traincast.simulator.scenario.costs import read_costs
+from traincast.simulator.scenario.kinds import KINDS, check_used, source_kind, step_kind
+from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.workloads import default_dtype
+from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import file_digest
+
+if TYPE_CHECKING:
+    from traincast.models.dlrm.config import DlrmConfig
+    from traincast.models.placement.plan import Plan
+    from traincast.models.transformers.description import Transformer
+    from traincast.simulator.parallelism.layout import Layout
+
+Structural = Callable[[Workload], tuple[Workload, str]]
+"""An edit of the ops of a step: the edited workload, and a note on it ("": nothing)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """One step where it runs. `scenario` is what was asked, with its workload (a `.tc` file) and `dtype` filled in;
+    `source` is the kind of its workload (see `kinds`); `platform`, `host` (None: the platform's) and `costs` are loaded
+    from what it names.
+
+    `dlrm` and `transformer` are descriptions that take the place of the workload once they are edited. `structural`
+    edits the ops of the step in this order, before data parallelism where the step is one GPU's; `across` those of all
+    ranks. `bucket_mb` is DDP's, `plan` places tables. `op_speed` is how many times as fast the kernels of an op run, by
+    its name. `software` names what edits change about who launches kernels: with another one, errors of a release are
+    not shared. `content` tells files of one name apart. `by_ops`: a Transformer is simulated op by op, not as laid out.
+    """
+
+    scenario: Scenario
+    source: str
+    platform: Platform
+    host: HostProfile | None = None
+    costs: tuple[OpCost, ...] = ()
+    dlrm: DlrmConfig | None = None
+    transformer: Transformer | None = None
+    structural: tuple[tuple[str, Structural], ...] = ()
+    across: tuple[tuple[str, Structural], ...] = ()
+    bucket_mb: float | None = None
+    plan: Plan | None = None
+    op_speed: Mapping[str, float] = field(default_factory=dict)
+    software: tuple[str, ...] = ()
+    content: str = ""
+    by_ops: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of the step: that of its source, or "parallel"."""
+        edited = bool(self.structural or self.across or self.op_speed)
+        return step_kind(self.source, self.scenario, by_ops=self.by_ops or edited)
+
+    @property
+    def name(self) -> str:
+        """What the step is called in messages."""
+        source = self.scenario.workload
+        return source if isinstance(source, str) else f"workload '{getattr(source, 'name', source)}'"
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the step runs on."""
+        source = self.scenario.workload
+        held = len(source.ranks) if isinstance(source, Workload) else 1
+        return held if self.scenario.gpus is None else self.scenario.gpus
+
+    @property
+    def layout(self) -> Layout | None:
+        """How a Transformer is laid out over GPUs; None for every other step."""
+        if self.kind != "parallel":
+            return None
+        from traincast.simulator.scenario.layouts import layout_from
+
+        return layout_from(self.scenario)
+
+    def of_dlrm(self) -> DlrmConfig:
+        """The description of the recommender, or why there is none."""
+        if self.dlrm is not None:
+            return self.dlrm
+        if self.source != "dlrm":
+            raise TraincastError(
+                f"{self.name} is {KINDS[self.source]}, not a description of a DLRM; name a built-in DLRM or describe "
+                "one in YAML"
+            )
+        from traincast.simulator.scenario.recommenders import described_dlrm
+
+        config = described_dlrm(str(self.scenario.workload))
+        if self.scenario.optimizer not in (None, "none"):
+            config = replace(config, optimizer=str(self.scenario.optimizer))
+        return config if self.scenario.embedding is None else replace(config, embedding=self.scenario.embedding)
+
+    def of_transformer(self) -> Transformer:
+        """The description of the Transformer, or why there is none."""
+        if self.transformer is not None:
+            return self.transformer
+        if self.source != "transformer":
+            raise TraincastError(
+                f"{self.name} is {KINDS[self.source]}, not a description of a Transformer; name one such as llama3-8b "
+                "or describe it in YAML"
+            )
+        from traincast.simulator.scenario.transformers import described_transformer
+
+        return described_transformer(self.scenario.workload)
+
+    def changed(self, **fields: Any) -> Resolved:
+        """The step with other fields of its scenario; what hangs on them is loaded anew."""
+        scenario = self.scenario.replace(**fields)
+        check_used(scenario, replace(self, scenario=scenario).kind)
+        loaded: dict[str, Any] = {}
+        if {"on", "clock_mhz"} & set(fields):
+            loaded["platform"] = _platform(scenario)
+        if "host" in fields:
+            loaded["host"] = _host(scenario, self.source)
+        if "costs" in fields:
+            loaded["costs"] = read_costs(scenario.costs)
+        changed = replace(self, scenario=scenario, **loaded)
+        return replace(changed, plan=_plan(changed)) if fields.get("plan") is not None else changed
+
+    def with_platform(self, platform: Platform) -> Resolved:
+        """The step elsewhere."""
+        return replace(self, platform=platform)
+
+    def with_device(self, **changes: Any) -> Resolved:
+        """The step with other figures of its GPU."""
+        return self.with_platform(replace(self.platform, device=replace(self.platform.device, **changes)))
+
+    def with_topology(self, **changes: Any) -> Resolved:
+        """The step with other figures of its links."""
+        linked = with_links(self.platform)
+        assert linked.topology is not None
+        return self.with_platform(replace(linked, topology=replace(linked.topology, **changes)))
+
+    def edited(self, name: str, function: Structural, *, across: bool = False, software: bool = False) -> Resolved:
+        """The step with one more edit of its ops."""
+        changed = replace(self, software=(*self.software, name)) if software else self
+        entry = (name, function)
+        if across:
+            return replace(changed, across=(*self.across, entry))
+        return replace(changed, structural=(*self.structural, entry))
+
+
+def resolve(scenario: Scenario) -> Resolved:
+    """A scenario with its names and files loaded, each once; a field that its kind of step does not use is an error."""
+    source = scenario.workload
+    if isinstance(source, Path):
+        scenario = scenario.replace(workload=str(source))
+    if isinstance(source, str) and not source:
+        raise TraincastError("`workload` is missing: name a model, or give a file")
+    if isinstance(scenario.on, str) and not scenario.on:
+        raise TraincastError("`on` is missing: name the GPU or node to predict the step on")
+    kind = source_kind(scenario.workload)
+    check_used(scenario, step_kind(kind, scenario))
+    if scenario.dtype is None and kind != "tables":
+        scenario = scenario.replace(dtype=default_dtype(kind))
+    platform = _platform(scenario)
+    content = file_digest(scenario.workload) if isinstance(scenario.workload, str) else ""
+    if kind == "workload" and isinstance(scenario.workload, str):
+        from traincast.ir.file import load_workload
+
+        scenario = scenario.replace(workload=load_workload(Path(scenario.workload)))
+    resolved = Resolved(
+        scenario=scenario, source=kind, platform=platform, host=_host(scenario, kind),
+        costs=read_costs(scenario.costs), content=content,
+    )  # fmt: skip
+    return resolved if scenario.plan is None else replace(resolved, plan=_plan(resolved))
+
+
+def _platform(scenario: Scenario) -> Platform:
+    """The platform asked for, its clock locked where one is given."""
+    platform = load_platform(scenario.on) if isinstance(scenario.on, str) else scenario.on
+    return platform if scenario.clock_mhz is None else platform.at_clock(scenario.clock_mhz)
+
+
+def _host(scenario: Scenario, kind: str) -> HostProfile | None:
+    """The host asked for, or the one that a published program runs on; None is the platform's."""
+    if isinstance(scenario.host, str):
+        return load_host_profile(scenario.host)
+    if scenario.host is not None or kind != "program":
+        return scenario.host
+    from traincast.models.published import published_program
+    from traincast.simulator.scenario.published import published_host
+
+    return published_host(published_program(str(scenario.workload)))
+
+
+def _plan(resolved: Resolved) -> Plan:
+    """The plan of tables that a scenario names, checked against its number of GPUs."""
+    from traincast.simulator.scenario.tables import read_plan
+
+    only = read_plan(str(resolved.scenario.plan))
+    if resolved.gpus == 1 and resolved.source == "dlrm":
+        raise TraincastError("on one GPU there is no `plan` to choose; give `gpus` of 2 or more")
+    if only.world_size != resolved.gpus:
+        raise TraincastError(
+            f"the `plan` is for {only.world_size} ranks and the step on {resolved.gpus} GPUs; give its number"
+        )
+    return only

@@ -1,0 +1,84 @@
+"""Sets of embedding tables and their plans: read from names and files, and the step that trains them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traincast.ir.workload import Workload
+from traincast.models.embeddings.read import load_tables
+from traincast.models.embeddings.table import ITEM_BYTES, Table, check_tables
+from traincast.models.placement.plan import Plan
+from traincast.models.placement.plan_file import load_plans, plan_from_json
+from traincast.models.sharded_dlrm.config import Dense
+from traincast.simulator.scenario.dlrm_file import read_dlrm
+from traincast.utils.errors import TraincastError, unknown
+from traincast.utils.files.reading import parse_json, read_document
+
+if TYPE_CHECKING:
+    from traincast.hardware.platform import Platform
+    from traincast.simulator.scenario.scenario import Scenario
+
+DEFAULT_BATCH = 2048
+"""Samples per GPU of a set of tables, which has no batch of its own."""
+_LISTS = ("bottom_mlp", "top_mlp")
+
+
+def read_plan(plan: str) -> Plan:
+    """One plan: of a file, or as JSON text (which begins with a brace)."""
+    if plan.lstrip().startswith("{"):
+        return plan_from_json(parse_json(plan, "`plan`"), "`plan`")
+    plans = load_plans(Path(plan))
+    if len(plans) > 1:
+        raise TraincastError(f"{plan} holds {len(plans)} plans; give a file with one")
+    return next(iter(plans.values()))
+
+
+def typed_tables(tables: tuple[Table, ...], dtype: str | None) -> tuple[Table, ...]:
+    """Tables with another type of their elements, where one is given."""
+    if dtype is None:
+        return tables
+    if dtype not in ITEM_BYTES:
+        raise TraincastError(f"`dtype={dtype}` is no type of tables; give {', '.join(ITEM_BYTES)}")
+    return tuple(replace(table, dtype=dtype) for table in tables)
+
+
+def load_dense(path: Path) -> Dense:
+    """The dense part of a recommender from YAML: fields of `Dense`, or a whole DLRM, whose tables are left out."""
+    content = read_document(path)
+    if isinstance(content, Mapping) and "rows_per_table" in content:
+        return Dense.of(read_dlrm(path))
+    names = [field.name for field in fields(Dense)]
+    if not isinstance(content, Mapping) or not set(_LISTS) <= set(content):
+        raise TraincastError(f"{path}: give bottom_mlp and top_mlp, and where wanted interaction, loss and optimizer")
+    for name in content:
+        if name not in names:
+            raise unknown("field", str(name), names, f"{path} may have {', '.join(names)}.")
+    for name in _LISTS:
+        widths = content[name]
+        if not isinstance(widths, list) or not all(type(width) is int and 1 <= width <= 1 << 20 for width in widths):
+            raise TraincastError(f"{path}: {name} {widths!r}; give a list of widths from 1 to {1 << 20}")
+    words = {str(name): str(word) for name, word in content.items() if name not in _LISTS}
+    return Dense(bottom_mlp=tuple(content["bottom_mlp"]), top_mlp=tuple(content["top_mlp"]), **words)
+
+
+def tables_step(scenario: Scenario, plan: Plan | None, platform: Platform, gpus: int) -> tuple[Workload, str]:
+    """One training step of a set of tables under a plan, and what it leaves out."""
+    from traincast.models.sharded_dlrm.step import sharded_dlrm
+
+    if plan is None:
+        raise TraincastError(
+            f"{scenario.workload} is a set of tables, and nothing says where they go; give a `plan`, or let "
+            "'traincast shard' find the best"
+        )
+    tables = check_tables(typed_tables(load_tables(str(scenario.workload)), scenario.dtype))
+    if tuple(table.name for table in tables) != plan.tables:
+        raise TraincastError(f"the `plan` places other tables than those of {scenario.workload}; give one made for it")
+    dense = None if scenario.dense is None else load_dense(Path(scenario.dense))
+    step = sharded_dlrm(
+        dense, tables, plan, batch_size=scenario.batch_size or DEFAULT_BATCH,
+        gpus_per_node=min(platform.gpus_per_node, gpus), name=Path(str(scenario.workload)).stem,
+    )  # fmt: skip
+    return step, "" if dense else "embedding part only: give `dense` for the whole step"

@@ -1,0 +1,130 @@
+"""Jobs without HTTP: what is remembered, what is tried again, and what becomes of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+
+from traincast.app.server import jobs as module
+from traincast.app.server.jobs import CANCELLED, FAILED, FINISHED, Jobs, Limits
+from traincast.app.server.question import ask
+from traincast.app.server.refusals import Refusal
+
+SLOW = [("of", "sharding"), ("workload", "dlrm-2022-788"), ("on", "dgx-a100"), ("gpus", "8")]
+
+
+def question(batch_size, **more):
+    return ask([("workload", "dlrm-default"), ("on", "v100"), ("batch_size", str(batch_size)), *more.items()])
+
+
+@asynccontextmanager
+async def running(**limits):
+    jobs = Jobs(Limits(quick=1, long=1, **limits))
+    jobs.start()
+    try:
+        yield jobs
+    finally:
+        await jobs.stop()
+
+
+async def finished(jobs, key):
+    await jobs.find(key).done
+    return jobs.find(key)
+
+
+async def when_running(jobs, key):
+    while jobs.find(key).worker is None:
+        await asyncio.sleep(0.01)
+    return jobs.find(key)
+
+
+def test_an_answer_is_remembered_and_a_refusal_is_tried_again():
+    async def scenario():
+        async with running() as jobs:
+            first = await finished(jobs, jobs.ask(question(64), "answer", {}))
+            again = jobs.find(jobs.ask(question(64), "answer", {}))
+            wrong = await finished(jobs, jobs.ask(question(64, seq_len="128"), "answer", {}))
+            other = await finished(jobs, jobs.ask(question(64, seq_len="128"), "answer", {}))
+            return first, again, wrong, other
+
+    first, again, wrong, other = asyncio.run(scenario())
+
+    assert first is again and first.status == FINISHED
+    assert json.loads(first.answer())["batch_size"] == 64
+    assert wrong is not other and wrong.status == other.status == FAILED
+    with pytest.raises(Refusal) as refused:
+        wrong.answer()
+    assert (refused.value.status, refused.value.field) == (422, "seq_len")
+
+
+def test_of_many_jobs_the_oldest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_JOBS", 2)
+
+    async def scenario():
+        async with running() as jobs:
+            keys = []
+            for batch in (65, 66, 67):
+                keys.append(jobs.ask(question(batch), "answer", {}))
+                await finished(jobs, keys[-1])
+            return jobs, keys
+
+    jobs, (oldest, *others) = asyncio.run(scenario())
+
+    assert [jobs.find(key).status for key in others] == [FINISHED] * 2
+    with pytest.raises(Refusal, match="no such job"):
+        jobs.find(oldest)
+
+
+def test_a_process_that_dies_costs_its_job_only():
+    async def scenario():
+        async with running() as jobs:
+            key = jobs.ask(ask(SLOW), "answer", {})
+            job = await when_running(jobs, key)
+            os.kill(job.worker.process.pid, signal.SIGKILL)
+            died = await finished(jobs, key)
+            answered = await finished(jobs, jobs.ask(question(68), "answer", {}))
+            slow = jobs.ask(ask([*SLOW, ("batch_size", "512")]), "answer", {})
+            await when_running(jobs, slow)
+            jobs.cancel(slow)
+            return died, answered, await finished(jobs, slow)
+
+    died, answered, cancelled = asyncio.run(scenario())
+
+    assert died.status == FAILED and "the process that worked on it ended" in died.refusal.message
+    assert answered.status == FINISHED and cancelled.status == CANCELLED
+
+
+def test_no_process_is_left_when_it_has_stopped():
+    async def scenario():
+        async with running() as jobs:
+            await finished(jobs, jobs.ask(question(69), "answer", {}))
+            await when_running(jobs, jobs.ask(ask(SLOW), "answer", {}))
+            processes = [worker.process for worker in jobs._workers]
+        return jobs, processes
+
+    jobs, processes = asyncio.run(scenario())
+
+    assert len(processes) == 2
+    for process in processes:
+        process.join(30)
+        assert not process.is_alive()
+    assert jobs.count() == {"running": 0, "waiting": 0}
+
+
+def test_an_upload_that_cannot_be_read_is_named_without_its_place(tmp_path):
+    (tmp_path / "bad.yaml").write_text("a: [")
+
+    async def scenario():
+        async with running() as jobs:
+            return await jobs.check(tmp_path / "bad.yaml")
+
+    with pytest.raises(Refusal) as refused:
+        asyncio.run(scenario())
+
+    assert (refused.value.status, refused.value.field) == (422, "body")
+    assert str(tmp_path) not in refused.value.message

@@ -1,0 +1,97 @@
+"""One question has one answer: the command line, Python and the server give the same document for the same scenario."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+import traincast
+from traincast.app.cli.main import main
+from traincast.app.server.answering import answer_bytes
+from traincast.app.server.question import ask_document
+from traincast.simulator.prediction.document import PredictionDocument, document_schema
+from traincast.simulator.scenario.fields import scenario_fields, scenario_from
+from traincast.simulator.scenario.settings import predict_command
+
+ASKED: list[dict[str, Any]] = [
+    {"workload": "dlrm-default", "on": "v100"},
+    {"workload": "dlrm-v2", "on": "dgx-h100", "gpus": 8, "batch_size": 2048},
+    {"workload": "resnet50", "on": "dgx-a100", "gpus": 4, "batch_size": 8},
+    {"workload": "vgg13", "on": "a100-80gb", "dtype": "bf16", "compiled": True},
+    {"workload": "bert-large", "on": "h100", "batch_size": 2, "attention": "sdpa"},
+    {"workload": "gpt2-large", "on": "a100-80gb", "batch_size": 1, "loader_ms": 5.0, "workers": 1},
+    {"workload": "llama3-8b", "on": "dgx-h100", "gpus": 8, "tp": 2, "fsdp": 2},
+    {"workload": "llama3-8b", "on": "dgx-h100", "batch_size": 1, "seq_len": 1024},
+    {"workload": "mpt-1b", "on": "dgx-a100", "gpus": 16, "zero": 1, "micro_batch": 2, "kernels": "fused"},
+    {"workload": "mixtral-8x7b", "on": "dgx-h100", "gpus": 32, "ep": 8, "pp": 4, "checkpoint": "full"},
+]
+"""2 DLRMs, 2 CNNs and Transformers, with and without fields of parallelism."""
+
+
+def by_command_line(capsys, values):
+    line = predict_command(scenario_from(values)).split()[1:]
+    assert main([*line, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def by_server(values):
+    asked = ask_document(values)
+    return json.loads(answer_bytes(asked.text, "answer", {}, lambda _: None))
+
+
+@pytest.mark.parametrize("values", ASKED, ids=lambda values: f"{values['workload']}-{values.get('gpus', 1)}")
+def test_command_line_python_and_server_give_one_document(capsys, values):
+    # given a scenario, when it is asked for in all three ways
+    told = by_command_line(capsys, values)
+
+    # then all give the same document
+    python = json.loads(json.dumps(traincast.predict(**values).to_dict(), allow_nan=False))
+    assert python == told == by_server(values)
+
+    # which is of the schema, says why parts are missing, and holds the settings that were used
+    msgspec.convert(told, PredictionDocument)
+    assert list(told) == list(PredictionDocument.__struct_fields__)
+    assert set(told["reasons"]) == {name for name, value in told.items() if value is None}
+    assert set(told["scenario"]) == set(scenario_fields())
+    assert {name: told["scenario"][name] for name in values} == values
+
+
+@pytest.mark.parametrize("values", ASKED[::3], ids=lambda values: values["workload"])
+def test_a_scenario_file_is_the_same_as_options(capsys, tmp_path, values):
+    file = tmp_path / "scenario.yaml"
+    file.write_text(json.dumps(values))
+    assert main(["predict", "--file", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == by_command_line(capsys, values)
+
+
+@pytest.mark.parametrize("gpus", [None, 8])
+@pytest.mark.parametrize("model", ["llama3-8b", "mpt-1b", "mixtral-8x7b", "qwen3-8b"])
+def test_defaults_of_parallelism_given_are_defaults_left_out(model, gpus):
+    plain = traincast.predict(model, on="dgx-h100", gpus=gpus, seq_len=2048)
+    spelt = traincast.predict(
+        model, on="dgx-h100", gpus=gpus, seq_len=2048, tp=1, pp=1, cp=1, micro_batch=1, kernels="eager", dtype="bf16"
+    )
+    assert plain.iteration == spelt.iteration and plain.to_dict()["memory_gb"] == spelt.to_dict()["memory_gb"]
+
+
+def test_what_ifs_and_sweeps_begin_at_the_same_step():
+    values = ASKED[6]
+    step = traincast.predict(**values)
+    changed = traincast.whatif(edits=["link-speed=1"], **values)
+    swept = traincast.sweep(vary={"tp": [2]}, processes=1, **values)
+    assert changed.before.iteration == step.iteration == changed.after.iteration
+    assert swept.rows[0]["iteration_ms"] == 1e3 * step.iteration
+    side = changed.to_dict()["before"]
+    assert side["prediction"] == step.to_dict()
+
+
+def test_the_schema_describes_every_key():
+    (name,) = (part.rpartition("/")[2] for part in [document_schema()["$ref"]])
+    properties = document_schema()["$defs"][name]["properties"]
+    assert list(properties) == list(PredictionDocument.__struct_fields__)
+    for key, described in properties.items():
+        kinds = [described, *described.get("anyOf", [])]
+        assert any(kind.get("description") for kind in kinds), key

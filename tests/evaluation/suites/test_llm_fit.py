@@ -1,0 +1,76 @@
+"""Constants fitted anew: numbers that made steps are found again from half of them, the same way every time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from traincast.costs.in_step import SHIPPED, in_step_from, shipped_tables
+from traincast.models.transformers.reading import described
+from traincast.simulator.parallelism.layout import Layout
+from traincast.simulator.parallelism.predict import estimate_seconds
+from traincast_evaluation.suites.cases import Case
+from traincast_evaluation.suites.llm_fit import ConstantsFit, answerable, halves, log_error
+from traincast_evaluation.suites.training_question import TrainingQuestion
+
+SMALL = described("small", {"layers": 2, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048})
+TRUTH = replace(SHIPPED, sustained={**SHIPPED.sustained, "hopper 16": 1.7}, stall_us=160.0)
+
+
+def question(tp: int, micro: int) -> TrainingQuestion:
+    return TrainingQuestion(model=SMALL, on="dgx-h100", layout=Layout(gpus=8, tp=tp, micro_batch=micro))
+
+
+def measured(asked: TrainingQuestion) -> float:
+    return 1e3 * estimate_seconds(SMALL, asked.platform(), asked.layout, in_step=TRUTH)[0]
+
+
+@pytest.fixture(scope="module")
+def cases() -> list[Case]:
+    asked = [(question(tp, micro), micro) for tp in (1, 4) for micro in (4, 8, 16)]
+    return [
+        Case(name=str(i), group="made, tier A", question=one, measured_ms=measured(one), fitted=micro != 8)
+        for i, (one, micro) in enumerate(asked)
+    ]
+
+
+def test_numbers_that_made_the_steps_are_found_again(cases) -> None:
+    fit = ConstantsFit(cases, SHIPPED, ("hopper 16", "stall_us", "rowwise"))
+    after = fit.run(rounds=4)
+    assert after.sustained["hopper 16"] == pytest.approx(1.7, rel=0.02)
+    assert after.stall_us == pytest.approx(160.0, rel=0.2)
+    assert after.rowwise == SHIPPED.rowwise  # nothing depends on it
+    assert fit._touched["rowwise"] == []
+    (row,) = halves(cases, SHIPPED, after)
+    assert row.source == "made" and row.fitted_after < 1.0 < row.fitted_before
+    assert row.held_after < 1.0 < row.held_before
+    assert ConstantsFit(cases, SHIPPED, ("hopper 16", "stall_us", "rowwise")).run(rounds=4) == after
+
+
+def test_only_the_fitted_half_is_looked_at(cases) -> None:
+    spoiled = [case if case.fitted else replace(case, measured_ms=99 * case.measured_ms) for case in cases]
+    plain, same = (ConstantsFit(some, SHIPPED, ("hopper 16",)).run(rounds=1) for some in (cases, spoiled))
+    assert plain == same
+
+
+def test_a_number_stays_above_what_can_be() -> None:
+    asked = TrainingQuestion(model=SMALL, on="dgx-a100", layout=Layout(gpus=1, micro_batch=4, attention="unfused"))
+    case = Case(name="x", group="made", question=asked, measured_ms=0.01, fitted=True)
+    assert ConstantsFit([case], SHIPPED, ("batched",)).run(rounds=1).batched >= 0.5
+
+
+def test_cases_that_are_refused_do_not_count(cases) -> None:
+    bad = replace(cases[0], question=question(3, 4))
+    assert answerable([*cases[:2], bad], SHIPPED) == cases[:2]
+    assert log_error(cases[0], TRUTH) == 0.0
+
+
+def test_every_shipped_number_is_named_once_and_read_back() -> None:
+    tables = shipped_tables()
+    assert not set(tables["fitted"]) & set(tables["measured"])
+    assert SHIPPED.by_name() == tables["fitted"] | tables["measured"]
+    assert in_step_from(SHIPPED.by_name()) == SHIPPED
+    assert all(math.isfinite(value) and value > 0 for value in SHIPPED.by_name().values())
+    assert {"fitted", "measured", "rows"} == set(tables["provenance"])

@@ -1,0 +1,55 @@
+"""The machine that a published row names."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.evaluation.suites.folders import MLPERF
+from traincast.utils.errors import TraincastError
+from traincast_evaluation.suites.machines import machine_of, node_of
+from traincast_evaluation.suites.published import Row
+
+
+def row(**changes):
+    return Row("mlperf_dlrm.csv", 3, {**MLPERF, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "node"),
+    [
+        ("NVIDIA A100", "a100-40gb", "dgx-a100"),
+        ("NVIDIA A100-SXM4-80GB (400W)", "a100-80gb", "dgx-a100"),
+        ("NVIDIA A100-PCIe-40GB (250W)", "a100-40gb-pcie", "pcie-a100"),
+        ("NVIDIA H100-SXM5-80GB", "h100", "dgx-h100"),
+        ("NVIDIA H200-SXM5-141GB", "h200", "hgx-h200"),
+        ("NVIDIA B200-SXM-180GB", "b200", "hgx-b200"),
+    ],
+)
+def test_an_accelerator_is_a_device_in_the_node_it_is_sold_in(text, device, node):
+    machine = machine_of(row(accelerator=text))
+    assert (machine.device.key, machine.key) == (device, node)
+
+
+def test_pcie_systems_of_the_first_hugectr_round_had_no_peer_access():
+    text = "NVIDIA A100-PCIe-40GB (250W)"
+    assert machine_of(row(accelerator=text, mlperf_round="v1.0")).key == "pcie-a100-no-peer"
+    assert machine_of(row(accelerator="NVIDIA A100-SXM4-80GB", mlperf_round="v1.0")).key == "dgx-a100"
+
+
+def test_a_node_has_as_many_gpus_as_the_row_says():
+    machine = machine_of(row(accelerator="NVIDIA H100-SXM5-80GB", gpus_per_node="4", num_nodes="2"))
+    assert (machine.gpus_per_node, machine.topology.gpus_per_node, machine.topology.island) == (4, 4, 4)
+    assert node_of("pcie-a100", "a100-80gb-pcie", 4).topology.island == 1
+
+
+@pytest.mark.parametrize("text", ["NVIDIA H100-SXM5-64GB", "AMD MI300X", "", "NVIDIA A100-SXM4-60GB"])
+def test_what_is_not_built_in_is_named(text):
+    with pytest.raises(
+        TraincastError, match=r"unknown accelerator .*'mlperf_dlrm.csv', row 3; known are A100 PCI 40GB"
+    ):
+        machine_of(row(accelerator=text))
+
+
+def test_gpus_that_do_not_add_up_are_refused():
+    with pytest.raises(TraincastError, match="2 nodes of 8 GPUs are not 8 GPUs"):
+        machine_of(row(num_nodes="2"))

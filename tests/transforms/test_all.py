@@ -1,0 +1,117 @@
+"""Every transform on several steps: a sound program, with the one it began with left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+
+from traincast.costs.kernels.registry import lowering_context
+from traincast.ir import Phase, Program, Workload
+from traincast.ir.edit import with_dtype, without_phase
+from traincast.ir.program import Columns
+from traincast.ir.validate import validate
+from traincast.models.catalog import load_model
+from traincast.models.data_parallel import data_parallel
+from traincast.models.sharded_dlrm.recommender import sharded_recommender
+from traincast.transforms.accumulation import accumulated
+from traincast.transforms.batching import batched_bags
+from traincast.transforms.checkpointing import checkpointed
+from traincast.transforms.cuda_graph import graphed_step
+from traincast.transforms.fusion import compiled_step, fused
+from traincast.transforms.optimizing import with_optimizer
+from traincast.transforms.retyping.edit import with_autocast, with_weights
+from traincast.transforms.streams import moved
+from traincast.transforms.table_edits import added, dropped
+from traincast.utils.errors import TraincastError
+
+Transform = Callable[[Workload], Workload]
+STEPS = {
+    "bags": lambda: load_model("dlrm-default", embedding="bag"),
+    "din": lambda: load_model("din").resized(batch_size=32),
+    "vgg13": lambda: load_model("vgg13").resized(batch_size=4),
+    "transformer": lambda: load_model("transformer").resized(batch_size=1),
+}
+TRANSFORMS: dict[str, Transform] = {
+    "no optimizer": lambda step: without_phase(step, Phase.OPTIMIZER),
+    "no backward": lambda step: without_phase(step, Phase.BACKWARD),
+    "another type": lambda step: with_dtype(step, {"float32": "int32"}),
+    "compiled": lambda step: compiled_step(step, lowering_context(step)),
+    "fused": lambda step: fused(step)[0],
+    "graphs": lambda step: graphed_step(step)[0],
+    "accumulated": lambda step: accumulated(step, 3)[0],
+    "batched bags": lambda step: batched_bags(step)[0],
+    "checkpointed": lambda step: checkpointed(step, "layers")[0],
+    "another optimizer": lambda step: with_optimizer(step, "adam")[0],
+    "another stream": lambda step: moved(step, "aten::addmm", 1)[0],
+    "without a table": lambda step: dropped(step, ["0"])[0],
+    "with a table": lambda step: added(step, 1000, 100)[0],
+    "autocast": lambda step: with_autocast(step, "bfloat16")[0],
+    "16 bits": lambda step: with_weights(step, "bfloat16")[0],
+    "data parallel": lambda step: data_parallel(step, 4),
+    "sharded": lambda step: sharded_recommender(step, 2, memory_bytes=80e9, gpus_per_node=8)[0],
+    "parallel, accumulated, compiled": lambda step: compiled_step(
+        accumulated(data_parallel(step, 4), 2)[0], lowering_context(step)
+    ),
+}
+REFUSED = {
+    "bags": {"checkpointed", "another optimizer", "data parallel", "sharded", "parallel, accumulated, compiled"},
+    "din": {"batched bags", "checkpointed", "data parallel", "parallel, accumulated, compiled"},
+    "vgg13": {"batched bags", "checkpointed", "without a table", "with a table", "sharded"},
+    "transformer": {"batched bags", "without a table", "with a table", "sharded"},
+}
+"""What makes no sense for a step: it says why."""
+
+
+@cache
+def load_step(name: str) -> Workload:
+    return STEPS[name]()
+
+
+def check_memory(program: Program) -> None:
+    """No op touches memory before it is allocated; none is freed before the last use but what captures let go early."""
+    c = program.columns
+    for pointer, tensor in ((c.input_ptr, c.input_tensor), (c.output_ptr, c.output_tensor)):
+        op = np.repeat(np.arange(program.num_ops), np.diff(pointer))
+        storage = c.tensor_storage[tensor]
+        assert np.all(c.storage_alloc[storage] <= op)
+        assert np.all(op <= c.storage_free[storage] + 1)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_transform_gives_a_sound_program_or_a_reason(name: str) -> None:
+    # Given a step, when every transform is applied to it
+    step = load_step(name)
+    before = {column: getattr(step.programs[0].columns, column).copy() for column in Columns.names()}
+    refused = set()
+    for what, transform in TRANSFORMS.items():
+        try:
+            changed = transform(step)
+        except TraincastError:
+            refused.add(what)
+            continue
+        # Then each result is valid and has its memory where its ops need it
+        for program in changed.programs:
+            validate(program)
+            check_memory(program)
+    assert refused == REFUSED[name]
+    # and the step itself is as it was
+    columns = step.programs[0].columns
+    assert all(np.array_equal(getattr(columns, column), values) for column, values in before.items())
+
+
+@pytest.mark.parametrize("name", ["bags", "vgg13"])
+def test_fused_and_compiled_chains_move_no_more_bytes_than_eager_ones(name: str) -> None:
+    # Given a step, when its chains are fused, then no byte that an op reads or writes was not one before
+    step = load_step(name)
+    eager = moved_bytes(step.programs[0])
+    for transform in ("fused", "compiled"):
+        assert 0 < moved_bytes(TRANSFORMS[transform](step).programs[0]) < eager
+
+
+def moved_bytes(program: Program) -> int:
+    """Bytes of all tensors that ops read or write."""
+    sizes = np.array([sum(spec.nbytes for spec in (*s.inputs, *s.outputs)) for s in program.signatures])
+    return int(sizes[program.columns.op_signature].sum())
