@@ -86,7 +86,7 @@ def test_mixtures_exchange_tokens_and_hold_their_share_of_experts() -> None:
     alone = predicted(model="mixtral-8x7b", gpus=8, global_batch=8, sharding="zero1")
     shared = predicted(model="mixtral-8x7b", gpus=8, ep=8, global_batch=8, sharding="zero1")
     assert shared.parallel.exposed["ep"] > 0 and "ep" not in alone.parallel.exposed
-    assert shared.memory["parameters"] < 0.3 * alone.memory["parameters"]
+    assert shared.memory.by_kind["parameter"] < 0.3 * alone.memory.by_kind["parameter"]
 
 
 def test_a_token_leaves_once_for_a_node_or_for_each_expert() -> None:
