@@ -141,6 +141,15 @@ def test_a_bubble_is_what_fewer_micro_batches_leave() -> None:
     assert many.parallel.bubble / many.iteration == pytest.approx(3 / 35, abs=0.06)
 
 
+def test_kernel_time_is_without_the_wait_for_other_stages() -> None:
+    answer = predict_parallel(SMALL, NODE, Layout(gpus=4, pp=4, global_batch=4))
+    assert answer.parallel is not None and answer.parallel.bubble > 0.3 * answer.iteration
+    assert answer.by_family["collective"] < 0.05 * answer.iteration
+    total = sum(answer.by_family.values())
+    for split in (answer.by_phase, answer.by_op, answer.by_layer, answer.by_module):
+        assert sum(split.values()) == pytest.approx(total, rel=1e-6)
+
+
 def test_layers_are_written_once_for_all_their_copies() -> None:
     layout = completed(Layout(gpus=1, global_batch=3), SMALL)
     workload = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=3)

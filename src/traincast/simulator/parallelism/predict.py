@@ -16,6 +16,7 @@ from traincast.simulator.parallelism.figures import (
     extend_periodically,
     layout_interval,
     memory_of,
+    without_waiting,
 )
 from traincast.simulator.parallelism.layout import Layout, completed
 from traincast.simulator.parallelism.memory import peak, stage_memory
@@ -43,7 +44,7 @@ def predict_parallel(
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
         workload = parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
-        answer = predict_step(workload, platform, host=profile, roofline_only=roofline_only)
+        answer = without_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
         exposed, bubble, compute = exposed_and_bubble(answer, stages=layout.pp)
         figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
         terms, interval = layout_interval(answer, exposed)
