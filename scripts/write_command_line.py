@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes docs/reference/command-line.md: every command with its options, from the command line itself.
 
-Options that several commands take with the same meaning stand once, in a table of their own.
+Options that are fields of a scenario stand on the page of the scenario; commands say which of them they take.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections import Counter
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 from traincast.app.cli.verbs import known_verbs
+from traincast.simulator.scenario.fields import scenario_fields
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
 """Characters of a line of prose."""
-SEVERAL = 3
-"""Commands that take an option with the same meaning, from which on it stands in the table of shared options."""
+SCENARIO = "[scenario](prediction.md#scenario)"
+ALL_FIELDS = f"And all fields of a {SCENARIO}"
+"""What a command with every field says."""
 INTRODUCTION = """# Command line
 
 Written by `python scripts/write_command_line.py`. Every command also has `--help` and `--json` (one JSON document on
-stdout instead of text), and a [call in Python](index.md) with the same words. `evaluate` and the pieces of `fit`
-come with the second distribution, `traincast-evaluation`.
+stdout instead of text), and a [call in Python](index.md) with the same words. Fields of a
+[scenario](prediction.md#scenario) are explained there: `--batch-size` is `batch_size`. `evaluate` and the pieces of
+`fit` come with the second distribution, `traincast-evaluation`.
 
 | exit code | meaning |
 |---|---|
@@ -52,34 +54,33 @@ def command_actions(command: str) -> list[argparse.Action]:
 
 
 @cache
-def shared_rows() -> tuple[str, ...]:
-    """Rows of options that several commands take with the same meaning."""
-    counts = Counter(_row(action) for command in known_verbs() for action in command_actions(command))
-    return tuple(row for row, count in counts.items() if count >= SEVERAL and row.startswith("| `-"))
-
-
-def shared_section() -> str:
-    """The table of options that several commands take."""
-    text = f"Options that {SEVERAL} or more commands take with the same meaning; each command lists which."
-    return "\n".join(["## Shared options", "", text, "", "| | meaning |", "|---|---|", *shared_rows(), ""])
+def scenario_rows() -> tuple[str, ...]:
+    """Rows of the options of `predict` that are fields of a scenario."""
+    return tuple(_row(action) for action in command_actions("predict") if action.dest in scenario_fields())
 
 
 def command_section(command: str) -> str:
-    """What a command does, how it is called, and its options as a table; shared ones by name only."""
+    """What a command does, how it is called, and its options as a table; fields of a scenario by name only."""
     shown = command_actions(command)
     needed = [action for action in shown if action.required or not action.option_strings]
     usage = " ".join(["traincast", command, *(_call(action) for action in sorted(needed, key=_is_option))])
     if len(usage) > WIDTH:  # the table has the choices
         usage = " ".join(["traincast", command, *(action.dest.upper() for action in needed)])
     lines = [f"## {command}", "", f"`{usage}`", "", _prose(command_parser(command).description or "")]
-    shared = [action for action in shown if _row(action) in shared_rows()]
-    own = [action for action in shown if action not in shared]
+    fields = [action for action in shown if _is_option(action) and _row(action) in scenario_rows()]
+    own = [action for action in shown if action not in fields and _row(action) not in scenario_rows()]
     if own:
         lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in own)]
-    if shared:
-        names = ", ".join(f"`{action.option_strings[-1]}`" for action in shared)
-        lines += ["", *textwrap.wrap(f"Shared: {names}.", WIDTH, break_long_words=False, break_on_hyphens=False)]
+    if fields:
+        lines += ["", *textwrap.wrap(_fields_text(fields), WIDTH, break_long_words=False, break_on_hyphens=False)]
     return "\n".join([*lines, ""])
+
+
+def _fields_text(fields: list[argparse.Action]) -> str:
+    """Which fields of a scenario a command takes."""
+    if len(fields) >= len([action for action in command_actions("predict") if action.dest in scenario_fields()]) - 1:
+        return f"{ALL_FIELDS}."  # the workload is no option
+    return f"Of a {SCENARIO}: {', '.join(f'`{action.option_strings[-1]}`' for action in fields)}."
 
 
 def _is_option(action: argparse.Action) -> bool:
@@ -122,7 +123,7 @@ def _prose(text: str) -> str:
 
 def page_text() -> str:
     """The page."""
-    return "\n".join([INTRODUCTION, shared_section(), *(command_section(command) for command in known_verbs())])
+    return "\n".join([INTRODUCTION, *(command_section(command) for command in known_verbs())])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.docs.pages import DOCS, ROOT
 PAGES = sorted(DOCS.rglob("*.md")) + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 _WIDEST = 120
 _MOST_WORDS = 45_000
-"""Of all pages and notebooks together, README, CONTRIBUTING and CHANGELOG included."""
+"""Of all pages together, README, CONTRIBUTING and CHANGELOG included."""
 GENERATED = {"evidence/accuracy.md"}
 """Pages that the site has and the repository has not (scripts/site_hooks.py)."""
 _LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -99,7 +99,6 @@ def test_navigation_has_every_page_once():
 
 def test_words_of_all_pages_stay_few():
     counts = {name_of(page): len(page.read_text(encoding="utf-8").split()) for page in PAGES}
-    counts |= {name_of(page): len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.ipynb")}
 
     longest = sorted(counts, key=counts.__getitem__)[-8:]
     assert sum(counts.values()) <= _MOST_WORDS, {name: counts[name] for name in longest}
