@@ -19,6 +19,13 @@ def test_command_line_page_is_what_its_script_writes():
     assert re.findall(r"(?m)^## (.*)$", page) == list(known_verbs())
 
 
+def test_prediction_page_is_what_its_script_writes():
+    script = runpy.run_path(str(ROOT / "scripts" / "write_prediction.py"))
+
+    page = (DOCS / "reference" / "prediction.md").read_text(encoding="utf-8")
+    assert page == script["page_text"](), "run python scripts/write_prediction.py"
+
+
 def test_api_page_has_every_call():
     page = (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"(?m)^::: traincast\.(\w+)$", page))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
+if TYPE_CHECKING:
+    from traincast.simulator.prediction.result import Prediction
 
-def predict(scenario: Scenario) -> Any:
+
+def predict(scenario: Scenario) -> Prediction:
     """The prediction of a scenario."""
     if _is_here(scenario):
         return _predict_here(scenario)
@@ -26,17 +30,19 @@ def check_gpu(scenario: Scenario) -> None:
 def _is_here(scenario: Scenario) -> bool:
     if not isinstance(scenario.on, str) or not (scenario.on == "here" or scenario.on.endswith(".toml")):
         return False
-    from traincast.calibration.here import is_here
+    from traincast.costs.cpu.machine import is_here
 
     return is_here(scenario.on)
 
 
-def _predict_here(scenario: Scenario) -> Any:
+def _predict_here(scenario: Scenario) -> Prediction:
     """A step on the machine at hand, or on the one that a fitted profile was measured on."""
     from traincast.calibration.here import predict_here
     from traincast.simulator.scenario.kinds import check_used
+    from traincast.simulator.scenario.settings import settings_of_kind
 
     check_used(scenario, "here")
     assert isinstance(scenario.on, str)
     variant = scenario.replace(dtype=scenario.dtype or "fp32")
-    return predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
+    answer = predict_here(scenario.workload, variant, scenario.on, scenario.gpus)  # type: ignore[arg-type]
+    return replace(answer, scenario=settings_of_kind(variant, "here", answer))

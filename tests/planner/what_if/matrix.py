@@ -17,7 +17,7 @@ from traincast.planner.what_if.result import fits, memory_bytes
 from traincast.simulator.parallelism.layout import Layout
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.scenario.fields import scenario_from
-from traincast.simulator.scenario.predict import Answer, predict
+from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import Resolved, resolve
 from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.catalog import published_programs
@@ -144,7 +144,7 @@ def _check_undone(scene: Resolved, changed: Resolved, text: str, name: str) -> N
     assert math.isclose(memory_bytes(after), memory_bytes(before), rel_tol=1e-9), f"{text}, then {back}"
 
 
-def check_answer(answer: Answer) -> None:
+def check_answer(answer: Prediction) -> None:
     """A step as steps are: finite, positive, in seconds, its memory the sum of its kinds, its cost its time."""
     low, high = answer.interval
     assert math.isfinite(high)
@@ -155,10 +155,9 @@ def check_answer(answer: Answer) -> None:
     hours = cost.gpus * answer.iteration / 3600
     assert math.isclose(cost.to_dict()["gpu_hours_per_million_samples"], 1e6 * hours / cost.samples)
     assert math.isclose(cost.to_dict()["dollars_per_step"], 3.0 * hours)
-    if isinstance(answer, Prediction):
-        assert sum(answer.memory.by_kind.values()) == answer.memory.peak_bytes
-        # what a pipelined program copies for the next step runs beside this one, and both count
-        assert 0 <= answer.device_active <= 2 * answer.iteration
+    assert sum(answer.memory.by_kind.values()) == answer.memory.peak_bytes
+    # what a pipelined program copies for the next step runs beside this one, and both count
+    assert 0 <= answer.device_active <= 2 * answer.iteration
 
 
 def drawn(model: str, count: int, seed: int) -> list[str]:

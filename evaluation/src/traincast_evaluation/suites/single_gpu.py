@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from traincast.hardware.catalog import device_by_name
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import Mode, Scenario
 from traincast_evaluation.suites.cases import Case, LeftOut
 from traincast_evaluation.suites.published import Row, cases_of
 
@@ -18,7 +18,7 @@ TRANSFORMERS = {
     "opt_13": "opt-1.3b", "switchxl4": "switch-xl4",
 }  # fmt: skip
 """Built-in models by NeuSight's names."""
-_MODES = {"inf": "inference", "train": "training"}
+_MODES: dict[str, Mode] = {"inf": "inference", "train": "training"}
 _COMPILED = {"true": True, "false": False}
 
 

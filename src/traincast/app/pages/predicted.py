@@ -53,8 +53,11 @@ def answer_section(p: Prediction) -> Section:
         ("Peak memory", peak_memory_text(p)),
         ("Interval is made of", terms or "nothing"),
     ]
+    if p.parallel is not None:
+        known.append(("Layout", p.parallel.layout.described()))
+    refused = [] if p.fits else [paragraph("Refused: it does not fit in memory", "verdict")]
     pieces = [
-        number_html(p.iteration, p.interval),
+        number_html(p.iteration, p.interval), *refused,
         verdict_of(p), facts(known), warnings_html(p.warnings), heading("Measured neighbours"), _neighbours(p),
     ]  # fmt: skip
     if p.out_of_domain_ops or p.estimated_ops:

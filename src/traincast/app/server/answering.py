@@ -104,7 +104,7 @@ def _asked_of_workload(question: dict[str, Any], source: str, progress: Progress
     if curve:
         raise TraincastError(f"a {kind} is for one number of GPUs; give one number of `gpus`, and no `scaling`")
     if kind == "prediction":
-        return api.whatif(edits=edits, price=price, **values)
+        return api.whatif(edits=edits or [], price=price, **values)
     if kind == "advice":
         return api.advise(price=price, progress=progress, **values)
     values.setdefault("gpus", 1)

@@ -87,7 +87,7 @@ class FieldInfo:
     @property
     def limits(self) -> str:
         """The range of a number in words."""
-        return f"{self.least:.12g} to {self.most:.12g} {self.unit}".rstrip()
+        return f"{self.least:.20g} to {self.most:.20g} {self.unit}".rstrip()
 
     def parse(self, text: str) -> Any:
         """The value that a text stands for."""

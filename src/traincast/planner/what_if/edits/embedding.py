@@ -18,7 +18,7 @@ def embedding(resolved: Resolved, value: Value) -> Resolved:
     """Another lookup."""
     choice = value.choice(EMBEDDINGS)
     if resolved.dlrm is not None:
-        return replace(resolved, dlrm=replace(resolved.dlrm, embedding=choice)).varied(embedding=choice)
+        return replace(resolved, dlrm=replace(resolved.dlrm, embedding=choice)).changed(embedding=choice)
     return resolved.changed(embedding=choice)
 
 
