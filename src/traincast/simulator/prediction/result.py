@@ -24,7 +24,7 @@ from traincast.utils.display.text import milliseconds
 from traincast.utils.results import Records, Result, flat
 
 if TYPE_CHECKING:
-    from traincast.simulator.parallelism.figures import ParallelFigures
+    from traincast.simulator.prediction.parallel import ParallelFigures
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
