@@ -50,6 +50,7 @@ def test_a_dlrm_shards_its_tables_and_shares_its_mlps(profile, capsys):
     assert answer["gpus"] == 2 and answer["iteration_ms"] > max(rank["compute_ms"] for rank in answer["ranks"]) > 0
     assert {"c10d::allreduce_", "c10d::alltoall_base_"} <= set(answer["by_op"])
     assert answer["per_family"]["collective"] == pytest.approx(answer["exposed_comm_ms"])
+    assert answer["scenario"]["gpus"] == 2 and answer["scenario"]["dtype"] == "fp32"
     low, high = answer["interval_ms"]
     assert low < answer["iteration_ms"] < high
 

@@ -10,7 +10,6 @@ from typing import Any
 from traincast.calibration.measure import Source, runnable
 from traincast.calibration.measure_ranks import captured_ranks
 from traincast.costs.cpu.machine import HERE, home, load_machine, profile_file
-from traincast.costs.cpu.machine import is_here as is_here
 from traincast.costs.cpu.profile import Profile, save_profile
 from traincast.ir.workload import Workload
 from traincast.models.dlrm.config import DlrmConfig

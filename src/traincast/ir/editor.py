@@ -61,7 +61,7 @@ class ProgramEditor:
             self._rows = Rows(self.program)
         return self._rows
 
-    @property
+    @cached_property
     def ops(self) -> list[OpRow]:
         """The ops of the program it began with, by their index."""
         return self.rows.ops
@@ -75,19 +75,19 @@ class ProgramEditor:
     def scopes(self, scopes: list[ScopeRow]) -> None:
         self.rows.scopes = scopes
 
-    @property
+    @cached_property
     def tensors(self) -> list[int]:
         """The storage of every tensor."""
         return self.rows.tensors
 
-    @property
+    @cached_property
     def storages(self) -> list[StorageRow]:
         """The storages."""
         return self.rows.storages
 
     def storage_of(self, tensor: int) -> StorageRow:
         """The memory of a tensor."""
-        return self.rows.storages[self.rows.tensors[tensor]]
+        return self.storages[self.tensors[tensor]]
 
     def new_tensor(self, size: int, kind: int, *, made: bool = True) -> int:
         """A tensor on memory of its own, made by the step or there before it; `size` is an index of the sizes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from traincast.ir.editor import ProgramEditor
@@ -79,9 +80,13 @@ def _check(bags: list[Bag], editor: ProgramEditor, sizes: list[int]) -> None:
         raise TraincastError("some of its tables are trained and some are not")
 
 
-def find_host_copy(editor: ProgramEditor, tensor: int) -> OpRow | None:
-    """The copy from the host that a tensor of lookups comes from; None: it is on the device before the step."""
+def find_host_copies(editor: ProgramEditor, tensors: Iterable[int]) -> list[OpRow | None]:
+    """The copies from the host that tensors of lookups come from; None: one is on the device before the step."""
     makers = {t: op for scope in editor.scopes for op in scope.ops for t in op.outputs}
+    return [_find_host_copy(makers, tensor) for tensor in tensors]
+
+
+def _find_host_copy(makers: Mapping[int, OpRow], tensor: int) -> OpRow | None:
     while True:
         op = makers.get(tensor)
         if op is None or not op.inputs:

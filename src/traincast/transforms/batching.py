@@ -11,7 +11,7 @@ from traincast.ir.program import Program
 from traincast.ir.rows import OpRow, ScopeRow
 from traincast.ir.symbolic import SizeRef
 from traincast.ir.workload import Workload
-from traincast.transforms.bags import Bag, find_bags, find_host_copy
+from traincast.transforms.bags import Bag, find_bags, find_host_copies
 from traincast.transforms.optimizing import LISTS_SINCE, update_by_lists
 from traincast.transforms.pruning import Pruning
 from traincast.transforms.traced_bags import ARGUMENTS, LEARNING_RATE, batch_traced_bags
@@ -127,7 +127,7 @@ class _Batching:
         _, form = self.bags[0].input(name)
         spec = replace(form, shape=(size,), stride=(self.one,))
         number_of_bytes = self.sizes.total([size], times=form.itemsize)
-        copies = [find_host_copy(self.editor, bag.input(name)[0]) for bag in self.bags]
+        copies = find_host_copies(self.editor, (bag.input(name)[0] for bag in self.bags))
         copy = copies[0]
         if copy is None:
             return self.editor.new_tensor(number_of_bytes, StorageKind.INPUT, made=False), spec

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from traincast.simulator.scenario.variant import Variant
 
 from tests.costs.cpu.made_up import IDENTITY, samples
 from traincast.calibration.fit import fit_profile
@@ -13,6 +12,7 @@ from traincast.costs.cpu.cpu_ops import cpu_ops
 from traincast.costs.cpu.host_events import HOST_EVENTS, count_host_events, host_seconds_by_op
 from traincast.costs.cpu.op_costs import op_deviations, price_ops
 from traincast.ir.ops import Signature
+from traincast.simulator.scenario.scenario import Scenario
 from traincast.simulator.scenario.workloads import load
 
 
@@ -23,7 +23,7 @@ def profile():
 
 @pytest.fixture(scope="module")
 def program():
-    return load("dlrm-ddp", Variant(batch_size=64)).programs[0]
+    return load(Scenario(workload="dlrm-ddp", batch_size=64)).programs[0]
 
 
 def test_host_seconds_of_ops_are_those_of_all_events(profile, program):

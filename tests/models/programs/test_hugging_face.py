@@ -13,9 +13,9 @@ from tests.models.programs.test_transformer import _kernels
 from traincast.ir.ops import Phase
 from traincast.ir.program import Program
 from traincast.models.transformers.hugging_face import table_of_config
-from traincast.models.transformers.program.step import transformer_workload
-from traincast.models.transformers.program.style import Style
 from traincast.models.transformers.reading import described
+from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.program import parallel_workload
 
 transformers = pytest.importorskip(
     "transformers", reason="Hugging Face's classes are compared where they are installed"
@@ -77,9 +77,13 @@ def _captured(family: str, config: Any) -> Program:
 
 
 def _written(family: str, config: Any) -> Program:
-    style = Style(joined=family in _JOINED, attention="unfused" if family in _WRITTEN_OUT else "flash")
     model = described(family, table_of_config(config.to_dict(), "config.json"))
-    return transformer_workload(model, batch_size=2, seq_len=32, style=style).programs[0]
+    attention = "unfused" if family in _WRITTEN_OUT else "flash"
+    layout = Layout(
+        gpus=1, micro_batch=2, seq_len=32, kernels="eager", joined=family in _JOINED, attention=attention,
+        optimizer="none",
+    )  # fmt: skip
+    return parallel_workload(model, completed(layout, model), (), gpus_per_node=1, micro_batches=1).programs[0]
 
 
 def _work(program: Program, phase: Phase) -> Counter:

@@ -63,7 +63,7 @@ def test_the_longest_stage_sets_the_pace() -> None:
 def test_block_scales_cost_casts() -> None:
     tensor, blocks = (predicted(precision="fp8", scaling=scaling) for scaling in ("tensor", "mx"))
     assert 1.005 < blocks.iteration / tensor.iteration < 1.1
-    assert blocks.by_family["gemm"] == pytest.approx(tensor.by_family["gemm"])
+    assert blocks.by_family["gemm"] == pytest.approx(tensor.by_family["gemm"], rel=0.002)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def page_of(answer: Result, price: float | None = None, against: TraceReport | N
 
 def with_what_ifs(page: Page, answer: Result, price: float | None) -> Page:
     """The page of a prediction with a few what-ifs below what it costs; other pages as they are."""
-    if not isinstance(answer, Prediction):
+    if not isinstance(answer, Prediction) or answer.platform.device.is_cpu:  # edits are of GPUs
         return page
     added = what_ifs_html(what_if_rows(answer, price))
     title = "What it costs, what if"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from traincast.costs.kernels.collective import COLLECTIVE
+from traincast.ir.ops import Phase
 from traincast.ir.program import Memory
+from traincast.ir.variants import UNIFORM
 from traincast.simulator.parallelism.groups import NAMES
-from traincast.simulator.prediction.parallel import ParallelFigures as ParallelFigures
+from traincast.simulator.parallelism.step import STEP_SIGMA
 from traincast.simulator.prediction.result import Prediction
 from traincast.simulator.timeline import Timeline, covered_seconds
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
+from traincast.utils.quantiles import Z90
+from traincast.utils.totals import totals
 
 _KINDS = {
     "parameters": "parameter", "gradients": "gradient", "optimizer": "optimizer_state", "activations": "activation",
@@ -72,13 +78,59 @@ def _transfer_seconds(answer: Prediction) -> FloatArray:
     """How long every launch takes once all ranks it needs are there; infinite where that is its whole time."""
     walked, timeline = answer.walk, answer.timeline
     seconds = np.full(len(timeline.launches), np.inf)
-    places = [place for c, place in enumerate(walked.place) if walked.timeline(c).schedule is timeline.schedule]
-    crew, row = places[0]
+    schedules = [walked.instructions.schedules[program] for program in walked.classes.program]
+    crew, row = next(walked.place[c] for c, schedule in enumerate(schedules) if schedule is timeline.schedule)
     m = walked.meetings
     mine = (m.crew == crew) & (m.row == row)
     at = np.searchsorted(timeline.launches, m.instruction[mine])
     seconds[at] = m.seconds[m.meeting[mine]]
     return seconds
+
+
+def layout_interval(answer: Prediction, exposed: dict[str, float]) -> tuple[dict[str, float], tuple[float, float]]:
+    """Log-sigmas of a step under a layout, and its 90 % interval in seconds: kernels err together, so do the
+    collectives that show, and steps by more than either."""
+    errors, seconds = answer.kernel_errors, answer.by_family
+    kernels = sum(error for call, error in errors.items() if call.family is not COLLECTIVE)
+    of_collectives = sum(
+        error for call, error in errors.items() if call.family is COLLECTIVE and UNIFORM in call.variant.split()
+    )
+    shown = sum(exposed.values()) / max(seconds.get(COLLECTIVE.name, 0.0), 1e-30)
+    errs = math.hypot(kernels, of_collectives * min(1.0, shown)) / answer.iteration
+    terms = {"kernels_and_communication": errs, "software_release": STEP_SIGMA}
+    spread = math.exp(Z90 * math.hypot(*terms.values()))
+    return terms, (answer.iteration / spread, answer.iteration * spread)
+
+
+def without_waiting(answer: Prediction) -> Prediction:
+    """The prediction with messages between stages counted from when both stages are there: before, a stage waits in the
+    pipeline's bubble."""
+    timeline, program = answer.timeline, answer.timeline.program
+    waiting = np.maximum(timeline.kernel_seconds - _transfer_seconds(answer), 0.0)
+    if not waiting.any():
+        return answer
+    op = timeline.schedule.op[timeline.launches]
+    phases = np.bincount(program.op_phase[op], weights=waiting, minlength=len(Phase))
+    by_phase = {phase.name.lower(): float(phases[phase]) for phase in Phase}
+    names = np.bincount(program.columns.op_signature[op], weights=waiting, minlength=len(program.symbolic))
+    by_op = totals((program.symbolic[n].name, float(names[n])) for n in np.flatnonzero(names).tolist())
+    in_phases = {f"({name})": seconds for name, seconds in by_phase.items()}
+    return replace(
+        answer,
+        by_family=_less(answer.by_family, {COLLECTIVE.name: float(waiting.sum())}),
+        by_phase=_less(answer.by_phase, by_phase),
+        by_source=_less(answer.by_source, {"model": float(waiting.sum())}),
+        extended={
+            "by_module": _less(answer.by_module, in_phases),
+            "by_layer": _less(answer.by_layer, in_phases),
+            "by_op": _less(answer.by_op, by_op),
+        },
+    )
+
+
+def _less(seconds: dict[str, float], waiting: dict[str, float]) -> dict[str, float]:
+    left = {name: value - waiting.get(name, 0.0) for name, value in seconds.items()}
+    return {name: value for name, value in left.items() if value > 0}
 
 
 def memory_of(kinds: dict[str, float]) -> Memory:

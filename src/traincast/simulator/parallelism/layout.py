@@ -46,9 +46,11 @@ class Layout:
     `checkpoint` is what backward computes again: "none", "light" (norms and activations), "selective" (as torchtitan:
     also every second product), or "full"; where `checkpoint_every` is n, in every n-th layer only. `kernels` is who
     launches them: PyTorch op by op ("eager"), Megatron's and Transformer Engine's modules ("fused"), a compiler, or one
-    CUDA graph. `overlap_*` lets exchanges of gradients, of parameters, of expert-parallel ranks and of stages run
-    beside kernels; those of tensor-parallel ranks "none" of the time, in the "backward" pass (as Megatron does) or in
-    "all" products. `dispatch` sends a token to "each" of its experts, or "once" to every node (DeepEP).
+    CUDA graph. `joined`: query, key and value are one GEMM, and so are gate and up (None: as a vendor's modules do, and
+    PyTorch's models do not). `overlap_*` lets collectives of gradients, of parameters, of expert-parallel ranks and of
+    stages run beside kernels; those of tensor-parallel ranks "none" of the time, in the
+    "backward" pass (as Megatron does) or in "all" GEMMs. `dispatch` sends a token to "each" of its experts, or "once"
+    to every node (DeepEP).
     """
 
     gpus: int
@@ -72,7 +74,7 @@ class Layout:
     checkpoint: str = "none"
     checkpoint_every: int = 1
     kernels: str = "fused"
-    joined: bool = True
+    joined: bool | None = None
     attention: str = "flash"
     dropout: bool = False
     precision: str = "bf16"
@@ -141,6 +143,8 @@ def completed(layout: Layout, model: Transformer) -> Layout:
     layout = replace(layout, seq_len=layout.seq_len or model.seq_len)
     if layout.precision in ("fp32", "tf32"):
         layout = replace(layout, gather_bytes=4, reduce_bytes=4)
+    if layout.joined is None:
+        layout = replace(layout, joined=layout.kernels not in PYTORCH)
     if layout.vp > 1 and layout.schedule == "1f1b":
         layout = replace(layout, schedule="interleaved")
     _check_model(layout, model)

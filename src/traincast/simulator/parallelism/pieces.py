@@ -17,6 +17,7 @@ from traincast.ir.ops import Phase
 from traincast.ir.program import Program, peak_memory
 from traincast.ir.variants import MODULE_SCOPE
 from traincast.models.transformers.description import Transformer
+from traincast.models.transformers.program.communication import LayerGroups
 from traincast.models.transformers.program.step import (
     Piece,
     embedding_piece,
@@ -92,20 +93,27 @@ class Pieces:
         return other
 
     def layer(
-        self, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False
+        self, shard: Shard, style: Style, groups: LayerGroups, *, experts: bool, window: int = 0, encoder: bool = False,
+        split: bool = False,
     ) -> Priced:  # fmt: skip
-        """One layer."""
-        key = ("layer", shard, style, experts, window, encoder)
-        options = {"experts": experts, "window": window, "encoder": encoder}
-        return self._priced(key, lambda: layer_piece(self.model, shard, style, **options))  # type: ignore[arg-type]
+        """One layer; its collectives count with the host time of their launches only."""
+        key = ("layer", shard, style, groups, experts, window, encoder, split)
+        return self._priced(
+            key,
+            lambda: layer_piece(
+                self.model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split
+            ),
+        )
 
-    def embedding(self, shard: Shard, style: Style) -> Priced:
+    def embedding(self, shard: Shard, style: Style, groups: LayerGroups, *, split: bool = False) -> Priced:
         """What stands before the first layer."""
-        return self._priced(("embedding", shard, style), lambda: embedding_piece(self.model, shard, style))
+        key = ("embedding", shard, style, groups, split)
+        return self._priced(key, lambda: embedding_piece(self.model, shard, style, groups=groups, split=split))
 
-    def head(self, shard: Shard, style: Style) -> Priced:
+    def head(self, shard: Shard, style: Style, groups: LayerGroups, *, split: bool = False) -> Priced:
         """What stands after the last layer."""
-        return self._priced(("head", shard, style), lambda: head_piece(self.model, shard, style))
+        key = ("head", shard, style, groups, split)
+        return self._priced(key, lambda: head_piece(self.model, shard, style, groups=groups, split=split))
 
     def optimizer(self, elements: float, *, one_by_one: bool, master: bool) -> Pass:
         """The update of this many weights."""

@@ -12,16 +12,18 @@ from traincast.hardware.platform import Platform
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.sizes import model_flops
 from traincast.simulator.parallelism.figures import (
-    ParallelFigures,
     exposed_and_bubble,
     extend_periodically,
+    layout_interval,
     memory_of,
+    without_waiting,
 )
 from traincast.simulator.parallelism.layout import Layout, completed
 from traincast.simulator.parallelism.memory import peak, stage_memory
 from traincast.simulator.parallelism.pieces import Pieces
 from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.parallelism.step import Stage, StepModel
+from traincast.simulator.prediction.parallel import ParallelFigures
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
 
@@ -42,10 +44,12 @@ def predict_parallel(
     def simulate(micro_batches: int) -> Prediction:
         node = platform.topology.gpus_per_node if platform.topology is not None else 1
         workload = parallel_workload(model, layout, stages, gpus_per_node=node, micro_batches=micro_batches)
-        answer = predict_step(workload, platform, host=profile, roofline_only=roofline_only)
+        answer = without_waiting(predict_step(workload, platform, host=profile, roofline_only=roofline_only))
         exposed, bubble, compute = exposed_and_bubble(answer, stages=layout.pp)
         figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
-        return replace(answer, parallel=figures)
+        terms, interval = layout_interval(answer, exposed)
+        outside = tuple(item for item in answer.outside if item.op not in ("c10d::recv_", "c10d::send"))
+        return replace(answer, parallel=figures, interval=interval, interval_terms=terms, outside=outside)
 
     simulated, period = steady_micro_batches(layout)
     answer = simulate(simulated)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from traincast.ir.cuda_graph import with_graphs
-from traincast.ir.program import Program
+from traincast.ir.program import Columns, Program
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
 from traincast.models.transformers.program.communication import LayerGroups
@@ -28,7 +27,7 @@ from traincast.simulator.parallelism.orders import (
     part_layers,
 )
 from traincast.simulator.parallelism.snippets import Snippets
-from traincast.simulator.parallelism.splicing import ProgramWriter, Unit, phases_between
+from traincast.simulator.parallelism.splicing import ProgramWriter, Tables, Unit, phases_between, programs_of
 from traincast.simulator.parallelism.step import Stage
 from traincast.utils.arrays import BoolArray
 
@@ -58,19 +57,19 @@ class StageProgram:
     """Writes the program of one rank of a stage."""
 
     def __init__(
-        self, model: Transformer, layout: Layout, groups: Groups, chunks: Sequence[Sequence[Part]], stage: int
+        self, layout: Layout, snippets: Snippets, tables: Tables, chunks: Sequence[Sequence[Part]], stage: int
     ) -> None:
-        self.model, self.layout, self.chunks, self.stage = model, layout, chunks, stage
-        self.writer = ProgramWriter(batch_size=layout.micro_batch, seq_len=layout.seq_len)
-        self.snippets = Snippets(layout, groups, model.hidden, stage)
+        self.layout, self.chunks, self.stage = layout, chunks, stage
+        self.writer, self.snippets = ProgramWriter(tables), snippets
+        self._written: dict[int, Unit] = {}
         self._units: dict[tuple[int, int, int], Unit] = {}
         self._gathered: set[tuple[int, int]] = set()
         self._waiting: list[tuple[int, float, float]] = []  # gradients of (event) that wait for a full bucket
         self._buckets: list[int] = []
         self._parameter_events: dict[tuple[int, int], int] = {}
 
-    def build(self, turns: Sequence[Turn]) -> Program:
-        """The program under this order of micro-batches."""
+    def write(self, turns: Sequence[Turn]) -> Columns:
+        """The columns of the program under this order of micro-batches."""
         layout = self.layout
         if layout.sharding in ("zero1", "zero2") and layout.overlap_parameters:
             self._gather_parameters()
@@ -85,10 +84,7 @@ class StageProgram:
                     if not part.frozen:
                         self._write_late(turn, number, part)
         self._finish()
-        program = self.writer.build()
-        if layout.kernels == "graph":
-            return with_graphs(program, np.ones(program.num_scopes, dtype=np.bool_))
-        return program
+        return self.writer.columns()
 
     def _forward(self, turn: Turn, *, first: bool) -> None:
         parts = self.chunks[turn.chunk]
@@ -141,8 +137,9 @@ class StageProgram:
     def _emit(self, program: Program | None) -> None:
         """A whole short program; its tensors are shared by all its copies."""
         if program is not None:
-            unit = self.writer.unit(program, f"snippet {id(program)}")
-            self.writer.write(unit, np.ones(program.num_ops, dtype=np.bool_), "")
+            if id(program) not in self._written:
+                self._written[id(program)] = self.writer.unit(program, f"snippet {id(program)}")
+            self.writer.write(self._written[id(program)], np.ones(program.num_ops, dtype=np.bool_), "")
 
     def _prefetch(self, chunk: int, number: int, following: int, phase: str) -> None:
         """Fully sharded parameters: those of this layer are there, those of the next one on their way."""
@@ -222,24 +219,6 @@ def _computed_again(piece: Piece, checkpoint: str) -> BoolArray:
     return marked
 
 
-@lru_cache(maxsize=256)
-def write_layer(
-    model: Transformer, shard: Shard, style: Style, groups: LayerGroups, experts: bool, window: int, encoder: bool,
-    split: bool,
-) -> Piece:  # fmt: skip
-    """One layer, written once."""
-    return layer_piece(model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split)
-
-
-@lru_cache(maxsize=128)
-def write_ends(model: Transformer, shard: Shard, style: Style, groups: LayerGroups, split: bool) -> tuple[Piece, Piece]:
-    """What stands before the first layer and after the last."""
-    return (
-        embedding_piece(model, shard, style, groups=groups, split=split),
-        head_piece(model, shard, style, groups=groups, split=split),
-    )
-
-
 def parallel_workload(
     model: Transformer, layout: Layout, stages: Sequence[Stage], *, gpus_per_node: int, micro_batches: int
 ) -> Workload:
@@ -248,14 +227,18 @@ def parallel_workload(
     groups = Groups(layout)
     parts = _parts(model, layout, groups.in_layers(model, gpus_per_node))
     orders = _orders(layout, stages, micro_batches)
-    programs = []
+    tables, columns = Tables(), []
     for stage in range(layout.pp):
         chunks = [parts[chunk * layout.pp + stage] for chunk in range(layout.vp)]
-        programs.append(StageProgram(model, layout, groups, chunks, stage).build(orders[stage]))
+        snippets = Snippets(layout, groups, model.hidden, stage)
+        columns.append(StageProgram(layout, snippets, tables, chunks, stage).write(orders[stage]))
+    programs = programs_of(tables, columns, batch_size=layout.micro_batch, seq_len=layout.seq_len)
+    if layout.kernels == "graph":
+        programs = tuple(with_graphs(each, np.ones(each.num_scopes, dtype=np.bool_)) for each in programs)
     per_stage = layout.gpus // layout.pp
     return Workload(
         name=model.name,
-        programs=tuple(programs),
+        programs=programs,
         ranks=tuple(np.repeat(np.arange(layout.pp), per_stage).tolist()),
         synchronised=True,  # the host reads the loss and the norm of gradients of every step
         meta={"optimizer": layout.optimizer, **({"compiled": "yes"} if layout.kernels == "compiled" else {})},
@@ -277,7 +260,7 @@ def _orders(layout: Layout, stages: Sequence[Stage], micro_batches: int) -> list
 def _parts(model: Transformer, layout: Layout, groups: LayerGroups) -> list[list[Part]]:
     """What every part of the model holds, in order: layers, and at the ends embedding and head."""
     shard, style, split = shard_of(layout), style_of(layout), layout.schedule == "zero-bubble"
-    before, after = write_ends(model, shard, style, groups, split)
+    before, after = (write(model, shard, style, groups=groups, split=split) for write in (embedding_piece, head_piece))
     counts = layout.stage_layers or part_layers(model.layers, layout.pp, layout.vp)
     parts: list[list[Part]] = []
     first = 0
@@ -311,7 +294,9 @@ def _layer(
     experts = not encoder and model.has_experts(number)
     window = 0 if encoder else model.window_of(number)
     split = layout.schedule == "zero-bubble"
-    piece = write_layer(model, shard, style, groups, experts, window, encoder, split)
+    piece = layer_piece(
+        model, shard, style, experts=experts, window=window, encoder=encoder, groups=groups, split=split
+    )
     dense, sparse = layer_parameters(model, number)
     here = (dense / layout.tp, sparse / (layout.ep * layout.etp))
     trained = (float(piece.trained), 0.0) if layout.adapter_rank else here

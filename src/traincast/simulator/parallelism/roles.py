@@ -8,7 +8,7 @@ from traincast.costs.in_step import InStep
 from traincast.models.transformers.description import Experts, Transformer
 from traincast.models.transformers.sizes import embedding_parameters, head_parameters, layer_parameters
 from traincast.simulator.parallelism.exchanges import Exchanges, Price
-from traincast.simulator.parallelism.groups import copies_of_token, shard_of, style_of
+from traincast.simulator.parallelism.groups import Groups, copies_of_token, shard_of, style_of
 from traincast.simulator.parallelism.layout import PYTORCH, Layout
 from traincast.simulator.parallelism.pieces import Pass, Pieces, Priced
 
@@ -62,6 +62,8 @@ class Roles:
     def __init__(self, model: Transformer, layout: Layout, pieces: Pieces, exchanges: Exchanges, c: InStep) -> None:
         self.model, self.layout, self.pieces, self.exchanges, self.constants = model, layout, pieces, exchanges, c
         self.shard, self.style = shard_of(layout), style_of(layout)
+        node = exchanges.topology.gpus_per_node if exchanges.topology is not None else 1
+        self.groups, self.split = Groups(layout).in_layers(model, node), layout.schedule == "zero-bubble"
         self._layers: dict[tuple[tuple[bool, int, bool, bool], bool], Unit] = {}
 
     def layer(self, number: int, *, encoder: bool = False) -> Unit:
@@ -78,7 +80,7 @@ class Roles:
 
     def embedding(self) -> Unit:
         """What stands before the first layer."""
-        priced = self.pieces.embedding(self.shard, self.style)
+        priced = self.pieces.embedding(self.shard, self.style, self.groups, split=self.split)
         weights = embedding_parameters(self.model) / self.layout.tp
         reduced = self._after_tables()
         unit = Unit(
@@ -90,7 +92,7 @@ class Roles:
 
     def head(self) -> Unit:
         """What stands after the last layer."""
-        priced = self.pieces.head(self.shard, self.style)
+        priced = self.pieces.head(self.shard, self.style, self.groups, split=self.split)
         weights = head_parameters(self.model) / self.layout.tp
         if self.model.tied and self.layout.pp > 1:
             weights += self.model.hidden * self.model.vocab / self.layout.tp  # a copy of the first stage's table
@@ -108,7 +110,9 @@ class Roles:
         return Share(adapters, 0.0) if self.layout.adapter_rank else Share(dense, sparse)
 
     def _layer(self, number: int, experts: bool, window: int, encoder: bool, again: bool) -> Unit:
-        priced = self.pieces.layer(self.shard, self.style, experts=experts, window=window, encoder=encoder)
+        priced = self.pieces.layer(
+            self.shard, self.style, self.groups, experts=experts, window=window, encoder=encoder, split=self.split
+        )
         forward, backward = self._launched(priced.forward), self._launched(priced.backward)
         to, back = self._exchanged(priced, experts=experts)
         recomputed, repeats = self._recomputed(forward) if again else (Pass(), 0.0)

@@ -65,6 +65,8 @@ class Snippets:
         self._message(builder, "recv_", other, self.stage, SEND_FORWARD if forward else SEND_BACKWARD, stream)
         _record(builder, _MESSAGE, stream)
         _wait(builder, _MESSAGE, 0)
+        if not self.layout.overlap_pp:
+            _synchronize(builder)
         return builder.build()
 
     @_kept
@@ -202,6 +204,11 @@ class Snippets:
 
 def _record(builder: StepBuilder, event: int, stream: int) -> None:
     builder.op("cuda::event_record", [], [], [("event", event), ("stream", stream)], stream=stream)
+
+
+def _synchronize(builder: StepBuilder) -> None:
+    """The host waits, as Megatron's does for a message that nothing overlaps with."""
+    builder.op("cuda::stream_synchronize", [], [], [("event", -1), ("stream", 0)])
 
 
 def _wait(builder: StepBuilder, event: int, stream: int) -> None:

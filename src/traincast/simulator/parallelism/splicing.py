@@ -42,17 +42,67 @@ class Unit:
     begins: list[tuple[int, int, int]] = field(default_factory=list)  # (first op, end) of a segment, and where it went
 
 
-class ProgramWriter:
-    """Puts segments together; `build` gives the program."""
+class Tables:
+    """What programs that are written together share: signatures, sizes and names, each numbered once."""
 
-    def __init__(self, *, batch_size: int, seq_len: int) -> None:
-        self.batch_size, self.seq_len = batch_size, seq_len
-        self._sizes: dict[int, int] = {}
-        self._names: dict[str, int] = {}
-        self._signatures: dict[Signature, int] = {}
-        self._sources: dict[int, Source] = {}
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.names: dict[str, int] = {}
+        self.signatures: dict[Signature, int] = {}
+        self.sources: dict[int, Source] = {}
         self._modules: dict[tuple[int, str], Int32Array] = {}
         self._segments: dict[tuple[int, bytes], _Segment] = {}
+
+    def source(self, program: Program) -> Source:
+        """A short program under the shared numbers."""
+        if id(program) not in self.sources:
+            c = program.columns
+            numbers = [
+                self.signatures.setdefault(with_size_indices(plain, self._size), len(self.signatures))
+                for plain in program.signatures
+            ]
+            sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)
+            lasting = np.isin(c.storage_kind, _LASTING) & (c.storage_alloc < 0)
+            # what comes from a neighbour takes no memory of its own
+            borrowed = (c.storage_alloc < 0) & (c.storage_kind == StorageKind.ACTIVATION)
+            nbytes = np.where(borrowed, self._size(0), sizes[c.storage_bytes]).astype(np.int32)
+            scope = np.array([self._name(name) for name in program.names], dtype=np.int32)
+            self.sources[id(program)] = Source(
+                program, np.array(numbers, dtype=np.int32), program.names, scope, nbytes, lasting
+            )
+        return self.sources[id(program)]
+
+    def module_numbers(self, source: Source, module: str) -> Int32Array:
+        """The numbers of a source's modules under a path."""
+        key = (id(source), module)
+        if key not in self._modules:
+            paths = [f"{module}.{name}" if name and module else name or module for name in source.names]
+            used = np.unique(source.program.columns.op_module).tolist()
+            numbers = np.zeros(len(paths), dtype=np.int32)
+            numbers[used] = [self._name(paths[n]) for n in used]
+            self._modules[key] = numbers
+        return self._modules[key]
+
+    def segment(self, source: Source, ops: BoolArray) -> _Segment:
+        """The columns of some ops of a source."""
+        key = (id(source), ops.tobytes())
+        if key not in self._segments:
+            self._segments[key] = _cut_segment(source, ops)
+        return self._segments[key]
+
+    def _size(self, value: int) -> int:
+        return self.sizes.setdefault(value, len(self.sizes))
+
+    def _name(self, name: str) -> int:
+        return self.names.setdefault(name, len(self.names))
+
+
+class ProgramWriter:
+    """Puts segments together. `columns` are those of the program written so far; `programs_of` makes programs of the
+    columns of several writers."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
         self._columns: dict[str, list[Int32Array]] = {name: [] for name in Columns.names()}
         self._ops = self._scopes = self._tensors = self._storages = self._inputs = self._outputs = 0
         self._thread = 0
@@ -61,7 +111,7 @@ class ProgramWriter:
 
     def unit(self, program: Program, owner: str) -> Unit:
         """New tensors for a copy of `program`; copies with one `owner` share their weights."""
-        source = self._source(program)
+        source = self.tables.source(program)
         c = program.columns
         storage = np.full(len(c.storage_kind), -1, dtype=np.int32)
         fresh = ~source.lasting
@@ -83,12 +133,12 @@ class ProgramWriter:
 
     def write(self, unit: Unit, ops: BoolArray, module: str) -> None:
         """Copies the marked ops of a unit's source, in their scopes, under the path `module`."""
-        segment = self._segment(unit.source, ops)
+        segment = self.tables.segment(unit.source, ops)
         if not segment.scopes:
             return
         c = self._columns
         c["op_signature"].append(segment.signature)
-        c["op_module"].append(self._module_numbers(unit.source, module)[segment.module])
+        c["op_module"].append(self.tables.module_numbers(unit.source, module)[segment.module])
         c["op_stream"].append(segment.stream)
         c["input_tensor"].append(segment.inputs + np.int32(unit.tensors))
         c["input_ptr"].append(segment.input_ends + np.int32(self._inputs))
@@ -110,8 +160,8 @@ class ProgramWriter:
         self._inputs += len(segment.inputs)
         self._outputs += len(segment.outputs)
 
-    def build(self) -> Program:
-        """The program written so far."""
+    def columns(self) -> Columns:
+        """The columns of the program written so far."""
         alloc, free = self._lifetimes()
         zero = np.zeros(1, dtype=np.int32)
         joined = {
@@ -119,17 +169,8 @@ class ProgramWriter:
             for name, parts in self._columns.items()
             if name not in ("storage_alloc", "storage_free", "op_forward")
         }
-        columns = Columns(
+        return Columns(
             **joined, storage_alloc=alloc, storage_free=free, op_forward=np.full(self._ops, -1, dtype=np.int32)
-        )
-        return Program(
-            sizes=SizeTable.constant(np.array(list(self._sizes), dtype=np.int64)),
-            symbolic=tuple(self._signatures),
-            names=tuple(self._names),
-            columns=columns,
-            batch_size=self.batch_size,
-            seq_len=self.seq_len,
-            rigid="it was written for this layout; ask for another batch or sequence length instead",
         )
 
     def _lifetimes(self) -> tuple[Int32Array, Int32Array]:
@@ -152,45 +193,19 @@ class ProgramWriter:
             free[numbers] = np.maximum(np.where(until >= 0, until, last - 1), alloc[numbers])
         return alloc, free
 
-    def _source(self, program: Program) -> Source:
-        if id(program) not in self._sources:
-            c = program.columns
-            numbers = [
-                self._signatures.setdefault(with_size_indices(plain, self._size), len(self._signatures))
-                for plain in program.signatures
-            ]
-            sizes = np.array([self._size(value) for value in program.size_values.tolist()], dtype=np.int32)
-            lasting = np.isin(c.storage_kind, _LASTING) & (c.storage_alloc < 0)
-            # what comes from a neighbour takes no memory of its own
-            borrowed = (c.storage_alloc < 0) & (c.storage_kind == StorageKind.ACTIVATION)
-            nbytes = np.where(borrowed, self._size(0), sizes[c.storage_bytes]).astype(np.int32)
-            scope = np.array([self._name(name) for name in program.names], dtype=np.int32)
-            self._sources[id(program)] = Source(
-                program, np.array(numbers, dtype=np.int32), program.names, scope, nbytes, lasting
-            )
-        return self._sources[id(program)]
 
-    def _size(self, value: int) -> int:
-        return self._sizes.setdefault(value, len(self._sizes))
-
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
-
-    def _module_numbers(self, source: Source, module: str) -> Int32Array:
-        key = (id(source), module)
-        if key not in self._modules:
-            paths = [f"{module}.{name}" if name and module else name or module for name in source.names]
-            used = np.unique(source.program.columns.op_module).tolist()
-            numbers = np.zeros(len(paths), dtype=np.int32)
-            numbers[used] = [self._name(paths[n]) for n in used]
-            self._modules[key] = numbers
-        return self._modules[key]
-
-    def _segment(self, source: Source, ops: BoolArray) -> _Segment:
-        key = (id(source), ops.tobytes())
-        if key not in self._segments:
-            self._segments[key] = _cut_segment(source, ops)
-        return self._segments[key]
+def programs_of(tables: Tables, columns: Sequence[Columns], *, batch_size: int, seq_len: int) -> tuple[Program, ...]:
+    """Programs that share signatures, sizes and names."""
+    sizes = SizeTable.constant(np.array(list(tables.sizes), dtype=np.int64))
+    symbolic, names = tuple(tables.signatures), tuple(tables.names)
+    rigid = "it was written for this layout; ask for another batch or sequence length instead"
+    return tuple(
+        Program(
+            sizes=sizes, symbolic=symbolic, names=names, columns=each, batch_size=batch_size, seq_len=seq_len,
+            rigid=rigid,
+        )
+        for each in columns
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, slots=True)

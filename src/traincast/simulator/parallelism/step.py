@@ -15,7 +15,8 @@ from traincast.simulator.parallelism.pieces import Pass, Pieces
 from traincast.simulator.parallelism.pipeline import pipeline_seconds, stage_layers
 from traincast.simulator.parallelism.roles import Roles, Share, Unit
 
-_STEP_SIGMA = 0.05  # log-sigma of steps beyond what their kernels and exchanges err by
+STEP_SIGMA = 0.05
+"""Log-sigma of steps beyond what their kernels and collectives err by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class _Composer:
         sigma = math.hypot(kernels.spread, erring + spread) / total
         return Parts(
             total=total,
-            sigma=math.hypot(sigma, _STEP_SIGMA),
+            sigma=math.hypot(sigma, STEP_SIGMA),
             kernels=kernels.device,
             exposed={name: seconds for name, seconds in exposed.items() if seconds},
             bubble=bubble,

@@ -102,7 +102,10 @@ def imbalance(answers: Sequence[RankAnswer]) -> float:
 
 
 def slowest_class(walked: StepWalk, answers: tuple[RankAnswer, ...]) -> int:
-    """The class of ranks that the others wait for: of those done last, the one that waited least."""
+    """The class of ranks that the others wait for: of those done last, the one that waited least. Of the stages of a
+    pipeline, which are done one after the other, the one that computes longest."""
+    if any(exchange.replicated for calls in walked.instructions.calls for exchange in calls.exchange[:1]):
+        return max(range(len(answers)), key=lambda c: answers[c].compute)
     latest = walked.class_latest()
     last = np.flatnonzero(latest >= latest.max() - _TOGETHER * walked.seconds)
     return int(min(last.tolist(), key=lambda c: answers[c].waiting))

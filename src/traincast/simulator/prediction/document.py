@@ -90,7 +90,7 @@ _REASONS = {
     "clock_mhz": "the clock is not locked",
     "seq_len": "the model has no sequences",
     "tokens_per_s": "the model has no sequences",
-    "mfu": "the step has no arithmetic that MFU counts",
+    "mfu": "the step has no arithmetic that MFU counts, or its device no data sheet",
     "tokens_per_second_per_gpu": "the model has no sequences",
     **dict.fromkeys(
         ("layout", "micro_batch", "micro_batches", "micro_batches_in_timeline", "exposed_ms", "bubble_ms",

@@ -1,8 +1,8 @@
-"""Figures that only a step of a Transformer laid out over GPUs has."""
+"""Figures that only a step under a parallel layout has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from traincast.simulator.parallelism.layout import Layout
@@ -31,6 +31,12 @@ class ParallelFigures:
         """As plain data; keys say their units."""
         layout = self.layout
         return {
+            "layout": {
+                **asdict(layout),
+                "stage_layers": list(layout.stage_layers),
+                "dp": layout.dp,
+                "accumulation": layout.accumulation,
+            },
             "global_batch": layout.global_batch,
             "micro_batch": layout.micro_batch,
             "micro_batches": layout.accumulation,
@@ -39,3 +45,8 @@ class ParallelFigures:
             "bubble_ms": 1e3 * self.bubble,
             "memory_needed_gb": self.needed / 1e9,
         }
+
+
+def layout_keys(figures: ParallelFigures | None) -> dict[str, Any]:
+    """The figures as plain data; none for a step without a layout."""
+    return {} if figures is None else figures.to_dict()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traincast.costs.kernels.call import KernelCall
 from traincast.hardware.platform import Platform
@@ -15,6 +15,7 @@ from traincast.simulator.matched_calls import rank_list
 from traincast.simulator.prediction.answers import RankAnswer
 from traincast.simulator.prediction.document import prediction_document
 from traincast.simulator.prediction.outside import OutsideOp
+from traincast.simulator.prediction.parallel import ParallelFigures, layout_keys
 from traincast.simulator.prediction.places import seconds_by_layer, seconds_by_module, seconds_by_op
 from traincast.simulator.prediction.step import StepWalk
 from traincast.simulator.prediction.step_path import seconds_by_place, seconds_by_what, step_path
@@ -22,9 +23,6 @@ from traincast.simulator.prediction.throughput import Throughput, throughput
 from traincast.simulator.timeline import Timeline
 from traincast.utils.display.text import milliseconds
 from traincast.utils.results import Records, Result, flat
-
-if TYPE_CHECKING:
-    from traincast.simulator.prediction.parallel import ParallelFigures
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -187,7 +185,7 @@ class Prediction(Result):
             **self.throughput.to_dict(),
             "tokens_per_second_per_gpu": self.tokens_per_second_per_gpu,
             "fits": self.fits,
-            **_of_layout(self.parallel),
+            **layout_keys(self.parallel),
             "by_module": _milliseconds(self.by_module),
             "by_layer": _milliseconds(self.by_layer),
             "by_op": _milliseconds(self.by_op),
@@ -225,15 +223,6 @@ class Prediction(Result):
     def _path_rows(self) -> list[dict[str, Any]]:
         places = seconds_by_place(self.path).items()
         return [{"rank": rank, "op": op, "ms": 1e3 * seconds} for (rank, op), seconds in places]
-
-
-def _of_layout(figures: ParallelFigures | None) -> dict[str, Any]:
-    """What only a layout has."""
-    if figures is None:
-        return {}
-    layout = figures.layout
-    degrees = {**asdict(layout), "stage_layers": list(layout.stage_layers)}
-    return {"layout": {**degrees, "dp": layout.dp, "accumulation": layout.accumulation}, **figures.to_dict()}
 
 
 def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:

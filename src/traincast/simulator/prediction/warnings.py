@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
+import numpy as np
+
 from traincast.costs.kernels.control import MOVES_NOTHING
 from traincast.hardware.platform import Platform
 from traincast.ir.ops import Signature
@@ -34,11 +36,10 @@ def warnings_of(
 def _host_work(program: Program) -> str:
     """That part of the step computes on the CPU, of which no model exists here; "" where next to nothing does."""
     written, names = 0, set()
-    signatures, counts = program.signatures, program.columns.op_signature
-    for number in counts.tolist():
-        signature = signatures[number]
-        if _computes_on_host(signature):
-            written += sum(spec.nbytes for spec in signature.outputs)
+    counts = np.bincount(program.columns.op_signature, minlength=len(program.symbolic)).tolist()
+    for signature, count in zip(program.signatures, counts, strict=True):
+        if count and _computes_on_host(signature):
+            written += count * sum(spec.nbytes for spec in signature.outputs)
             names.add(signature.name)
     if written < _HOST_BYTES:
         return ""

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from traincast.ir.workload import Workload
 from traincast.models.transformers.description import Transformer
-from traincast.models.transformers.program.step import transformer_workload
-from traincast.models.transformers.program.style import Style
+from traincast.models.transformers.program.step import inference_workload
 from traincast.models.transformers.reading import load_transformer
+from traincast.simulator.parallelism.groups import style_of
+from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.program import parallel_workload
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.errors import TraincastError
 
@@ -27,14 +29,18 @@ def described_step(source: str | Path | Transformer | Workload, scenario: Scenar
         raise TraincastError(
             f"{model.name} is written with adam; give `optimizer` adam or none, not {scenario.optimizer}"
         )
-    style = Style(
+    layout = Layout(
+        gpus=1,
+        micro_batch=scenario.batch_size or 1,
+        global_batch=scenario.batch_size or 1,
+        seq_len=scenario.seq_len or model.seq_len,
         precision=scenario.dtype or "bf16",
         attention="unfused" if scenario.attention == "eager" else "flash",
-        fused=scenario.is_compiled,
-        together=scenario.is_compiled,
-        joined=False,
+        kernels="compiled" if scenario.is_compiled else "eager",
+        optimizer=scenario.optimizer or "adam",
     )
-    return transformer_workload(
-        model, batch_size=scenario.batch_size or 1, seq_len=scenario.seq_len or model.seq_len, style=style,
-        optimizer=scenario.optimizer or "adam", training=scenario.mode != "inference",
-    )  # fmt: skip
+    layout = completed(layout, model)
+    if scenario.mode == "inference":
+        style = style_of(layout)
+        return inference_workload(model, batch_size=layout.micro_batch, seq_len=layout.seq_len, style=style)
+    return parallel_workload(model, layout, (), gpus_per_node=1, micro_batches=1)

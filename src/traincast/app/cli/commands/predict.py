@@ -25,7 +25,6 @@ an error. The settings that were used, defaults included, are printed with the a
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from traincast.app.cli.arguments import file_path
 from traincast.app.cli.options import in_options
@@ -63,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
     """Predicts and prints."""
     check_outputs(args.trace_out, inputs=[args.workload, args.on, args.file])
     answer = predict_asked(args)
-    if args.trace_out or args.by:
-        check_timeline(answer, "--trace-out" if args.trace_out else "--by")
+    if args.by:
+        timeline_of(answer, "--by")
     if args.trace_out:
-        write_json(args.trace_out, chrome_trace(answer))
+        write_json(args.trace_out, chrome_trace(timeline_of(answer, "--trace-out")))
     if args.json:
         print_json(answer.to_dict())
     else:
@@ -74,15 +73,14 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def check_timeline(answer: Any, option: str) -> None:
-    """Rejects an option that shows the timeline of an answer that has none."""
+def timeline_of(answer: Prediction | ScalingCurve, option: str) -> Prediction:
+    """The prediction whose timeline an option shows; a curve of several is rejected."""
     if isinstance(answer, ScalingCurve):
         raise TraincastError(f"{option} is for one prediction; give one number of --gpus")
-    if not isinstance(answer, Prediction):
-        raise TraincastError(f"{option} needs a timeline, which this prediction does not have; leave it out")
+    return answer
 
 
-def predict_asked(args: argparse.Namespace) -> Any:
+def predict_asked(args: argparse.Namespace) -> Prediction | ScalingCurve:
     """The prediction or the scaling curve that options ask for."""
     values = scenario_values(args)
     if not {"workload", "on"} <= set(values):
@@ -99,12 +97,10 @@ def predict_asked(args: argparse.Namespace) -> Any:
     return predict_scaling(scenario, numbers or [values.get("gpus", 1)], args.scaling or "weak")
 
 
-def _text(answer: Any, by: str | None) -> str:
+def _text(answer: Prediction | ScalingCurve, by: str | None) -> str:
     """The answer for the terminal."""
-    if isinstance(answer, Prediction):
-        return prediction_text(answer, by=by)
     if isinstance(answer, ScalingCurve):
         from traincast.app.report.scaling import scaling_text
 
         return scaling_text(answer)
-    return str(answer.headline())
+    return prediction_text(answer, by=by)

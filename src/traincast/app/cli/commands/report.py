@@ -77,7 +77,7 @@ def _answer(args: argparse.Namespace) -> Result:
     args.workload = args.sources[0]
     edits = edits_of(args)
     if args.of == "prediction" and not edits:
-        return predict_asked(args)  # type: ignore[no-any-return]
+        return predict_asked(args)
     if args.scaling:
         raise TraincastError("--scaling is for predictions; leave it out")
     values = {**scenario_values(args), **one_gpu_number(args)}

@@ -34,7 +34,7 @@ _PLAIN_SHARE = 0.45  # of the fp32 peak that the memory-efficient kernel reaches
 _EFFICIENT_SHARE = 0.35
 _UNMEASURED = 0.35  # log-sigma added to what no row has (backward before Blackwell, fp32): assumed, a factor of 1.4
 # PyTorch's fused attention on AMD's chips is written in Triton, which reaches 0.73 of the second flash attention's
-# rate: what training steps on NVIDIA's chips say of the two (training/data/constants.toml). None was measured on AMD's
+# rate: what training steps on NVIDIA's chips say of the two (costs/data/in_step.toml). None was measured on AMD's
 _TRITON = 0.73
 _UNMASKED = 0.18  # the same without a causal mask: held-out rows of kernels/attention_encoder, which took no part
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from traincast.ir.builder import ProgramBuilder
 from traincast.ir.ops import Phase, StorageKind
@@ -29,13 +30,10 @@ class Piece:
     late: int = 0
 
 
-def transformer_workload(
-    model: Transformer, *, batch_size: int, seq_len: int, style: Style, optimizer: str = "adam", training: bool = True
-) -> Workload:
-    """One step on one GPU: every layer written out. Weights are in the style's type; where that has 16 bits, the
-    optimizer keeps fp32 copies of them."""
+def inference_workload(model: Transformer, *, batch_size: int, seq_len: int, style: Style) -> Workload:
+    """One forward pass on one GPU: every layer written out. Weights are in the style's type."""
     builder = _builder(batch_size, seq_len)
-    graph = Graph(builder, style, training=training)
+    graph = Graph(builder, style, training=False)
     shard = Shard(batch=batch_size, seq_len=seq_len)
     x, table = embedding(graph, model, shard)
     for _ in range(model.encoder_layers):
@@ -45,19 +43,11 @@ def transformer_workload(
             graph, x, model, shard, experts=model.has_experts(layer), window=model.window_of(layer),
             crossed=model.encoder_layers > 0,
         )  # fmt: skip
-    loss = head(graph, x, model, shard, table=table if model.tied else None)
-    if training:
-        graph.run_backward(loss, loss)
-        if optimizer != "none":
-            write_adam(builder, graph.weights, graph.gradients)
-    return Workload(
-        name=model.name,
-        programs=(builder.build(),),
-        mode="training" if training else "inference",
-        meta={"optimizer": optimizer if training else ""},
-    )
+    head(graph, x, model, shard, table=table if model.tied else None)
+    return Workload(name=model.name, programs=(builder.build(),), mode="inference", meta={"optimizer": ""})
 
 
+@lru_cache(maxsize=256)
 def layer_piece(
     model: Transformer, shard: Shard, style: Style, *, experts: bool, window: int = 0, encoder: bool = False,
     groups: LayerGroups = ALONE, split: bool = False,
@@ -72,6 +62,7 @@ def layer_piece(
     return _finished(graph, result)
 
 
+@lru_cache(maxsize=128)
 def embedding_piece(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> Piece:
@@ -81,6 +72,7 @@ def embedding_piece(
     return _finished(graph, result)
 
 
+@lru_cache(maxsize=128)
 def head_piece(
     model: Transformer, shard: Shard, style: Style, *, groups: LayerGroups = ALONE, split: bool = False
 ) -> Piece:

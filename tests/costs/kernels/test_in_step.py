@@ -1,0 +1,91 @@
+"""What a step adds to kernels that were measured alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from traincast.costs.in_step import SHIPPED, in_step_from
+from traincast.costs.kernels.attention import ATTENTION
+from traincast.costs.kernels.call import Calls, KernelCall
+from traincast.costs.kernels.gemm import GEMM
+from traincast.costs.kernels.in_step import seconds_in_step
+from traincast.hardware.platform import load_platform
+from traincast.ir.variants import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROWWISE, TUNED
+
+H100 = load_platform("h100").device
+NUMBERS = replace(
+    SHIPPED,
+    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna3 16": 0.9},
+    grouped=1.6, grouped_narrow=0.7, batched=0.5, rowwise=1.8, untuned=1.7, ring=1.25, flash2=0.5,
+)  # fmt: skip
+
+
+def gemm(compute: str = "bf16", *, size: float = 8192, variant: str = "") -> KernelCall:
+    fields = dict.fromkeys(GEMM.fields, 0.0) | {"batch": 1.0, "m": size, "n": size, "k": size}
+    return replace(GEMM.call(GEMM.kinds[0], compute, **fields), variant=variant)
+
+
+def factor(call: KernelCall, alone: float, device=H100) -> float:
+    """How many times as long as `alone` seconds a call takes in a step."""
+    after = seconds_in_step(Calls.of(call.family, [call]), [call], np.array([alone]), device, NUMBERS)
+    return float(after[0]) / alone
+
+
+def at_share(share: float, compute: str = "bf16", size: float = 8192) -> float:
+    """Seconds in which a GEMM reaches this share of the peak rate."""
+    return 2 * size**3 / (share * H100.peak(compute))
+
+
+def test_a_gemm_near_the_peak_runs_at_the_sustained_clock() -> None:
+    assert factor(gemm(), at_share(0.7)) == pytest.approx(1.4)
+    assert factor(gemm("fp8"), at_share(0.7, "fp8")) == pytest.approx(1.2)
+
+
+def test_a_gemm_that_waits_for_memory_leaves_power_to_spare() -> None:
+    half, tenth = (factor(gemm(), at_share(share)) for share in (0.25, 0.05))
+    assert half == pytest.approx(1.2) and tenth == pytest.approx(1.04)
+
+
+def test_fp32_does_not_reach_the_power_limit() -> None:
+    assert factor(gemm("fp32"), at_share(0.9, "fp32")) == 1.0
+
+
+def test_a_locked_clock_leaves_power_to_spare() -> None:
+    locked = H100.at_clock(H100.boost_clock_mhz / 1.4)
+    seconds = 2 * 8192.0**3 / (0.7 * locked.peak("bf16"))
+    assert factor(gemm(), seconds, locked) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "compute", "expected"),
+    [
+        (GROUPED, "bf16", 1.6), (GROUPED_NARROW, "bf16", 0.7), (BATCHED, "bf16", 0.5),
+        (ROWWISE, "fp8", 1.2 * 1.8), (f"{ROWWISE} {TUNED}", "fp8", 1.2 * 1.8), (TUNED, "bf16", 1.4),
+    ],
+)  # fmt: skip
+def test_an_implementation_has_its_own_factor(variant: str, compute: str, expected: float) -> None:
+    assert factor(gemm(compute, variant=variant), at_share(0.7, compute)) == pytest.approx(expected)
+
+
+def test_only_amds_gemms_that_nobody_tuned_are_slower() -> None:
+    mi300 = load_platform("mi300x-platform").device
+    seconds = 2 * 8192.0**3 / (0.7 * mi300.peak("bf16"))
+    assert factor(gemm(), seconds, mi300) == pytest.approx(0.9 * 1.7)
+    assert factor(gemm(variant=TUNED), seconds, mi300) == pytest.approx(0.9)
+
+
+def test_attention_is_held_to_the_rate_of_its_implementation() -> None:
+    sizes = {"batch": 1.0, "q_heads": 32.0, "q_len": 8192.0, "kv_len": 8192.0, "head_dim": 128.0, "causal": 1.0}
+    plain = ATTENTION.call("forward", "bf16", **(dict.fromkeys(ATTENTION.fields, 0.0) | sizes))
+    assert factor(plain, 1e-3) == pytest.approx(1.5)
+    assert factor(replace(plain, variant=RING), 1e-3) == pytest.approx(1.5 * 1.25)
+    flops = 4 * 32 * 8192.0**2 * 128 / 2
+    rate = 0.5 * H100.num_sms * H100.boost_clock_mhz * 1e6 * 2048
+    assert 1e-4 * factor(replace(plain, variant=FLASH2), 1e-4) == pytest.approx(flops / rate)
+
+
+def test_numbers_survive_the_way_through_names() -> None:
+    assert in_step_from(SHIPPED.by_name()) == SHIPPED

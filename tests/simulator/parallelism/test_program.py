@@ -1,0 +1,170 @@
+"""Layouts as programs: whole, simulated as every other step, and the same however many ranks and micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.effort import calls
+from traincast.hardware.platform import load_platform
+from traincast.ir.program import peak_memory
+from traincast.ir.validate import validate_workload
+from traincast.models.transformers.reading import described, load_transformer
+from traincast.models.transformers.sizes import parameters
+from traincast.simulator.parallelism import predict as predicting
+from traincast.simulator.parallelism.layout import Layout, completed
+from traincast.simulator.parallelism.predict import estimate_seconds, predict_parallel, steady_micro_batches
+from traincast.simulator.parallelism.program import parallel_workload
+
+SMALL = described(
+    "small", {"layers": 8, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 32000, "seq_len": 2048}
+)  # fmt: skip
+MIXTURE = described(
+    "mixture", {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000, "seq_len": 2048,
+                "experts": {"count": 8, "top_k": 2, "ffn": 2048}},
+)  # fmt: skip
+NODE = load_platform("dgx-h100")
+
+LAYOUTS = {
+    "one GPU": {"gpus": 1},
+    "eager": {"gpus": 1, "kernels": "eager"},
+    "copies": {"gpus": 8},
+    "copies, nothing overlapped": {"gpus": 8, "overlap_gradients": False},
+    "distributed optimizer": {"gpus": 16, "sharding": "zero1"},
+    "distributed optimizer, exposed": {"gpus": 16, "sharding": "zero1", "overlap_parameters": False},
+    "FSDP": {"gpus": 16, "sharding": "zero3", "kernels": "compiled"},
+    "FSDP in groups": {"gpus": 16, "sharding": "zero3", "shard_group": 8, "reshard": False},
+    "tensor parallel": {"gpus": 8, "tp": 8},
+    "tensor parallel, all overlapped": {"gpus": 8, "tp": 8, "overlap_tp": "all"},
+    "tensor parallel without sequence": {"gpus": 8, "tp": 8, "sequence": False, "overlap_tp": "none"},
+    "stages": {"gpus": 8, "pp": 4, "global_batch": 16},
+    "stages, exposed": {"gpus": 8, "pp": 4, "global_batch": 16, "overlap_pp": False},
+    "chunks": {"gpus": 8, "pp": 4, "vp": 2, "global_batch": 16},
+    "zero bubble": {"gpus": 8, "pp": 4, "schedule": "zero-bubble", "global_batch": 16},
+    "ring": {"gpus": 8, "cp": 4, "seq_len": 16384},
+    "gathered keys": {"gpus": 8, "cp": 4, "cp_gather": True, "seq_len": 16384},
+    "full recomputation": {"gpus": 8, "tp": 2, "checkpoint": "full"},
+    "selective recomputation": {"gpus": 8, "checkpoint": "selective", "checkpoint_every": 2},
+    "graph": {"gpus": 8, "tp": 2, "kernels": "graph"},
+    "adapters": {"gpus": 8, "adapter_rank": 8},
+    "frozen": {"gpus": 8, "frozen_layers": 3},
+    "fp8": {"gpus": 8, "precision": "fp8", "sharding": "zero3"},
+}
+
+
+def model_of(name: str):
+    return MIXTURE if name == "experts" else SMALL
+
+
+LAYOUTS["experts"] = {"gpus": 16, "ep": 8, "sharding": "zero1"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_a_valid_workload_that_the_closed_form_agrees_with(name: str) -> None:
+    # Given a layout of each kind
+    model, layout = model_of(name), Layout(**LAYOUTS[name])
+
+    # When it is simulated
+    answer = predict_parallel(model, NODE, layout)
+
+    # Then its programs are whole, and the search's estimate is close
+    validate_workload(replace(answer.workload, ranks=answer.workload.ranks[: 1 << 16]))
+    estimate, _ = estimate_seconds(model, NODE, layout)
+    assert estimate == pytest.approx(answer.iteration, rel=0.12)
+    low, high = answer.interval
+    assert low < answer.iteration < high
+    assert answer.gpus == layout.gpus and answer.timeline.seconds > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gpus": 8, "sharding": "zero1", "global_batch": 8 * 9},
+        {"gpus": 8, "sharding": "zero3", "kernels": "eager", "global_batch": 8 * 9},
+        {"gpus": 8, "tp": 2, "pp": 4, "global_batch": 24},
+        {"gpus": 4, "pp": 4, "stage_layers": (1, 2, 2, 3), "global_batch": 24},
+        {"gpus": 8, "pp": 2, "vp": 2, "global_batch": 4 * 16},
+    ],
+)
+def test_micro_batches_that_repeat_are_extended_exactly(options, monkeypatch) -> None:
+    layout = completed(Layout(**options), SMALL)
+    simulated, _ = steady_micro_batches(layout)
+    assert simulated < layout.accumulation
+    short = predict_parallel(SMALL, NODE, layout)
+
+    monkeypatch.setattr(predicting, "steady_micro_batches", lambda layout: (layout.accumulation, 1))
+    whole = predict_parallel(SMALL, NODE, layout)
+
+    assert short.iteration == pytest.approx(whole.iteration, rel=5e-4)
+    # of stages that are done together, another one may be the one that is shown
+    assert short.device_active == pytest.approx(whole.device_active, rel=0.02)
+    for family in ("gemm", "attention"):
+        assert short.by_family[family] == pytest.approx(whole.by_family[family], rel=0.02)
+    assert short.by_op["aten::mm"] == pytest.approx(whole.by_op["aten::mm"], rel=0.02)
+
+
+def test_ten_thousand_ranks_cost_what_64_do() -> None:
+    def predict(gpus: int):
+        return predict_parallel(SMALL, NODE, Layout(gpus=gpus, tp=8, pp=4, global_batch=gpus, sharding="zero1"))
+
+    predict(64)
+    few, many = (calls(lambda gpus=gpus: predict(gpus)) for gpus in (64, 10240))
+    assert many < 2 * few
+
+
+def test_one_program_stands_for_all_ranks_of_a_stage() -> None:
+    answer = predict_parallel(SMALL, NODE, Layout(gpus=64, tp=8, pp=2))
+    assert len(answer.workload.programs) == 2
+    assert sum(len(rank.ranks) for rank in answer.ranks) == 64
+    assert answer.path and answer.path[-1].end > answer.path[0].start
+
+
+def test_time_is_told_by_module_and_group() -> None:
+    answer = predict_parallel(SMALL, NODE, Layout(gpus=8, tp=4, sharding="zero1"))
+    figures = answer.parallel
+    assert figures is not None and figures.exposed["tp"] > 0
+    assert answer.by_layer["layers.3"] > 0 and answer.by_module["layers.*.feed_forward"] > 0
+    parts = figures.compute + sum(figures.exposed.values())
+    assert parts <= answer.iteration * 1.001
+    document = answer.to_dict()
+    assert document["layout"]["tp"] == 4 and document["fits"] is True
+    assert document["tokens_per_second_per_gpu"] == pytest.approx(2 * 2048 / answer.iteration / 8)
+
+
+def test_a_bubble_is_what_fewer_micro_batches_leave() -> None:
+    few, many = (predict_parallel(SMALL, NODE, Layout(gpus=4, pp=4, global_batch=batch)) for batch in (4, 32))
+    assert few.parallel is not None and many.parallel is not None
+    # (pp - 1) / (m + pp - 1) of even stages: 3/7 of the step with 4 micro-batches, 3/35 with 32; the last has the head
+    assert few.parallel.bubble / few.iteration == pytest.approx(3 / 7, abs=0.1)
+    assert many.parallel.bubble / many.iteration == pytest.approx(3 / 35, abs=0.06)
+
+
+def test_kernel_time_is_without_the_wait_for_other_stages() -> None:
+    answer = predict_parallel(SMALL, NODE, Layout(gpus=4, pp=4, global_batch=4))
+    assert answer.parallel is not None and answer.parallel.bubble > 0.3 * answer.iteration
+    assert answer.by_family["collective"] < 0.05 * answer.iteration
+    total = sum(answer.by_family.values())
+    for split in (answer.by_phase, answer.by_op, answer.by_layer, answer.by_module):
+        assert sum(split.values()) == pytest.approx(total, rel=1e-6)
+
+
+def test_layers_are_written_once_for_all_their_copies() -> None:
+    layout = completed(Layout(gpus=1, global_batch=3), SMALL)
+    workload = parallel_workload(SMALL, layout, (), gpus_per_node=8, micro_batches=3)
+    program = workload.programs[0]
+    assert len(program.symbolic) < program.num_ops / 5
+    held = peak_memory(program).by_kind
+    # 16-bit weights once, whatever the number of micro-batches
+    assert held["parameter"] + held.get("embedding_table", 0) == pytest.approx(4 * parameters(SMALL), rel=0.02)
+    modules = {program.names[m] for m in np.unique(program.columns.op_module).tolist()}
+    assert {f"layers.{n}.attention" for n in range(8)} <= modules
+
+
+def test_a_large_model_has_a_timeline_of_every_stage() -> None:
+    answer = predict_parallel(load_transformer("llama3-70b"), NODE, Layout(gpus=512, tp=8, pp=4))
+    assert len(answer.ranks) == 4
+    for c in range(4):
+        times = answer.walk.timeline(c).times
+        assert np.all(times.kernel_end >= times.kernel_start)
