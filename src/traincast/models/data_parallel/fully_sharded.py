@@ -1,4 +1,4 @@
-"""FSDP and ZeRO: a step of one GPU as ranks run it that share parameters, gradients or the optimizer. Needs no torch."""
+"""FSDP and ZeRO: a step of one GPU on ranks that share parameters, gradients or the optimizer. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing what ranks that share a model exchange: gathered parameters, and gradients of which each rank keeps a part."""
+"""Writing what ranks that share a model exchange: gathered parameters, and gradients of which each keeps a part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from traincast.models.layers.builder import Communicator, Ref, Scalars
 @dataclass(slots=True)
 class Marks:
     """What was written, by storage: the memory that a pass has a parameter `gathered` in, parameters whose casts by
-    autocast are `cast_in_shards`, and the shards that gradients were `reduced` to. `summed` are gradients to which passes
-    add by shards, `whole` those that stay whole although the update reads their shards."""
+    autocast are `cast_in_shards`, and the shards that gradients were `reduced` to. `summed` are gradients to which
+    passes add by shards, `whole` those that stay whole although the update reads their shards."""
 
     gathered: dict[tuple[Pass, int], int] = field(default_factory=dict)
     cast_in_shards: set[int] = field(default_factory=set)
