@@ -11,10 +11,13 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from traincast.capturing import capture_distributed, capture_step
+from traincast.hardware.links import with_links
+from traincast.hardware.platform import load_platform
 from traincast.ir import peak_memory
 from traincast.ir.ops import Phase
 from traincast.ir.validate import validate_workload
 from traincast.models.data_parallel import Sharding, data_parallel, share_step
+from traincast.simulator.prediction.prediction import predict_step
 from traincast.transforms.accumulation import accumulated
 from traincast.utils.errors import TraincastError
 
@@ -22,10 +25,10 @@ GPUS, WIDTH, LAYERS = 4, 64, 3
 LAYER_BYTES = 4 * (WIDTH * WIDTH + WIDTH)
 
 
-def make_step(batch, wrap, optimizer, *, half=False, set_to_none=True):
+def make_step(batch, wrap, optimizer, *, half=False, set_to_none=True, width=WIDTH):
     with torch.device("cuda"):
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(LAYERS)))
-        x = torch.randn(batch, WIDTH)
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(LAYERS)))
+        x = torch.randn(batch, width)
     wrap(model)
     update = {"sgd": torch.optim.SGD, "adam": torch.optim.AdamW}[optimizer](model.parameters(), lr=0.1)
 
@@ -39,23 +42,23 @@ def make_step(batch, wrap, optimizer, *, half=False, set_to_none=True):
     return step
 
 
-def one(optimizer="adam", **options):
+def one(optimizer="adam", *, batch=8, **options):
     return capture_step(
-        lambda batch: make_step(batch, lambda model: None, optimizer, **options), batch_size=8, name="x", rebatch=False
-    )
+        lambda size: make_step(size, lambda model: None, optimizer, **options),
+        batch_size=batch, name="x", rebatch=False,
+    )  # fmt: skip
 
 
-def captured(optimizer="adam", *, passes=1, **options):
+def captured(optimizer="adam", *, batch=8, width=WIDTH, **options):
     def wrap(model):
         for layer in model:
             fully_shard(layer, **options)
         fully_shard(model, **options)
 
     def make(batch, *, rank, world_size):
-        step = make_step(batch, wrap, optimizer)
-        return step
+        return make_step(batch, wrap, optimizer, width=width)
 
-    return capture_distributed(make, world_size=GPUS, batch_size=8, name="x", ranks=[0], rebatch=False)
+    return capture_distributed(make, world_size=GPUS, batch_size=batch, name="x", ranks=[0], rebatch=False)
 
 
 def collectives(workload):
@@ -66,8 +69,9 @@ def collectives(workload):
 
 def updates(workload):
     """Name and forms of every op of the update."""
-    ops = [op for op in workload.programs[0].ops if op.phase == Phase.OPTIMIZER and op.name.startswith("aten::_foreach")]
-    return [(op.name, [tensor.spec.shape for tensor in op.inputs]) for op in ops]
+    ops = [op for op in workload.programs[0].ops if op.phase == Phase.OPTIMIZER]
+    lists = [op for op in ops if op.name.startswith("aten::_foreach")]
+    return [(op.name, [tensor.spec.shape for tensor in op.inputs]) for op in lists]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -78,11 +82,23 @@ def test_fsdp_sends_and_updates_what_a_capture_of_it_records(optimizer):
     # When the first is shared without torch
     made = share_step(one(optimizer), GPUS, Sharding(3))
 
-    # Then the same bytes are gathered and reduced, and the same shards are updated
+    # Then the same bytes are gathered and reduced in the same order, and the same shards are updated
     validate_workload(made)
     assert made.ranks == (0,) * GPUS
-    assert sorted(collectives(made)) == sorted(collectives(expected))
+    assert collectives(made) == collectives(expected)
     assert updates(made) == updates(expected)
+
+
+def test_fsdp_takes_as_long_as_a_capture_of_it():
+    # Given layers large enough that kernels and links decide, not the host
+    sizes, platform = {"batch": 4096, "width": 4096}, with_links(load_platform("dgx-h100"))
+
+    # When both steps are simulated
+    made = predict_step(share_step(one(**sizes), GPUS, Sharding(3)), platform)
+    expected = predict_step(captured(**sizes), platform)
+
+    # Then they agree
+    assert made.iteration == pytest.approx(expected.iteration, rel=0.03)
 
 
 def test_fsdp_keeps_as_much_memory_as_a_capture_of_it():
@@ -100,7 +116,7 @@ def test_autocast_becomes_the_mixed_precision_of_fsdp():
     made = share_step(one(half=True), GPUS, Sharding(3))
 
     # Then parameters are gathered in two bytes and no pass casts them any more
-    assert sorted(collectives(made)) == sorted(collectives(expected))
+    assert collectives(made) == collectives(expected)
     casts = [op for op in made.programs[0].ops if op.name == "aten::_to_copy" and op.phase == Phase.FORWARD]
     assert {tensor.spec.shape for op in casts for tensor in op.inputs} == {(8, WIDTH)}
 

@@ -44,9 +44,13 @@ def share_step(workload: Workload, gpus: int, sharding: Sharding, *, bucket_mb: 
     buckets of gradients of ZeRO 1 and 2, in MiB; None is DDP's default.
     """
     if len(workload.ranks) != 1:
-        raise TraincastError(f"workload '{workload.name}' runs on {len(workload.ranks)} GPUs already; leave out `zero`")
+        raise TraincastError(
+            f"workload '{workload.name}' runs on {len(workload.ranks)} GPUs already; share the step of one GPU"
+        )
     if workload.mode != "training":
-        raise TraincastError(f"'{workload.name}' is a step of {workload.mode}, which shares nothing; leave out `zero`")
+        raise TraincastError(
+            f"'{workload.name}' is a step of {workload.mode}, which shares nothing; give one of training"
+        )
     group, copies = _find_groups(gpus, sharding)
     if gpus == 1:
         return workload

@@ -52,8 +52,10 @@ def share_captured(resolved: Resolved, step: Workload) -> tuple[Workload, list[s
     scenario, gpus = resolved.scenario, resolved.gpus
     sharding = sharding_of(scenario)
     assert sharding is not None
+    field = "fsdp" if scenario.fsdp else "zero"
     if is_shardable(step):
-        raise _tables_are_divided(resolved.name, "fsdp" if scenario.fsdp else "zero")
+        raise _tables_are_divided(resolved.name, field)
+    _check_shareable(resolved, step, field)
     passes = _count_passes(resolved, step)
     if passes > 1:
         from traincast.transforms.accumulation import accumulated
@@ -61,6 +63,16 @@ def share_captured(resolved: Resolved, step: Workload) -> tuple[Workload, list[s
         step, _ = accumulated(step, passes)
     shared = share_step(step, gpus, sharding, bucket_mb=resolved.bucket_mb)
     return shared, [_describe_passes(passes, step.batch_size, every=sharding.zero == 3) if gpus > 1 else ""]
+
+
+def _check_shareable(resolved: Resolved, step: Workload, field: str) -> None:
+    """Rejects steps in which nothing is shared, or by a program of their own."""
+    if len(step.ranks) > 1:
+        raise TraincastError(f"{resolved.name} runs on {len(step.ranks)} GPUs already; leave out `{field}`")
+    if step.mode != "training":
+        raise TraincastError(f"{resolved.name} is asked for {step.mode}, which shares nothing; leave out `{field}`")
+    if resolved.bucket_mb is not None and (resolved.scenario.fsdp or resolved.scenario.zero == 3):
+        raise TraincastError(f"`{field}` reduces gradients by layers, not in buckets; leave out one of them")
 
 
 def accumulate_captured(resolved: Resolved, step: Workload) -> tuple[Workload, str]:

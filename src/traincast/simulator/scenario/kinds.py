@@ -155,6 +155,8 @@ def check_used(scenario: Scenario, kind: str) -> None:
 
 def _explain(name: str, kind: str) -> str:
     """Why a step of this kind has no such field, where that is not plain."""
+    if kind == "dlrm" and name in _SHARED:
+        return " (its embedding tables are divided among GPUs by their plan)"
     if kind not in ("model", "workload") or name not in _DIVIDED:
         return ""
     return " (the ops of a capture do not show how its layers could be divided among GPUs)"
