@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -97,14 +98,11 @@ def _write_fully_sharded(
 def _gather_in_order(builder: ShardBuilder, units: Sequence[Unit], place: Pass) -> None:
     """Every layer is gathered while the one before it runs."""
     used = sorted((unit for unit in units if place in unit.first), key=lambda unit: unit.first[place])
-    phase = Phase.BACKWARD if place[1] else Phase.FORWARD
-    sent: list[tuple[Ref, int]] = []
-    for number, unit in enumerate(used):
-        for following in used[len(sent) : number + 2]:
-            builder.open_before(unit.first[place], "FSDP::all_gather", phase)
-            sent.append(builder.gather(following.parameters))
-        builder.open_before(unit.first[place], "FSDP::all_gather_copy_out", phase)
-        builder.copy_out(*sent[number], unit.parameters, place)
+    flat, event = builder.gather(used[0].parameters, used[0].first[place], place)
+    for unit, following in zip_longest(used, used[1:]):
+        builder.copy_out(flat, event, unit.parameters, unit.first[place], place)
+        if following is not None:
+            flat, event = builder.gather(following.parameters, unit.first[place], place)
 
 
 def _reduce_by_unit(builder: ShardBuilder, gradients: Sequence[NewGradient]) -> None:
@@ -115,16 +113,18 @@ def _reduce_by_unit(builder: ShardBuilder, gradients: Sequence[NewGradient]) -> 
     kept: dict[tuple[str, str], Ref] = {}
     for (_, unit, dtype), members in sorted(groups.items(), key=lambda item: item[1][-1].scope):
         before = kept.get((unit, dtype))
-        shard = _reduce_new(builder, members, before)
+        shard = _reduce_new(builder, members, before, one_at_a_time=True)
         if before is None:
             kept[unit, dtype] = shard
 
 
-def _reduce_new(builder: ShardBuilder, members: Sequence[NewGradient], before: Ref | None = None) -> Ref:
+def _reduce_new(
+    builder: ShardBuilder, members: Sequence[NewGradient], before: Ref | None = None, *, one_at_a_time: bool = False
+) -> Ref:
     """Reduces what a pass made of these gradients and adds the shard to the one `before`, or to resident ones; gives
     the shard."""
     builder.append_to(members[-1].scope)
-    shard = builder.reduce_scatter([one.new for one in members])
+    shard = builder.reduce_scatter([one.new for one in members], one_at_a_time=one_at_a_time)
     resident = [one.total for one in members if _is_resident(builder.program, one)]
     if resident:
         builder.add(shard, [builder.shard_of(ref) for ref in resident])

@@ -36,6 +36,7 @@ class ShardBuilder(InsertingBuilder):
         self.group, self.copies, self.parts = group, copies, len(group.ranks)
         self.marks = Marks()
         self.copy_stream = 1 + max(self.stream_of(one) for one in (group, copies) if one is not None)
+        self._sent: Ref | None = None
         self._reduced_event = -1
         # groups of hybrid sharding are written as those of rank 0, and all others do alike
         self._details: Scalars = () if copies is None else ((VARIANT, UNIFORM),)
@@ -44,33 +45,40 @@ class ShardBuilder(InsertingBuilder):
         """Elements of a rank's part."""
         return -(-numel // self.parts)
 
-    def open_before(self, scope: int, name: str, phase: Phase) -> None:
-        """Opens a scope before one of the program, on its thread."""
-        c = self.program.columns
+    def _open_before(self, scope: int, name: str, place: Pass) -> None:
+        """Opens a scope of a pass before one of the program, on its thread."""
+        c, phase = self.program.columns, Phase.BACKWARD if place[1] else Phase.FORWARD
         self.insertion.insert_before(scope)
         self.scope_on(int(c.scope_thread[scope]), name, phase, after=int(c.scope_after[scope]))
 
-    def gather(self, parameters: Sequence[Parameter]) -> tuple[Ref, int]:
-        """Sends shards of parameters to all ranks; gives what arrives and the event of its end."""
+    def gather(self, parameters: Sequence[Parameter], scope: int, place: Pass) -> tuple[Ref, int]:
+        """Sends shards of parameters to all ranks before a scope of a pass; gives what arrives and the event of its
+        end."""
         shards = [self._flat(p.storage, self.share(p.numel), p.dtype) for p in parameters]
         dtypes = {p.used_as for p in parameters}
         mine = [self.share(p.numel) for p in parameters]
         dtype = dtypes.pop() if len(dtypes) == 1 else "uint8"
         size = sum(mine) if dtype != "uint8" else sum(n * _bytes(p) for n, p in zip(mine, parameters, strict=True))
+        self._open_before(scope, "fsdp::all_gather_copy_in", place)
         self.wait(self.record(0), self.copy_stream)
         flat = self.new((self.parts * size,), dtype)
         part = self.view(flat, (size,))
         arguments = [("all_gather_inputs", shards), ("all_gather_output", flat)]
         self.op("fsdp::all_gather_copy_in", arguments, [part, flat], stream=self.copy_stream)
+        if not place[1]:  # in backward, hooks of autograd run inside one op
+            self._open_before(scope, "c10d::_allgather_base_", place)
         event = self.collective(
             "_allgather_base_", "all_gather", self.group, [("output_tensor", flat), ("input_tensor", part)], flat,
             nbytes=flat.spec.nbytes, details=self._details, stream=self.copy_stream,
         )  # fmt: skip
         return flat, event
 
-    def copy_out(self, flat: Ref, event: int, parameters: Sequence[Parameter], place: Pass) -> None:
-        """Parameters of a pass, each in memory of its own, once they have arrived."""
+    def copy_out(self, flat: Ref, event: int, parameters: Sequence[Parameter], scope: int, place: Pass) -> None:
+        """Parameters of a pass, each in memory of its own, once they have arrived: before a scope of the pass."""
+        self._open_before(scope, "fsdp::split_with_sizes_copy", place)
         self.wait(event)
+        rows = self.view(flat, (self.parts, flat.spec.numel // self.parts))
+        self.op("aten::view", [("self", flat)], [rows], [("size", rows.shape)])
         whole = [self.new((p.numel,), p.used_as) for p in parameters]
         self.op("fsdp::split_with_sizes_copy", [("all_gather_output", flat), ("out", whole)])
         self.free(flat)
@@ -81,12 +89,15 @@ class ShardBuilder(InsertingBuilder):
             if parameter.copies:
                 self.marks.cast_in_shards.add(parameter.storage)
 
-    def reduce_scatter(self, gradients: Sequence[Ref]) -> Ref:
-        """Sums gradients of one type over ranks, of which each keeps its part; written at the end of the open scope."""
+    def reduce_scatter(self, gradients: Sequence[Ref], *, one_at_a_time: bool = False) -> Ref:
+        """Sums gradients of one type over ranks, of which each keeps its part; written at the end of the open scope.
+        With `one_at_a_time`, kernels wait for the gradients before these, whose memory is then free."""
         size, dtype = sum(self.share(grad.spec.numel) for grad in gradients), gradients[0].spec.dtype
-        self.wait(self.record(0), self.copy_stream)
+        if one_at_a_time:
+            self._wait_for_sent()
         flat = self.new((self.parts * size,), dtype)
-        self.op("fsdp::chunk_cat", [("tensors", gradients), ("out", flat)], stream=self.copy_stream)
+        self.op("fsdp::chunk_cat", [("tensors", gradients), ("out", flat)])
+        self.wait(self.record(0), self.copy_stream)
         shard = self.new((size,), dtype)
         self._reduced_event = self.collective(
             "_reduce_scatter_base_", "reduce_scatter", self.group, [("output_tensor", shard), ("input_tensor", flat)],
@@ -97,9 +108,17 @@ class ShardBuilder(InsertingBuilder):
                 "allreduce_", "all_reduce", self.copies, [("tensors", shard)], shard, nbytes=shard.spec.nbytes,
                 details=self._details, stream=self.stream_of(self.group),
             )  # fmt: skip
-        self.free(flat)
+        self._sent = flat
+        if not one_at_a_time:
+            self.free(flat)
         self.target.set_kind(shard.storage, StorageKind.GRADIENT)
         return shard
+
+    def _wait_for_sent(self) -> None:
+        """Kernels wait for the gradients that were sent last."""
+        if self._sent is not None:
+            self.wait(self._reduced_event)
+            self.free(self._sent)
 
     def keep(self, gradients: Sequence[NewGradient], shard: Ref) -> None:
         """The update reads this shard in the place of these gradients."""
@@ -124,7 +143,7 @@ class ShardBuilder(InsertingBuilder):
         end = end_of_backward(self.program, ready)
         self.insert_before(end)
         self.engine_scope("cuda::stream_wait_event", Phase.OTHER)
-        self.wait(self._reduced_event)
+        self._wait_for_sent()
         if end < self.program.num_scopes:
             self.insertion.set_wait(end)
 
