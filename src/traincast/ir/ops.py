@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,19 @@ DTYPE_BYTES = {
 DEVICES = ("cuda", "cpu", "cpu:pinned")
 ACCUMULATE_GRAD = "torch::autograd::AccumulateGrad"
 """The scope in which autograd keeps the gradient of a parameter."""
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def layer_of(path: str) -> str:
+    """The layer that a module belongs to: its path up to the first number, else its first two names.
+
+    >>> layer_of("Bert.encoder.layers.3.mlp.fc1"), layer_of("Bert.embeddings.word.table")
+    ('Bert.encoder.layers.3', 'Bert.embeddings')
+    """
+    number = _NUMBER.search(path)
+    return path[: number.end()] if number else ".".join(path.split(".")[:2])
 
 
 class Phase(IntEnum):

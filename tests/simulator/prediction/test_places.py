@@ -8,7 +8,7 @@ import traincast
 from tests.simulator.rank_programs import RankProgram, predict
 from traincast.app.report.chrome import chrome_trace
 from traincast.app.report.prediction import prediction_text
-from traincast.simulator.prediction.places import layer_of
+from traincast.ir.ops import layer_of
 
 
 @pytest.fixture(scope="module")

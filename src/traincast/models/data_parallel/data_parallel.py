@@ -47,7 +47,7 @@ def data_parallel(workload: Workload, gpus: int, *, bucket_mb: float | None = No
         return workload
     program = workload.programs[0]
     if workload.mode == "training":
-        _check(workload)
+        check_data_parallel(workload)
         program = with_ddp(program, tuple(range(gpus)), bucket_mb=bucket_mb)
     return replace(workload, programs=(program,), ranks=(0,) * gpus)
 
@@ -91,16 +91,16 @@ def with_ddp(
     _reduce(builder, group, gradients, limits, end)
     _hold_until_backward_returns(builder, end)
     tensors = [g.grad.tensor for g in gradients] + [buffer.tensor for buffer in sent]
-    return replace(builder.build(), rigid=program.rigid or _why_rigid(program, tensors))
+    return replace(builder.build(), rigid=program.rigid or why_rigid(program, tensors))
 
 
-def _check(workload: Workload) -> None:
-    """A program whose gradients DDP cannot see."""
+def check_data_parallel(workload: Workload) -> None:
+    """Refuses a program whose gradients data parallelism cannot see."""
     program = workload.programs[0]
     c = program.columns
     if any(signature.scalar("collective") is not None for signature in program.symbolic):
         raise TraincastError(f"workload '{workload.name}' communicates already; capture it with `gpus` instead")
-    accumulated = _accumulating(program)
+    accumulated = find_accumulating(program)
     if not len(accumulated):
         raise TraincastError(f"workload '{workload.name}' accumulates no gradients; only training is data parallel")
     unseen = bool(np.any(c.scope_ptr[accumulated] == c.scope_ptr[accumulated + 1]))
@@ -117,7 +117,7 @@ def _check(workload: Workload) -> None:
         )
 
 
-def _accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def find_accumulating(program: Program) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """Scopes that accumulate a gradient."""
     if ACCUMULATE_GRAD not in program.names:
         return np.zeros(0, dtype=np.intp)
@@ -143,7 +143,7 @@ def gradients_of(program: Program) -> list[Gradient]:
     """The gradients in the order in which they become ready."""
     c = program.columns
     gradients = []
-    for scope in _accumulating(program).tolist():
+    for scope in find_accumulating(program).tolist():
         last = int(c.scope_ptr[scope + 1]) - 1
         if last < c.scope_ptr[scope]:
             continue
@@ -169,7 +169,7 @@ def end_of_backward(program: Program, gradients: Sequence[Gradient]) -> int:
     return last + int(others[0]) if len(others) else program.num_scopes
 
 
-def _why_rigid(program: Program, tensors: Sequence[int]) -> str:
+def why_rigid(program: Program, tensors: Sequence[int]) -> str:
     """Gradients and buffers whose bytes change with batch size or sequence length would be in other buckets there."""
     c = program.columns
     sizes = c.storage_bytes[c.tensor_storage[tensors]]

@@ -78,6 +78,10 @@ class StepBuilder:
         self._events = 1 + max((event for event in events if isinstance(event, int)), default=-1)
         self._streams[group.number] = _stream_of(program, group.number)
 
+    def stream_of(self, group: Communicator) -> int:
+        """The stream on which a communicator runs its collectives: its own, or the next one."""
+        return self._streams.setdefault(group.number, 1 + max(self._streams.values(), default=0))
+
     @contextmanager
     def labelled(self, label: object) -> Iterator[None]:
         """Gives a label to the scopes that are opened inside."""
@@ -272,7 +276,7 @@ class StepBuilder:
         """A collective as ProcessGroupNCCL runs it: on its communicator's stream, after what `stream` has so far;
         gives the event of its end, which whoever uses the result waits for. `name` is an op of c10d, or has a namespace
         of its own; `details` are its further scalars."""
-        runs_on = self._streams.setdefault(group.number, len(self._streams) + 1)
+        runs_on = self.stream_of(group)
         around = "" if forward >= 0 else module
         self.wait(self.record(stream, module=around), runs_on, module=around)
         scalars: Scalars = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from traincast.costs.kernels.cost import Costs, Source
-from traincast.ir.ops import Phase
+from traincast.ir.ops import Phase, layer_of
 from traincast.simulator.timeline import Timeline
 from traincast.utils.arrays import BoolArray
 from traincast.utils.totals import totals
@@ -31,16 +31,6 @@ def seconds_by_layer(timeline: Timeline) -> dict[str, float]:
     """Kernel seconds by layer, backward included: a module's path up to its first number (`Bert.layers.3`), else its
     first two names; what no module runs is named by its phase."""
     return _by_path(timeline, layer_of)
-
-
-def layer_of(path: str) -> str:
-    """The layer that a module belongs to.
-
-    >>> layer_of("Bert.encoder.layers.3.mlp.fc1"), layer_of("Bert.embeddings.word.table")
-    ('Bert.encoder.layers.3', 'Bert.embeddings')
-    """
-    number = _NUMBER.search(path)
-    return path[: number.end()] if number else ".".join(path.split(".")[:2])
 
 
 def seconds_by_op(timeline: Timeline) -> dict[str, float]:

@@ -17,7 +17,7 @@ GROUPS = {
     "sizes": "sizes",
     "numerics": "numerics",
     "program": "program",
-    "parallelism": "parallelism of Transformers",
+    "parallelism": "parallelism",
     "tables": "embedding tables",
     "host": "host",
     "loader": "data loader",

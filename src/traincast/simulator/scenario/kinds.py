@@ -40,14 +40,16 @@ _OPS = (
     "optimizer", "kernels", "compiled", "cuda_graph", "skew_ms", "jitter", "seed", "loader_ms", "workers", "pageable",
     "costs",
 )  # fmt: skip
+_SHARED = ("micro_batch", "global_batch", "fsdp", "zero", "shard_group", "no_reshard")
+_DIVIDED = ("tp", "pp", "vp", "cp", "ep", "etp")
 _LAID_OUT = (
-    "micro_batch", "global_batch", "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "tp", "pp", "vp",
-    "cp", "ep", "etp", "fsdp", "zero", "shard_group", "no_reshard", "no_sequence_parallel", "schedule", "stage_layers",
+    *_SHARED, "fp8_scaling", "fp8_gather", "checkpoint", "checkpoint_every", "tp", "pp", "vp",
+    "cp", "ep", "etp", "no_sequence_parallel", "schedule", "stage_layers",
     "cp_exchange", "dispatch", "overlap", "no_overlap", "lora_rank", "frozen_layers", "document_len",
 )  # fmt: skip
 USED: Mapping[str, frozenset[str]] = {
-    "model": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention", "embedding", "program")),
-    "workload": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "program")),
+    "model": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "attention", "embedding", "program")),
+    "workload": frozenset((*_EVERY, *_GPU, *_OPS, *_SHARED, "seq_len", "program")),
     "dlrm": frozenset((*_EVERY, *_GPU, *_OPS, "embedding", "program", "plan")),
     "transformer": frozenset((*_EVERY, *_GPU, *_OPS, "seq_len", "attention")),
     "parallel": frozenset(
@@ -141,12 +143,21 @@ def check_used(scenario: Scenario, kind: str) -> None:
             users = [_USERS[other] for other, used in USED.items() if name in used]
             raise TraincastError(
                 f"`{name}` is not used here: {_shown_name(scenario)} is {KINDS[kind]}, and `{name}` is for "
-                f"{' or '.join(users[:3])}; leave it out"
+                f"{' or '.join(users[:3])}{_explain(name, kind)}; leave it out"
             )
         needs = scenario_fields()[name].needs
         if needs and not any(need in given for need in needs):
             others = " or ".join(f"`{need}`" for need in needs)
             raise TraincastError(f"`{name}` is used with {others} only; give one, or leave it out")
+
+
+def _explain(name: str, kind: str) -> str:
+    """Why a step of this kind has no such field, where that is not plain."""
+    if kind == "dlrm" and name in _SHARED:
+        return " (its embedding tables are divided among GPUs by their plan)"
+    if kind not in ("model", "workload") or name not in _DIVIDED:
+        return ""
+    return " (the ops of a capture do not show how its layers could be divided among GPUs)"
 
 
 def _shown_name(scenario: Scenario) -> str:

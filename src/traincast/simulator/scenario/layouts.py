@@ -59,20 +59,26 @@ def layout_fields(layout: Layout) -> dict[str, Any]:
 def _check(scenario: Scenario) -> None:
     """Rejects fields that contradict each other, or that no layout has."""
     s = scenario
-    if s.fsdp and s.zero not in (None, 3):
-        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
+    check_sharing(s)
     if s.mode == "inference":
         raise TraincastError("`mode=inference` has no layout of GPUs; leave one of them out")
     if s.optimizer not in (None, "none", "adam"):
         raise TraincastError(f"`optimizer={s.optimizer}` has no layout of GPUs; give adam or none")
+    for name in ("fp8_scaling", "fp8_gather"):
+        if getattr(s, name) and s.dtype != "fp8":
+            raise TraincastError(f"`{name}` is for 8-bit arithmetic (`dtype=fp8`), not {s.dtype}; leave it out")
+
+
+def check_sharing(scenario: Scenario) -> None:
+    """Rejects fields of data parallelism that contradict each other."""
+    s = scenario
+    if s.fsdp and s.zero not in (None, 3):
+        raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
     if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
         raise TraincastError(
             f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
             "time; give one of them"
         )
-    for name in ("fp8_scaling", "fp8_gather"):
-        if getattr(s, name) and s.dtype != "fp8":
-            raise TraincastError(f"`{name}` is for 8-bit arithmetic (`dtype=fp8`), not {s.dtype}; leave it out")
 
 
 def _stages(text: str) -> tuple[int, ...]:

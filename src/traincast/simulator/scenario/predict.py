@@ -14,6 +14,12 @@ from traincast.ir.ops import Phase
 from traincast.ir.workload import COVERS, Workload
 from traincast.simulator.prediction.prediction import predict_step
 from traincast.simulator.prediction.result import Prediction
+from traincast.simulator.scenario.captured import (
+    accumulate_captured,
+    check_undivided,
+    sharding_of,
+    share_captured,
+)
 from traincast.simulator.scenario.loading import Loader
 from traincast.simulator.scenario.programs import PIPELINED, TORCHREC, check_eager, no_program, recommender_on
 from traincast.simulator.scenario.resolved import Resolved, Structural, resolve
@@ -102,11 +108,12 @@ def _loaded(resolved: Resolved, *, always_sharded: bool) -> tuple[Workload, list
         if resolved.scenario.is_compiled and resolved.source != "transformer":
             step = as_compiled(step)
         step, said = _spread(resolved, step, platform, always_sharded=always_sharded)
-        return step, [assumed, said, *notes]
-    step, said = _divided(resolved, platform)
+        return step, [assumed, *said, *notes]
+    check_undivided(resolved)
+    step, division = _divided(resolved, platform)
     step, notes = _edited(step, resolved.structural)
     _check_buckets(resolved, step)
-    return step, [said, *notes]
+    return step, [division, *notes]
 
 
 def _is_divided(resolved: Resolved, *, always_sharded: bool) -> bool:
@@ -173,7 +180,7 @@ def _one_gpu(resolved: Resolved, platform: Platform) -> tuple[Workload, str]:
         workload=scenario.workload, dtype=scenario.dtype, mode=scenario.mode, optimizer=scenario.optimizer,
         attention=scenario.attention, embedding=scenario.embedding,
     )  # fmt: skip
-    return _resized(variant, resolved.source, resolved.content, scenario.batch_size, scenario.seq_len), ""
+    return _resized(variant, resolved.source, resolved.content, scenario.samples_per_pass, scenario.seq_len), ""
 
 
 @lru_cache(maxsize=16)
@@ -194,13 +201,25 @@ def _resized(variant: Scenario, kind: str, content: str, batch_size: int | None,
 
 def _spread(
     resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
+) -> tuple[Workload, list[str]]:
+    """The step on its GPUs with the passes of an update, and notes on it."""
+    _check_buckets(resolved, step)
+    if sharding_of(resolved.scenario) is not None:
+        return share_captured(resolved, step)
+    spread_out, said = _replicated(resolved, step, platform, always_sharded=always_sharded)
+    spread_out, more = accumulate_captured(resolved, spread_out)
+    return spread_out, [said, more]
+
+
+def _replicated(
+    resolved: Resolved, step: Workload, platform: Platform, *, always_sharded: bool
 ) -> tuple[Workload, str]:  # fmt: skip
+    """The step on GPUs that each hold all of the model, but for tables."""
     if resolved.bucket_mb is None:
         return spread(step, resolved.scenario.gpus, platform, always_sharded=always_sharded)
     from traincast.models.data_parallel import data_parallel
     from traincast.models.sharded_dlrm.recommender import is_shardable
 
-    _check_buckets(resolved, step)
     if is_shardable(step):
         raise TraincastError(f"{resolved.name} shards its tables over GPUs; its buckets are those of its program")
     return data_parallel(step, resolved.gpus, bucket_mb=resolved.bucket_mb), ""

@@ -40,7 +40,7 @@ def _check_curve(resolved: Resolved) -> None:
             f"{resolved.name} is laid out for one number of GPUs at a time; give one number of `gpus`, or 'traincast "
             "sweep' with `gpus` varied"
         )
-    for name in ("skew_ms", "jitter", "loader_ms", "pageable", "plan"):
+    for name in ("skew_ms", "jitter", "loader_ms", "pageable", "plan", "micro_batch", "global_batch"):
         if getattr(resolved.scenario, name):
             raise TraincastError(f"`{name}` is for one prediction; give one number of `gpus`")
 

@@ -294,6 +294,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     @property
+    def samples_per_pass(self) -> int | None:
+        """Samples of a GPU's forward pass: `micro_batch`, or else `batch_size`; None where neither was given."""
+        return self.batch_size if self.micro_batch is None else self.micro_batch
+
+    @property
     def launches(self) -> str:
         """Who launches kernels: `kernels`, or what `compiled` and `cuda_graph` say of it."""
         for flag, kind in (("compiled", "compiled"), ("cuda_graph", "graph")):

@@ -76,7 +76,7 @@ def as_compiled(workload: Workload) -> Workload:
 
 
 def _at_size(workload: Workload, scenario: Scenario) -> Workload:
-    resized = workload.resized(batch_size=scenario.batch_size, seq_len=scenario.seq_len)
+    resized = workload.resized(batch_size=scenario.samples_per_pass, seq_len=scenario.seq_len)
     if scenario.is_compiled:
         return as_compiled(resized)
     from traincast.costs.kernels.registry import lowering_context

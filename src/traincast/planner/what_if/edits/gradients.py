@@ -46,6 +46,11 @@ def accumulate(resolved: Resolved, value: Value) -> Resolved:
         return laid_out.changed(global_batch=laid_out.layout.dp * laid_out.layout.micro_batch * passes)
     if passes == 1:
         return resolved
+    if resolved.scenario.fsdp or resolved.scenario.zero:
+        raise TraincastError(
+            f"{resolved.name} shares its gradients among GPUs, in which a pass may take part; ask for its passes with "
+            "`global_batch`"
+        )
     from traincast.transforms.accumulation import accumulated  # only this edit needs it
 
     return resolved.edited(f"accumulate={passes}", lambda step: accumulated(step, passes), across=True)
