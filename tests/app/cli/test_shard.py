@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -167,3 +168,31 @@ def test_links_that_a_device_alone_does_not_state_are_said(tables, capsys):
     for platform, gpus in (("dgx-a100", 2), ("a100-80gb", 1)):
         _, out, _ = _run(capsys, *given, "--on", platform, "--gpus", gpus)
         assert json.loads(out)["notes"] == []
+
+
+def test_every_plan_has_the_command_that_predicts_it(capsys, tmp_path):
+    # given a search over two tables, without and with a dense part
+    tables, dense = tmp_path / "tables.yaml", tmp_path / "dense.yaml"
+    tables.write_text("tables:\n  - {name: user, rows: 2000000, dim: 64}\n  - {name: item, rows: 500000, dim: 64}\n")
+    dense.write_text("bottom_mlp: [13, 64]\ntop_mlp: [64, 1]\n")
+    words = ["shard", str(tables), "--on", "dgx-a100", "--gpus", "2", "--batch-size", "256", "--no-torchrec", "--json"]
+    for more, part in (([], "embedding"), (["--dense", str(dense)], "step")):
+        assert main([*words, *more]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["part"] == part
+
+        # when the commands of some plans are run, then each gives its time to the last digit
+        for row in told["compared"][:3]:
+            _, *line = shlex.split(row["command"])
+            assert main([*line, "--json"]) == 0
+            document = json.loads(capsys.readouterr().out)
+            assert document["iteration_ms"] == row["iteration_ms"] == row["prediction"]["iteration_ms"]
+            assert document["memory_gb"] == row["prediction"]["memory_gb"]
+
+
+def test_a_part_of_a_step_is_not_called_a_step(capsys, tmp_path):
+    tables = tmp_path / "tables.yaml"
+    tables.write_text("tables:\n  - {name: user, rows: 2000, dim: 64}\n  - {name: item, rows: 5000, dim: 64}\n")
+    assert main(["shard", str(tables), "--on", "dgx-a100", "--gpus", "2", "--no-torchrec"]) == 0
+    text = capsys.readouterr().out
+    assert "embedding part only: " in text and "per step" not in text

@@ -76,7 +76,8 @@ def asked(steps, kind, name):
     value = VALUES.get(name, True)
     if name in ("costs", "dense"):
         value = str(folder / value)
-    base = {**known[kind], **(BESIDE.get(name, {}) if name in USED[kind] else {})}
+    uses = USED["parallel"] | USED[kind] if kind == "transformer" else USED[kind]
+    base = {**known[kind], **(BESIDE.get(name, {}) if name in uses else {})}
     return Scenario(**base), Scenario(**{**base, name: value})
 
 

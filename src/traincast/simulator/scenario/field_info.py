@@ -46,7 +46,7 @@ class FieldInfo:
 
     @property
     def option(self) -> str:
-        """The option of the command line: `--batch-size`."""
+        """The option of the command line: dashes before it and between its words."""
         return "--" + self.name.replace("_", "-")
 
     @property
@@ -56,7 +56,7 @@ class FieldInfo:
 
     @property
     def described(self) -> str:
-        """Help with unit and default, as `--help` and the reference page show it."""
+        """Help with unit and default, as help and the reference page show it."""
         known = [f"in {self.unit}"] if self.unit and self.unit not in self.help else []
         known += [f"default {self.default}"] if self.default else []
         return f"{self.help} ({'; '.join(known)})" if known else self.help
