@@ -1,9 +1,9 @@
 """Captures and predicts every set-up of tests/corpus and says how each came out.
 
-`python scripts/try_corpus.py` prints a line each; `--write` puts the table into docs/evidence/corpus.md, `--only WORDS`
-takes those whose name has the words (given several times: any of them; then only their rows of the table change),
-`--against-cpu` also compares ops and peak memory with real runs on this CPU, `--one-size` leaves out whether they can
-be resized, which takes most of the time. What is not installed is skipped.
+`python scripts/try_corpus.py` prints a line each; `--out FILE.md` writes a table of them
+(docs/evidence/capturing.md has its sums), `--only WORDS` takes those whose name has the words (given several times: any
+of them), `--against-cpu` also compares ops and peak memory with real runs on this CPU, `--one-size` leaves out whether
+they can be resized, which takes most of the time. What is not installed is skipped.
 Exit code 1 if a set-up fails that should not.
 """
 
@@ -23,12 +23,11 @@ sys.path.insert(0, str(ROOT))
 from tests.corpus.running import Outcome, load, run  # noqa: E402
 from tests.corpus.setups import Setup  # noqa: E402
 
-PAGE = ROOT / "docs" / "evidence" / "corpus.md"
 INTRODUCTION = """# What has been captured
 
-Written by `python scripts/try_corpus.py --write --one-size --against-cpu`. Models and training set-ups that
-people run, with the real classes of the libraries named, few and narrow layers, each captured and predicted on
-an A100. *Works* means just that; *one size* that it cannot be resized, and why (not tried with `--one-size`).
+Written by `python scripts/try_corpus.py --out FILE.md`. Models and training set-ups that people run, with the real
+classes of the libraries named, few and narrow layers, each captured and predicted on an A100.
+*Works* means just that; *one size* that it cannot be resized, and why (not tried with `--one-size`).
 *Equal to a CPU* (with `--against-cpu`) gives what a real run of the same step on a CPU shows: whether ops,
 shapes and types are the same in the same order, and the captured peak of memory as a percentage of the real one
 without scratch space inside ops; where they differ, why. The real run does as a GPU does where PyTorch chooses by
@@ -87,7 +86,7 @@ def summary(counts: Counter[str]) -> str:
     return f"{counts['works']} of {tried} work ({100 * counts['works'] / max(1, tried):.0f} %){skipped}"
 
 
-def write(rows: list[str], counts: Counter[str]) -> None:
+def write(page: Path, rows: list[str], counts: Counter[str]) -> None:
     head = ["| set-up | kind | on | ops | equal to a CPU | outcome |", "|---|---|---|---:|---|---|"]
     text = [
         INTRODUCTION,
@@ -96,19 +95,12 @@ def write(rows: list[str], counts: Counter[str]) -> None:
         *rows,
         "",
     ]
-    PAGE.write_text("\n".join(text), encoding="utf-8")
-
-
-def replace(row: str) -> None:
-    """Puts one set-up's row into the table that is there."""
-    head = row[: row.index("|", 1) + 1]
-    lines = PAGE.read_text(encoding="utf-8").splitlines(keepends=True)
-    PAGE.write_text("".join(row + "\n" if line.startswith(head) else line for line in lines), encoding="utf-8")
+    page.write_text("\n".join(text), encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--against-cpu", action="store_true")
     parser.add_argument("--one-size", action="store_true")
@@ -127,10 +119,8 @@ def main() -> int:
         )
         compare = options.against_cpu and not setup.gpus and outcome.state == "works"
         rows.append(row(setup, outcome, compared(setup) if compare else ""))
-        if options.write and options.only:
-            replace(rows[-1])
-        elif options.write:
-            write(rows, counts)  # each time: a long run that is stopped leaves what it has found
+        if options.out:
+            write(options.out, rows, counts)  # each time: a long run that is stopped leaves what it has found
     print(summary(counts))
     return 1 if wrong else 0
 

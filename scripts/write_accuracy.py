@@ -1,4 +1,7 @@
-"""Writes docs/evidence/accuracy.md from the evaluation suites: `python scripts/write_accuracy.py --data DIR`."""
+"""The page of every evaluated case, from the measurements: `python scripts/write_accuracy.py --data DIR`.
+
+It prints the page. `scripts/site_hooks.py` puts it into the site where TRAINCAST_DATA names the measurements.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,12 @@ from data_option import run_on_data
 from traincast_evaluation.report import cases_text, summary_text
 from traincast_evaluation.suites.registry import evaluate
 
-PAGE = Path(__file__).parent.parent / "docs" / "evidence" / "accuracy.md"
+INTRODUCTION = """# Every case
 
-INTRODUCTION = """# How wrong it has been
-
-Written by `python scripts/write_accuracy.py --data DIR` from the suites of `traincast evaluate`. Errors are
-percent of the measured value: n, GMAE (geometric mean of absolute errors), MAPE, median, worst with its sign,
-and signed bias. No measured point of these tables was used to fit a parameter. Some constants and model forms
-were chosen with some of them in view; the pages per family ([GEMM](gemm.md), [streaming](streaming.md),
-[conv](conv.md), [attention](attention.md), [embedding](embedding.md), [collectives](collectives.md),
-[host](host-overheads.md)) say which.
+Written by `scripts/write_accuracy.py` from the suites of `traincast evaluate`. Errors are percent of the measured
+value: n, GMAE (geometric mean of absolute errors), MAPE, median, worst with its sign, and bias (signed mean). No
+measured point of these tables was used to fit a parameter, unless a row says so. Some constants and model forms were
+chosen with some of them in view; the pages of [evidence](index.md) say which.
 """
 
 NOTES = {
@@ -33,16 +32,15 @@ V100 at 1297 MHz; cuDNN ran in deterministic mode in that study, which rules out
 clock stops before gradients are zeroed; so does ours here. The Inception-v3 point at
 batch 64 does not fit the other two; the data's own notes suspect a slip.""",
     "transformers": """\
-fp32, eager unless the case says compiled ([lowering](lowering.md)). `train` is forward and backward without
+fp32, eager unless the case says compiled ([one GPU](one-gpu.md)). `train` is forward and backward without
 optimizer. P100 ran about 10 % slower inside the models than in the GEMM measurements of the same card, T4 and
 P4 vary with their temperature. NeuSight's and the roofline's predictions are those in the published file (no
 figures for Switch at 2048 tokens).""",
     "multi-gpu": """\
-Every row from its published configuration; [parallel](parallel.md) says which programs stand behind them, what was
-corrected after their errors had been seen; [programs](programs.md) is on HugeCTR's and on those held back. `replay`
-walks the eight traced ranks of a DLRM together.""",
+Every row from its published configuration; [DLRM](dlrm.md#several-gpus) says which programs stand behind them and what
+was corrected after their errors had been seen. `replay` simulates the eight traced ranks of a DLRM together.""",
     "distributed-embeddings": """\
-TensorFlow with Horovod on DGX A100, Adagrad, from the published table specifications ([parallel](parallel.md)).""",
+TensorFlow with Horovod on DGX A100, Adagrad, from published table specifications ([DLRM](dlrm.md#several-gpus)).""",
     "captured": """\
 Programs in the style of NVIDIA's DeepLearningExamples, captured when the suite runs (needs torch). Rows marked as held
 back took no part while programs were first changed; [capturing](capturing.md) says which were corrected later, and
@@ -52,8 +50,8 @@ TABLES = ("kernels", "collectives", "embedding-access", "llm")
 """Suites without a list of cases, which speak for themselves."""
 
 
-def main(folder: Path) -> None:
-    """Runs every suite and writes the page."""
+def page_text(folder: Path) -> str:
+    """The page, from the measurements in a folder. Runs every suite: some minutes."""
     parts = [INTRODUCTION]
     for suite, note in NOTES.items():
         result = evaluate(suite, folder)
@@ -61,7 +59,12 @@ def main(folder: Path) -> None:
         parts.append(f"## `evaluate {suite}`\n\n{note}\n\n```\n{table}\n```\n")
     for suite in TABLES:
         parts.append(f"## `evaluate {suite}`\n\n```\n{summary_text(evaluate(suite, folder).summary)}\n```\n")
-    PAGE.write_text("\n".join(parts), encoding="utf-8")
+    return "\n".join(parts)
+
+
+def main(folder: Path) -> None:
+    """Prints the page."""
+    print(page_text(folder))
 
 
 if __name__ == "__main__":

@@ -1,50 +1,86 @@
 #!/usr/bin/env python
-"""Writes docs/reference/command-line.md: every verb with its options, from the command line itself."""
+"""Writes docs/reference/command-line.md: every command with its options, from the command line itself.
+
+Options that are fields of a scenario stand on the page of the scenario; commands say which of them they take.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
 import textwrap
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 from traincast.app.cli.verbs import known_verbs
-from traincast.utils.plugins import AddedCommand
+from traincast.simulator.scenario.fields import scenario_fields
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command-line.md"
 WIDTH = 118
 """Characters of a line of prose."""
+SCENARIO = "[scenario](prediction.md#scenario)"
+ALL_FIELDS = f"And all fields of a {SCENARIO}"
+"""What a command with every field says."""
 INTRODUCTION = """# Command line
 
-Written by `python scripts/write_command_line.py`. Every verb also has `--help` and `--json` (one JSON document on
-stdout instead of text), and a [call in Python](index.md) with the same words. `evaluate`, and all of `fit` but
-`--store`, come with the second distribution, traincast-evaluation.
+Written by `python scripts/write_command_line.py`. Every command also has `--help` and `--json` (one JSON document on
+stdout instead of text), and a [call in Python](index.md) with the same words. Fields of a
+[scenario](prediction.md#scenario) are explained there: `--batch-size` is `batch_size`. `evaluate` and the pieces of
+`fit` come with the second distribution, `traincast-evaluation`.
 
 | exit code | meaning |
 |---|---|
 | 0 | all is well |
-| 1 | the answer is no: no plan fits, or an error is above `--max-mape` |
+| 1 | the result is no: no plan fits, or an error is above `--max-mape` |
 | 2 | the input is wrong; one line on stderr says what, and what to do |
 | 70 | a defect of Traincast; one line on stderr says what to report |
 | 130 | interrupted |
 """
 
 
-def verb_section(verb: str, command: AddedCommand) -> str:
-    """What a verb does, how it is called, and its options as a table."""
-    module = import_module(command.module)
-    parser = argparse.ArgumentParser(prog=f"traincast {verb}", add_help=False, description=module.__doc__)
+@cache
+def command_parser(command: str) -> argparse.ArgumentParser:
+    """The parser of a command, with its help as description."""
+    module = import_module(known_verbs()[command].module)
+    parser = argparse.ArgumentParser(prog=f"traincast {command}", add_help=False, description=module.__doc__)
     module.add_arguments(parser)
-    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    return parser
+
+
+def command_actions(command: str) -> list[argparse.Action]:
+    """The arguments of a command that its help shows."""
+    return [action for action in command_parser(command)._actions if action.help != argparse.SUPPRESS]
+
+
+@cache
+def scenario_rows() -> tuple[str, ...]:
+    """Rows of the options of `predict` that are fields of a scenario."""
+    return tuple(_row(action) for action in command_actions("predict") if action.dest in scenario_fields())
+
+
+def command_section(command: str) -> str:
+    """What a command does, how it is called, and its options as a table; fields of a scenario by name only."""
+    shown = command_actions(command)
     needed = [action for action in shown if action.required or not action.option_strings]
-    usage = " ".join(["traincast", verb, *(_call(action) for action in sorted(needed, key=_is_option))])
+    usage = " ".join(["traincast", command, *(_call(action) for action in sorted(needed, key=_is_option))])
     if len(usage) > WIDTH:  # the table has the choices
-        usage = " ".join(["traincast", verb, *(action.dest.upper() for action in needed)])
-    lines = [f"## {verb}", "", f"`{usage}`", "", _prose(parser.description or "")]
-    if shown:
-        lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in shown)]
+        usage = " ".join(["traincast", command, *(action.dest.upper() for action in needed)])
+    lines = [f"## {command}", "", f"`{usage}`", "", _prose(command_parser(command).description or "")]
+    fields = [action for action in shown if _is_option(action) and _row(action) in scenario_rows()]
+    own = [action for action in shown if action not in fields and _row(action) not in scenario_rows()]
+    if own:
+        lines += ["", "| | meaning |", "|---|---|", *(_row(action) for action in own)]
+    if fields:
+        lines += ["", *textwrap.wrap(_fields_text(fields), WIDTH, break_long_words=False, break_on_hyphens=False)]
     return "\n".join([*lines, ""])
+
+
+def _fields_text(fields: list[argparse.Action]) -> str:
+    """Which fields of a scenario a command takes."""
+    if len(fields) >= len([action for action in command_actions("predict") if action.dest in scenario_fields()]) - 1:
+        return f"{ALL_FIELDS}."  # the workload is no option
+    return f"Of a {SCENARIO}: {', '.join(f'`{action.option_strings[-1]}`' for action in fields)}."
 
 
 def _is_option(action: argparse.Action) -> bool:
@@ -87,7 +123,7 @@ def _prose(text: str) -> str:
 
 def page_text() -> str:
     """The page."""
-    return "\n".join([INTRODUCTION, *(verb_section(verb, command) for verb, command in known_verbs().items())])
+    return "\n".join([INTRODUCTION, *(command_section(command) for command in known_verbs())])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The reference follows the code: every verb and option, every call of the API."""
+"""The reference follows the code: every command and option, every call of the API."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import traincast
 import traincast_evaluation
 from tests.docs.pages import DOCS, ROOT
 from traincast.app.cli.verbs import known_verbs
+from traincast.simulator.scenario.fields import scenario_fields
 
 
 def test_command_line_page_is_what_its_script_writes():
@@ -32,3 +33,41 @@ def test_api_page_has_every_call():
 
     assert {name for name in traincast.__all__ if name != "__version__"} <= shown
     assert set(traincast_evaluation.__all__) == set(re.findall(r"(?m)^::: traincast_evaluation\.(\w+)$", page))
+
+
+def test_every_option_stands_on_the_command_line_page():
+    script = runpy.run_path(str(ROOT / "scripts" / "write_command_line.py"))
+    page = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"(?ms)^## (\S+)\n(.*?)(?=^## |\Z)", page))
+
+    missing = {
+        (command, name)
+        for command in known_verbs()
+        for action in script["command_actions"](command)
+        for name in action.option_strings[-1:]
+        if name not in sections[command]
+        and not (action.dest in scenario_fields() and script["ALL_FIELDS"] in sections[command])
+    }
+    assert missing == set()
+
+
+OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width"}
+"""Options of every command, and those of other programs that pages name."""
+
+
+def test_pages_name_only_commands_and_options_that_exist():
+    script = runpy.run_path(str(ROOT / "scripts" / "write_command_line.py"))
+    options = {
+        name
+        for command in known_verbs()
+        for action in script["command_actions"](command)
+        for name in action.option_strings
+    }
+    unknown = set()
+    for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - options - OTHERS
+        named |= set(re.findall(r"(?m)(?:`|^\$ |^)traincast ([a-z]+)\b", text)) - set(known_verbs())
+        unknown |= {(page.name, name) for name in named}
+
+    assert unknown == {("add-a-command.md", "describe")}, "the page adds a command"

@@ -1,6 +1,6 @@
 """Workloads on disk: a `.tc` file is a zip of `workload.json` and one integer array per column.
 
-See docs/how-it-works/workload.md. Files are untrusted: loading gives a valid workload or one `TraincastError`.
+See docs/how-it-works/ir.md. Files are untrusted: loading gives a valid workload or one `TraincastError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels that run while the device exchanges data with others take longer.
 
 A kernel beside a transfer starts later, since its blocks find fewer free multiprocessors. By how much was fitted on
-equal kernels with and without a collective beside them (`docs/evidence/walk.md`). It also shares memory and
+equal kernels with and without a collective beside them (`docs/evidence/collectives.md`). It also shares memory and
 multiprocessors with the transfer while both run (`InStep.beside`). A rank that only waits for others in
 a collective does not slow down what runs beside it.
 """

@@ -1,7 +1,7 @@
 """The kernels of one DLRM step against the study's timeline, op by op: durations without any host effect.
 
 V100 at its locked 1297 MHz, batch 2048. No fitted parameter saw these rows; a few constants of the streaming and
-embedding models were chosen with them in view (docs/evidence/streaming.md, docs/evidence/lowering.md).
+embedding models were chosen with them in view (docs/evidence/kernels.md, docs/evidence/one-gpu.md).
 """
 
 from __future__ import annotations

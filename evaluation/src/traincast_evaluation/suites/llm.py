@@ -103,6 +103,6 @@ def _memory_rows(suite: str, outcomes: Sequence[Outcome]) -> list[ErrorRow]:
 def llm_notes() -> tuple[str, ...]:
     """What is assumed, and what is not shown."""
     return (
-        "what a source leaves out is assumed by one rule for all its rows (docs/evidence/training.md)",
+        "what a source leaves out is assumed by one rule for all its rows (docs/evidence/many-gpus.md)",
         "steps of MLPerf are derived from logs and are no verified MLPerf results",
     )

@@ -1,5 +1,5 @@
 """Published training steps of large Transformers as questions. What a source leaves out is assumed by one rule for all
-of its rows (docs/evidence/training.md lists them); nothing is chosen per row."""
+of its rows (docs/evidence/many-gpus.md lists them); nothing is chosen per row."""
 
 from __future__ import annotations
 

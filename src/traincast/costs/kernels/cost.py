@@ -21,7 +21,7 @@ from traincast.utils.errors import TraincastError
 
 _LONGEST = 1e6  # seconds of one kernel: eleven days
 OUTSIDE_SIGMA = 0.1
-"""Log-sigma that leaving what a model was fitted on adds to its own (squares add up): see docs/evidence/domains.md."""
+"""Log-sigma that leaving what a model was fitted on adds to its own (squares add up): see docs/evidence/kernels.md."""
 
 
 class Source(IntEnum):

@@ -18,7 +18,7 @@ BUILTIN_SETS = ("mlperf-dlrm", "mlperf-dlrm-v2", "dlrm-2021-856", "dlrm-2022-788
 
 @cache
 def builtin_tables(name: str) -> tuple[Table, ...]:
-    """The tables of a built-in set. docs/how-it-works/embeddings.md says what of them is published, what assumed."""
+    """The tables of a built-in set. docs/how-it-works/models.md says what of them is published, what assumed."""
     if name not in BUILTIN_SETS:
         raise unknown("table set", name, BUILTIN_SETS, f"Choose from {', '.join(BUILTIN_SETS)}.")
     content: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))

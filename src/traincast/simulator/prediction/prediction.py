@@ -29,7 +29,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.quantiles import Z90
 
 # Of a kernel family's spread, which is that of single kernels, the share that all kernels of a step have in common. Set
-# so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/programs.md
+# so that 94 % of the 99 measured steps on one GPU lie inside, see docs/evidence/dlrm.md
 SHARED_ERROR = 0.6
 """See above: of the variance of a call's log time, the square of this is common to its family."""
 RELEASE_SPREAD = 0.04

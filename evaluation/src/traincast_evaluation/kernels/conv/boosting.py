@@ -8,11 +8,11 @@ import numpy.typing as npt
 from traincast.costs.kernels.conv.residual import Boosting
 from traincast.utils.arrays import FloatArray
 
-_BINS = 64  # values told apart per feature; 128 are no better (docs/evidence/conv.md)
-_KNEE = 0.15  # log error beyond which one row pulls no harder; 0.08 is no better (docs/evidence/conv.md)
+_BINS = 64  # values told apart per feature; 128 are no better (docs/evidence/kernels.md)
+_KNEE = 0.15  # log error beyond which one row pulls no harder; 0.08 is no better (docs/evidence/kernels.md)
 _SHRINK_ROWS = 3.0  # a leaf with this weight of rows moves half way to their mean
 _ROW_SHARE = 0.6  # of the rows, drawn anew for every tree
-_FEATURE_SHARE = 0.5  # drawn anew for every tree; a quarter is no better (docs/evidence/conv.md)
+_FEATURE_SHARE = 0.5  # drawn anew for every tree; a quarter is no better (docs/evidence/kernels.md)
 
 
 def boost(

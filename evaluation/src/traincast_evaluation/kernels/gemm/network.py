@@ -56,7 +56,7 @@ class Examples:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """How to train: layer widths, length of a device's code, passes over the data, batch, step, decay of the weights,
-    seed. Chosen on validation shapes, see docs/evidence/gemm.md."""
+    seed. Chosen on validation shapes, see docs/evidence/kernels.md."""
 
     widths: tuple[int, ...] = (128, 96, 48)
     code_size: int = 8

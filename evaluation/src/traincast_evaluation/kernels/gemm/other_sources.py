@@ -47,7 +47,7 @@ _TYPES = {"bf16": "bf16", "f16": "fp16", "f32": "tf32", "f8e4m3fn": "fp8"}
 EXPERTS_FILE = "kernels/moe_mixed.parquet"
 EXPERTS_SOURCE = "ai-dynamo/aiconfigurator @ 095f58a5 (Apache-2.0)"
 # seconds of starts, and how many times the rows of tokens pass DRAM beside the GEMMs: sorted by expert, activated,
-# weighted, put back. Pooled over H100, H200, B200, GB200; see docs/evidence/gemm.md
+# weighted, put back. Pooled over H100, H200, B200, GB200; see docs/evidence/kernels.md
 _STARTS = 25.6e-6
 _PASSES = 3.6
 _PRODUCTS = 0.88  # of the time of batched GEMMs of these sizes: one launch, tiles of all experts side by side

@@ -1,6 +1,6 @@
 """The built-in GPUs and nodes, with the figures predictions use.
 
-Your own GPU is a TOML file of the same form (docs/how-it-works/platform.md): 'traincast predict ... --on my-gpu.toml'.
+Your own GPU is a TOML file of the same form (docs/how-it-works/hardware.md): 'traincast predict ... --on my-gpu.toml'.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The idea is the papers': of the rows looked up, those still in L2 cost no DRAM traffic, and time is the larger of
 DRAM and L2 time. `Rates` are what `traincast fit` learns; the other constants are those that no measured row tells
-(`docs/evidence/embedding.md`). Bytes are sums over tables (`embeddings.load`), so that one kernel may hold tables of
+(`docs/evidence/embeddings.md`). Bytes are sums over tables (`embeddings.load`), so that one kernel may hold tables of
 any sizes and skews.
 """
 

@@ -28,7 +28,7 @@ _UNSEEN_TRUST = 0.5  # share of the correction (in log) that carries over to a c
 # the cores, in tiles of 32 x 32 of one block of four warps each, and does not split their contraction
 _SMALL_TILE = 32.0
 # Share of an SM's rate that such a block reaches alone: one warp a scheduler, which waits for its own loads. Set with
-# the DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/programs.md
+# the DeepLearningExamples rows of V100 in view (the weight gradient of 13 features), see docs/evidence/dlrm.md
 _LONE_BLOCK = 0.4
 _VECTOR_BYTES = 16.0  # tensor cores are fed by loads of this many bytes,
 _UNALIGNED = 2.0  # else by kernels that compute at half the rate: TF32 in the A100 trace, none in the fitted data
@@ -38,12 +38,12 @@ _NARROW_BYTES, _HALF_BYTES = 4.0, 2.0
 ACCUMULATING = ("accumulate", "looped_accumulate")
 LOOPED = ("looped", "looped_accumulate")
 _GRADIENT_BYTES = 8.0  # of an element that is read and written in fp32
-_HIDDEN = 0.6  # share of the shorter of GEMM and gradient traffic that hides: B200, see docs/evidence/gemm.md
+_HIDDEN = 0.6  # share of the shorter of GEMM and gradient traffic that hides: B200, see docs/evidence/kernels.md
 _VARIANT_SIGMA = 0.12  # log-sigma of these rules, from the rows of kernels/b200_efficiency that set them
 _CHUNK = 4096  # calls at once: features stay in the CPU's cache
 _BEYOND = 0.1  # log-sigma for every doubling outside the measured sizes
 _BORROWED = 0.2  # log-sigma where a batch or a compute type borrows the correction of another
-_SESSION = 0.04  # log-sigma of one card between two runs: drivers, temperature; see docs/evidence/gemm.md
+_SESSION = 0.04  # log-sigma of one card between two runs: drivers, temperature; see docs/evidence/kernels.md
 _FITTED_TYPES = {
     "simt": ("fp32",), "half": ("bf16", "fp16"), "fp8": ("fp8",), "fp8_block": ("fp8_block",), "fp8_graphics": ("fp8",),
     "fp4": ("fp4",), "amd": ("fp32",),

@@ -22,7 +22,7 @@ DRAM_SHARE = 0.82
 _SPLIT_DEPTH = 256.0  # a library splits the contraction only into slices at least this deep
 _HIDDEN = 0.8  # share of the shorter of arithmetic and traffic that hides behind the longer
 # SMs that issue one instruction per lane group: 64 of about 80 slots of a tile's inner loop are FMA. Set with the
-# H100's and L4's large GEMMs in view, see docs/evidence/gemm.md
+# H100's and L4's large GEMMs in view, see docs/evidence/kernels.md
 _ISSUE_SHARE = 0.8
 _TRAFFIC_POWER = 0.5  # share of the power limit that DRAM takes at full rate; set with L4 in view, see the docs
 _HEATING_SECONDS = 1e-3  # kernels about this long are half way from boost to the clock their power allows
@@ -74,7 +74,7 @@ _SIMT_TILES = ((128, 32), (32, 128), (64, 64), (128, 64), (128, 128), (32, 32))
 _TENSOR_TILES = ((32, 16), (64, 16), (64, 32), (64, 64), (128, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 
 
-# numbers set by hand and on validation shapes, see docs/evidence/gemm.md
+# numbers set by hand and on validation shapes, see docs/evidence/kernels.md
 ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (

@@ -42,7 +42,7 @@ _STARTS = {
 _OFFSET_CYCLES = 20.0  # an element's place in one of up to three such operands: integer divisions by multiplication
 _MOST_OFFSETS = 3.0  # operands whose offsets ATen's kernels compute: two inputs and a result
 _UNMEASURED = 0.25  # log-sigma added where only the physics speaks for a kind or type of kernel
-_BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/evidence/streaming.md
+_BEYOND = 0.01  # and for every doubling beyond the measured sizes: the DRAM rate holds, see docs/evidence/kernels.md
 
 
 @dataclass(frozen=True, slots=True)
