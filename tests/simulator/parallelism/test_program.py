@@ -145,6 +145,8 @@ def test_kernel_time_is_without_the_wait_for_other_stages() -> None:
     answer = predict_parallel(SMALL, NODE, Layout(gpus=4, pp=4, global_batch=4))
     assert answer.parallel is not None and answer.parallel.bubble > 0.3 * answer.iteration
     assert answer.by_family["collective"] < 0.05 * answer.iteration
+    assert answer.exposed_comm == pytest.approx(sum(answer.parallel.exposed.values()))
+    assert answer.device_idle == pytest.approx(answer.parallel.bubble, rel=0.01)
     total = sum(answer.by_family.values())
     for split in (answer.by_phase, answer.by_op, answer.by_layer, answer.by_module):
         assert sum(split.values()) == pytest.approx(total, rel=1e-6)

@@ -49,7 +49,17 @@ def predict_parallel(
         figures = _figures(model, platform, layout, stages, exposed, bubble, compute, micro_batches)
         terms, interval = layout_interval(answer, exposed)
         outside = tuple(item for item in answer.outside if item.op not in ("c10d::recv_", "c10d::send"))
-        return replace(answer, parallel=figures, interval=interval, interval_terms=terms, outside=outside)
+        shown = sum(exposed.values())
+        return replace(
+            answer,
+            parallel=figures,
+            interval=interval,
+            interval_terms=terms,
+            outside=outside,
+            exposed_comm=shown,
+            device_active=compute + shown,
+            device_idle=max(0.0, answer.iteration - compute - shown),
+        )
 
     simulated, period = steady_micro_batches(layout)
     answer = simulate(simulated)
