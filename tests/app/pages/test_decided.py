@@ -49,7 +49,7 @@ def test_advice_names_the_best_first():
 
 
 def test_a_sweep_tells_the_best_points_from_the_others(tmp_path):
-    sweep = traincast.sweep("dlrm-default", on="v100", vary={"batch-size": [256, 1024, 4096]}, price=2.0, workers=1)
+    sweep = traincast.sweep("dlrm-default", on="v100", vary={"batch-size": [256, 1024, 4096]}, price=2.0, processes=1)
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps(sweep.to_dict()))
 

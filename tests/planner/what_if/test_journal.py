@@ -74,4 +74,4 @@ def test_a_full_disk_is_told_and_what_was_written_stays(tmp_path):
 def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(TraincastError, match="cannot write"):
-        traincast.sweep("dlrm-ddp", on="v100", vary={"batch-size": [1, 2]}, out=tmp_path / "s.csv", workers=1)
+        traincast.sweep("dlrm-ddp", on="v100", vary={"batch-size": [1, 2]}, out=tmp_path / "s.csv", processes=1)

@@ -24,7 +24,7 @@ from traincast.utils.parallel.runner import Died, Job
 from traincast.utils.parallel.where import SEARCH, Workers
 from traincast.utils.results import Records, Result, flat
 
-_SHOWN = 10
+_SHOWN, _SIMULATED = 10, 12
 _TOGETHER = 16  # layouts that a worker is given at once: neighbours share what was priced
 _DAY, _HOUR = 86400.0, 3600.0
 _LARGEST_NODE = 8  # GPUs beyond which tensor-parallel ranks do not reach
@@ -148,7 +148,7 @@ def make_plan(
             f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide, and none fits {room:.0f} GB; give "
             "more GPUs or a smaller sequence"
         )
-    chosen = [resolved.changed(**layout_fields(layouts[number])) for _, _, number in order[: 2 * _SHOWN]]
+    chosen = [resolved.changed(**layout_fields(layouts[number])) for _, _, number in order[:_SIMULATED]]
     best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
     return Plan(
         model=model, platform=platform, base=base, best=tuple(answer for answer, _ in best[:_SHOWN]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from traincast.ir.workload import Workload
 from traincast.models.catalog import list_models
-from traincast.simulator.scenario.scenario import Scenario
+from traincast.simulator.scenario.scenario import Scenario, scenario_fields
 from traincast.utils.errors import TraincastError, shown, unknown
 from traincast.utils.files.reading import read_document
 
@@ -135,8 +135,6 @@ def step_kind(kind: str, scenario: Scenario, *, by_ops: bool = False) -> str:
 
 def check_used(scenario: Scenario, kind: str) -> None:
     """Rejects fields that were given and that a step of this kind does not use, and those that need another one."""
-    from traincast.simulator.scenario.fields import scenario_fields
-
     given = scenario.given()
     for name in given:
         if name not in USED[kind]:

@@ -6,6 +6,8 @@ and the reference page are all derived from the fields of `Scenario` (see `field
 
 from __future__ import annotations
 
+import typing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from traincast.ir.workload import MAX_BATCH, MAX_SEQ_LEN
+from traincast.simulator.scenario.field_info import FieldInfo, field_info
 from traincast.utils.errors import TraincastError
 
 if TYPE_CHECKING:
@@ -276,9 +279,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roofline_only: Annotated[bool, _meta("costs", "rooflines instead of the fitted kernel models")] = False
 
     def __post_init__(self) -> None:
-        from traincast.simulator.scenario.fields import check_values
-
-        check_values(self)
+        for name, info in scenario_fields().items():
+            value = getattr(self, name)
+            if info.kind != "text" and value is not None and value is not False:
+                info.check(value)
 
     def replace(self, **changes: Any) -> Scenario:
         """The scenario with other values."""
@@ -313,3 +317,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def trains_eagerly(self) -> bool:
         """Whether the step is one of training without a compiler: what can be sharded over GPUs."""
         return self.mode != "inference" and not self.is_compiled
+
+
+@cache
+def scenario_fields() -> dict[str, FieldInfo]:
+    """Every field by name, in the order of the declaration."""
+    hints = typing.get_type_hints(Scenario, include_extras=True)
+    return {name: field_info(name, hints[name]) for name in Scenario.__struct_fields__}
