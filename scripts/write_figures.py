@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""Puts what the suites give today into README and the pages of evidence: `python scripts/write_figures.py --data DIR`.
+"""Puts what the suites give today into README and the pages of evidence.
+
+`python scripts/write_figures.py --data DIR` runs every suite that a page shows, `--only SUITE ...` some of them.
 
 A row of a table is known by its first cell; its other cells follow from the titles of their columns. Columns that no
 suite gives (what others score) stay. Read the difference before you keep it: sentences around a table may quote it.
@@ -7,12 +9,11 @@ suite gives (what others score) stay. Read the difference before you keep it: se
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from data_option import run_on_data
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS: dict[str, dict[str, dict[str, str]]] = {
@@ -154,20 +155,20 @@ def _keys(titles: list[str]) -> tuple[str, ...]:
     return ("gmae",) if "GMAE" in titles else ("predicted_ms",)
 
 
-def main(folder: Path) -> None:
-    """Runs every suite that a page shows, and writes the pages."""
+def main() -> None:
+    """Runs suites and writes their figures into the pages."""
     from traincast_evaluation.suites.registry import evaluate
 
-    results = {
-        suite: evaluate(suite, folder).to_dict()
-        for suite in sorted({suite for rows in ROWS.values() for suite in rows})
-    }
-    for name, suites in ROWS.items():
-        text = (ROOT / name).read_text(encoding="utf-8")
-        for suite, wanted in suites.items():
-            text = page_with_figures(text, wanted, results[suite])
-        (ROOT / name).write_text(text, encoding="utf-8")
+    known = sorted({suite for suites in ROWS.values() for suite in suites})
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=known, default=known, metavar="SUITE")
+    options = parser.parse_args()
+    for suite in options.only:
+        result = evaluate(suite, options.data).to_dict()
+        for page, wanted in [(ROOT / name, suites[suite]) for name, suites in ROWS.items() if suite in suites]:
+            page.write_text(page_with_figures(page.read_text(encoding="utf-8"), wanted, result), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    run_on_data(main, __doc__)
+    main()

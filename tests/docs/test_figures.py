@@ -14,8 +14,7 @@ SLOW = {"captured", "llm"}
 
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def script():
     return runpy.run_path(str(ROOT / "scripts" / "write_figures.py"))
 
 
