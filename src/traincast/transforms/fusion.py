@@ -68,7 +68,7 @@ class _Form:
 
 @dataclass(slots=True)
 class _FusedOps:
-    """Ops of one kernel; `closed` once per op outside has used a result."""
+    """Ops of one kernel; `closed` once an op outside has used a result."""
 
     elements: int
     rows: int

@@ -23,7 +23,8 @@ from traincast.utils.errors import TraincastError
 from traincast_evaluation.published.catalog import published_programs
 
 VALUES = {
-    "on": "a100-80gb", "mode": "training", "gpus": "2", "host": "server-2022", "host-speed": "2", "launch-speed": "2", "memory-speed": "2",
+    "mode": "training",
+    "on": "a100-80gb", "gpus": "2", "host": "server-2022", "host-speed": "2", "launch-speed": "2", "memory-speed": "2",
     "clock-mhz": "1000", "clock-speed": "2", "link-speed": "2", "nic-speed": "2", "link-latency": "0.5", "speed": "2",
     "embedding-dim": "32", "pooling": "x2", "tables": "30", "drop-table": "0", "add-table": "1000x2", "rows": "x2",
     "mlp-width": "2", "bottom-mlp": "512-256-64", "top-mlp": "256-1", "layers": "2", "ffn": "1024", "vocab": "1000",
@@ -66,7 +67,7 @@ _INVERSE: dict[str, Callable[[Resolved], str]] = {
     "pp": lambda scene: str(_layout(scene).pp),
     "cp": lambda scene: str(_layout(scene).cp),
     "sharding": lambda scene: _layout(scene).sharding,
-    "kernels": lambda scene: _layout(scene).kernels,
+    "kernels": lambda scene: scene.scenario.launches,
     "global-batch": lambda scene: str(_layout(scene).global_batch),
     "recompute": lambda scene: _layout(scene).checkpoint,
     "dtype": lambda scene: str(scene.scenario.dtype),
@@ -133,7 +134,7 @@ def check_edit(model: str, text: str) -> str:
 
 def _check_undone(scene: Resolved, changed: Resolved, text: str, name: str) -> None:
     """An edit that can be taken back is: the step takes as long as before, and as much memory."""
-    if name not in _INVERSE or (name == "optimizer" and scene.layout is None):
+    if name not in _INVERSE or (name in ("optimizer", "global-batch") and scene.layout is None):
         return
     left, _, value = text.partition("=")
     back = f"{left}={_INVERSE[name](scene) or format(1 / float(value), 'g')}"

@@ -35,7 +35,7 @@ class HybridRows:
 
 
 def frequent_count(run: Run, *, by_default: bool = False) -> float:
-    """How often per step's samples must want a row that is to be on every GPU; `by_default`: with the library's
+    """How often a step's samples must want a row that is to be on every GPU; `by_default`: with the library's
     bandwidths and efficiency instead of the configured ones."""
     nodes = -(-run.gpus // run.gpus_per_node)
     if nodes == 1:

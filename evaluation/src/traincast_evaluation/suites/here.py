@@ -26,7 +26,7 @@ from traincast_evaluation.trials.plans import BALANCED
 Progress = Callable[[float], None]
 _MOST_MINUTES = 24 * 60.0
 VISITS = {"here": 3, "sharding": 2}
-"""How often per step is built and measured, all others in between."""
+"""How often a step is built and measured, all others in between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -90,7 +90,7 @@ class Found(NamedTuple):
 
 
 Touched = Callable[[int, Signature], Sequence[float]]
-"""How many bytes per op (by number) touches of each of its inputs and outputs: of a table only the rows looked up."""
+"""How many bytes an op (by number) touches of each of its inputs and outputs: of a table only the rows looked up."""
 
 
 def whole_tensors(_: int, signature: Signature) -> list[float]:

@@ -1,4 +1,4 @@
-"""Embedding tables: sizes, how many rows per sample accesses, and which."""
+"""Embedding tables: sizes, how many rows a sample accesses, and which."""
 
 from __future__ import annotations
 

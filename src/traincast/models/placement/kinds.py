@@ -56,7 +56,7 @@ class ShardingKind(StrEnum):
         return world_size if self.everywhere else 1
 
     def count_row_blocks(self, world_size: int, gpus_per_node: int) -> int:
-        """Into how many blocks of rows per table is cut."""
+        """Into how many blocks of rows a table is cut."""
         return self.count_sharers(world_size, gpus_per_node) if self.by_rows else 1
 
 

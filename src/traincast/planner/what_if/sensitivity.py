@@ -1,4 +1,4 @@
-"""Which of a platform's numbers per step depends on, and which measurement would narrow its interval most."""
+"""Which of a platform's numbers a step depends on, and which measurement would narrow its interval most."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Prediction(Result):
         sequence = f", {self.workload.seq_len} tokens" if self.workload.seq_len else ""
         low, high = (format_milliseconds(limit) for limit in self.interval)
         compiled = ", compiled" if "compiled" in self.workload.meta else ""
-        several, per_gpu = (f"{self.gpus} x ", " a GPU") if self.gpus > 1 else ("", "")
+        several, per_gpu = (f"{self.gpus} x ", " per GPU") if self.gpus > 1 else ("", "")
         return (
             f"{self.workload.name} ({self.workload.mode}{compiled}) on {several}{device.name}{clock}\n"
             f"batch {self.workload.batch_size}{per_gpu}{sequence}: {format_milliseconds(self.iteration)} ms per step, "

@@ -76,7 +76,7 @@ def check_sharing(scenario: Scenario) -> None:
         raise TraincastError(f"`fsdp` shares all that `zero=3` does; `zero={s.zero}` contradicts it; give one of them")
     if s.micro_batch is not None and s.batch_size not in (None, s.micro_batch):
         raise TraincastError(
-            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples per GPU has at a "
+            f"`batch_size` {s.batch_size} and `micro_batch` {s.micro_batch} both say how many samples a GPU has at a "
             "time; give one of them"
         )
 

@@ -70,7 +70,7 @@ class ModelList(ResultList[BuiltInModel]):
 
 
 class CoverageList(ResultList[tuple[str, OpCoverage]]):
-    """Models and their ops: how often per op occurs, how many kernels it launches, and whether those are known."""
+    """Models and their ops: how often an op occurs, how many kernels it launches, and whether those are known."""
 
     __slots__ = ()
 
